@@ -1,0 +1,109 @@
+"""XOR-shared bits, 64 to a uint64 word: AND, conversion to the ring, multiplexing. XOR and NOT are local.
+
+All functions work on whole batches; packed bits beyond a batch's count are never looked at.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import ring
+from mpc.kernels import packing
+from mpc.party import Party, half_counts
+from mpc.preprocessing import DaBits, Demand, RandomOts, Triples
+
+Words = NDArray[np.uint64]
+
+
+def words_of(count: int) -> int:
+    """Words that hold `count` bits."""
+    return ring.packed_words(count, 1)
+
+
+def pack_bits(bits: NDArray[np.uint8]) -> Words:
+    """0/1 bytes to words."""
+    words = np.empty(words_of(bits.size), np.uint64)
+    packing.pack_bits(bits, words)
+    return words
+
+
+def unpack_bits(words: Words, count: int) -> NDArray[np.uint8]:
+    """The first `count` bits as 0/1 bytes."""
+    bits = np.empty(count, np.uint8)
+    packing.unpack_bits(words, bits)
+    return bits
+
+
+def invert(party: Party, shares: Words) -> Words:
+    """Shares of the complement: party 0 flips."""
+    return ~shares if party.id == 0 else shares
+
+
+def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -> list[list[Words]]:
+    """For each (x, [y_1, ..]) shares of x & y_1, ..: one round for all terms, one triple of that width for each bit (Beaver, CRYPTO 1991).
+
+    With d = x ^ a and e_k = y_k ^ b_k opened, both uniform: x y_k = c_k ^ d b_k ^ e_k a ^ d e_k, the last term added by party 0.
+    """
+    triples, opened = [], []
+    for x, ys in terms:
+        a, b, c = party.pool.triples(Triples(len(ys)), x.size)
+        triples.append((a, b, c))
+        opened += [x ^ a, *(y ^ b_k for y, b_k in zip(ys, b, strict=True))]
+    mine = np.concatenate(opened)
+    both = mine ^ party.channel.exchange("and", mine)
+    results, at = [], 0
+    for (x, ys), (a, b, c) in zip(terms, triples, strict=True):
+        d, *es = both[at : at + x.size * (1 + len(ys))].reshape(1 + len(ys), x.size)
+        at += x.size * (1 + len(ys))
+        products = []
+        for k, e in enumerate(es):
+            z = c[k] ^ (d & b[k]) ^ (e & a)
+            products.append(z ^ (d & e) if party.id == 0 else z)
+        results.append(products)
+    return results
+
+
+def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
+    """B2A: additive shares over Z_2^bits of `count` XOR-shared bits. One round, one bit each way; 1 OT and `bits` bits ahead of it.
+
+    With t = s ^ r opened for the DaBit r, uniform: [s] = t + [r] - 2 t [r].
+    """
+    random, in_ring = party.pool.dabits(DaBits(bits), *_roles(party, count))
+    masked = shares ^ pack_bits(random)
+    opened = unpack_bits(masked ^ party.channel.exchange("b2a", masked), count)
+    # t = 0: [r]; t = 1: 1 - [r], where party 0 holds the 1
+    one = ring.dtype(bits).type(1 if party.id == 0 else 0)
+    return ring.reduce(np.where(opened.astype(bool), one - in_ring, in_ring), bits)
+
+
+def to_ring_demand(count: int, bits: int) -> Demand:
+    return Demand({DaBits(bits): half_counts(count)})
+
+
+def multiplex(party: Party, shares: Words, values: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Additive shares of s x for XOR-shared bits s and additively shared ring elements x. Two rounds, 1 + bits bits each way; one OT each way ahead of it.
+
+    s x = sum over parties j of s_j x_j + s_{1-j} (1 - 2 s_j) x_j: a correlated OT each way, in which party j is the sender of (1 - 2 s_j) x_j.
+    """
+    count = values.size
+    own = unpack_bits(shares, count)
+    kind = RandomOts(bits)
+    sender, receiver = party.pool.random_ots(kind, count, count)
+    request = party.channel.exchange("mux.request", receiver.request(own))
+    chosen = own.astype(bool)
+    delta = np.where(chosen, np.zeros_like(values) - values, values)
+    reply, sent_share = sender.correlated(request, delta)
+    received_share = receiver.finish_correlated(own, party.channel.exchange("mux.reply", reply))
+    return ring.reduce(np.where(chosen, values, 0) + sent_share + received_share, bits)
+
+
+def multiplex_demand(count: int, bits: int) -> Demand:
+    return Demand({RandomOts(bits): (count, count)})
+
+
+def _roles(party: Party, count: int) -> tuple[int, int]:
+    """Items of a batch that this party sends, and receives."""
+    zero, one = half_counts(count)
+    return (zero, one) if party.id == 0 else (one, zero)

@@ -1,0 +1,117 @@
+"""Ordered, counted messages between the two parties.
+
+A `Channel` carries arrays over a `Link` (anything that moves frames in order: a queue pair here, zmq sockets in `servers.transport`). Every message
+has a label and a sequence number, so that two programs that have drifted apart fail at the first message and say where.
+
+Rounds are counted as in the literature: a message's depth is one more than the deepest message its sender had received, and
+`rounds` is the depth of the deepest message seen. Messages that do not wait for each other share a round.
+"""
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mpc import wire
+from mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
+
+
+class Link(Protocol):
+    """Moves frames to the other party, in order. `recv` raises ChannelTimeout or ChannelClosed, and never waits for ever."""
+
+    def send(self, parts: Sequence[wire.Part]) -> None: ...
+
+    def recv(self) -> Sequence[wire.Part]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Traffic:
+    """What a channel counted: whole frames, headers included."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    rounds: int = 0
+
+
+class Channel:
+    """Labelled arrays over a link. Not safe for use by two threads at once: give each its own."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.traffic = Traffic()
+        self._depth = 0
+
+    def send(self, label: str, array: NDArray[Any]) -> None:
+        """Send `array` (any dtype of `wire.DTYPES`). Does not wait for the receiver, so the array must not be written to afterwards."""
+        depth = self._depth + 1
+        parts = wire.pack(label, {"n": self.traffic.messages_sent, "d": depth}, {"": array})
+        self._link.send(parts)
+        self.traffic.bytes_sent += wire.size(parts)
+        self.traffic.messages_sent += 1
+        self.traffic.rounds = max(self.traffic.rounds, depth)
+
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Receive the next message, which must have this label, dtype and shape (PeerProtocolError otherwise). The array is read-only."""
+        parts = self._link.recv()
+        message = wire.unpack(parts)
+        number, depth = message.fields.get("n"), message.fields.get("d")
+        if message.type != label or number != self.traffic.messages_received:
+            raise PeerProtocolError(
+                f"expected message {self.traffic.messages_received} {label!r}, got {number} {message.type!r}: "
+                "the two servers do not run the same round or release"
+            )
+        if type(depth) is not int or set(message.arrays) != {""}:
+            raise PeerProtocolError(f"message {label!r} lacks its depth or its one array")
+        array = message.arrays[""]
+        if array.dtype != np.dtype(dtype) or array.shape != shape:
+            raise PeerProtocolError(f"{label!r}: expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}")
+        self.traffic.bytes_received += wire.size(parts)
+        self.traffic.messages_received += 1
+        self._depth = max(self._depth, depth)
+        self.traffic.rounds = max(self.traffic.rounds, depth)
+        return array
+
+    def exchange(self, label: str, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+        """Both parties send at once: one round. Returns the peer's array, of the same dtype, and of `shape` or our shape."""
+        self.send(label, array)
+        return self.recv(label, array.dtype, array.shape if shape is None else shape)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class _QueueLink:
+    """One end of an in-process pair. Frames cross as bytes, as they would on a wire."""
+
+    def __init__(self, out: "queue.SimpleQueue[list[bytes] | None]", into: "queue.SimpleQueue[list[bytes] | None]", timeout_s: float) -> None:
+        self._out, self._in, self._timeout_s = out, into, timeout_s
+
+    def send(self, parts: Sequence[wire.Part]) -> None:
+        self._out.put([bytes(part) for part in parts])
+
+    def recv(self) -> list[bytes]:
+        try:
+            parts = self._in.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise ChannelTimeout(f"nothing received for {self._timeout_s:g} s") from None
+        if parts is None:
+            self._in.put(None)  # so that the next call fails the same way
+            raise ChannelClosed("the other end closed the channel")
+        return parts
+
+    def close(self) -> None:
+        self._out.put(None)
+
+
+def local_pair(timeout_s: float = 60.0) -> tuple[Channel, Channel]:
+    """Two connected channels in one process, for tests and for running both parties on threads."""
+    one: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+    two: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+    return Channel(_QueueLink(one, two, timeout_s)), Channel(_QueueLink(two, one, timeout_s))

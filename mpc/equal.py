@@ -1,0 +1,26 @@
+"""Equality of additively shared ring elements: x = y exactly when (x - y)_0 = -(x - y)_1, a private equality test (CrypTFlow2, Section 3)."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import millionaire, ring
+from mpc.party import Party
+from mpc.preprocessing import Demand
+
+
+def is_zero(party: Party, shares: NDArray[Any], bits: int) -> NDArray[np.uint64]:
+    """XOR shares, packed, of 1{z = 0} for shared z in Z_2^bits."""
+    own = shares if party.id == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
+    sending, receiving = party.halves(shares.size)
+    return millionaire.equal(party, own[sending], own[receiving], bits)
+
+
+def equal(party: Party, x: NDArray[Any], y: NDArray[Any], bits: int) -> NDArray[np.uint64]:
+    """XOR shares of 1{x = y}."""
+    return is_zero(party, ring.reduce(x - y, bits), bits)
+
+
+def equal_demand(count: int, bits: int) -> Demand:
+    return millionaire.equal_demand(count, bits)

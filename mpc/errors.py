@@ -1,0 +1,129 @@
+"""Typed errors. Every failure a caller may meet has a class of its own and a message that says what to do."""
+
+
+class SecureMedianError(Exception):
+    """Base of every error this project raises on purpose. `code` is its stable name on the wire and in logs."""
+
+    code = "error"
+
+
+class ConfigError(SecureMedianError):
+    """A configuration file, option or parameter is wrong: fix it before trying again."""
+
+    code = "bad-config"
+
+
+class InputError(SecureMedianError, ValueError):
+    """A caller's array has the wrong shape, dtype or value."""
+
+    code = "bad-input"
+
+
+class LocalProtocolError(SecureMedianError):
+    """This program used a protocol wrongly (a defect here, not at the peer)."""
+
+    code = "local-protocol"
+
+
+class PeerProtocolError(SecureMedianError):
+    """The other end sent something the protocol does not allow."""
+
+    code = "peer-protocol"
+
+
+class FrameError(PeerProtocolError):
+    """A frame is truncated, over-long, of another version, or not a frame at all."""
+
+    code = "bad-frame"
+
+
+class ChannelClosed(SecureMedianError):
+    """The other end is gone, or this end was closed while waiting."""
+
+    code = "closed"
+
+
+class ChannelTimeout(SecureMedianError):
+    """The other end did not answer within the limit."""
+
+    code = "timeout"
+
+
+# What the service adds. They live here because servers raise them and clients raise them again from the wire's `code`.
+
+
+class NotAllowed(SecureMedianError):
+    """The caller's key has no role that may do this."""
+
+    code = "not-allowed"
+
+
+class UnknownRound(SecureMedianError):
+    """No such round at this server."""
+
+    code = "unknown-round"
+
+
+class RoundClosed(SecureMedianError):
+    """The round no longer takes uploads, or is not in a state for this request."""
+
+    code = "round-closed"
+
+
+class RoundBusy(SecureMedianError):
+    """Another round is in hand: one at a time."""
+
+    code = "round-busy"
+
+
+class DuplicateUpload(SecureMedianError):
+    """This client's upload for this round is already stored; the first one counts."""
+
+    code = "duplicate-upload"
+
+
+class BadUpload(SecureMedianError):
+    """An upload whose shape, dtype, length or form is not the round's. Nothing of it was stored."""
+
+    code = "bad-upload"
+
+
+class TooFewClients(SecureMedianError):
+    """Fewer complete uploads than `min_clients`."""
+
+    code = "too-few-clients"
+
+
+class ParametersDiffer(SecureMedianError):
+    """The two servers are configured differently: the message names the fields."""
+
+    code = "parameters-differ"
+
+
+class PeerUnavailable(SecureMedianError):
+    """The other server is not there, or stopped answering."""
+
+    code = "peer-unavailable"
+
+
+class RoundFailed(SecureMedianError):
+    """The round ended without a result; the message is the reason."""
+
+    code = "round-failed"
+
+
+class ServerUnreachable(SecureMedianError):
+    """A server did not answer within the limit, or refused the key."""
+
+    code = "server-unreachable"
+
+
+def from_code(code: str, message: str) -> SecureMedianError:
+    """The typed error that a server named on the wire; the base class for a code this release does not know."""
+    pending = [SecureMedianError]
+    while pending:
+        cls = pending.pop()
+        if cls.__dict__.get("code") == code:
+            return cls(message)
+        pending += cls.__subclasses__()
+    return SecureMedianError(f"{code}: {message}")

@@ -1,0 +1,121 @@
+"""The inner loops of SoftSpokenOT: fold GGM leaves, correct rows, transpose to one 128-bit word per OT, hash.
+
+Sizes: n OTs a block (a multiple of 128), w = n / 64 words a row, 128 rows. `rows[r, i]` bit j belongs to OT 64 i + j.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc.kernels.jit import kernel
+
+_TILE = 256  # words of a row folded at once: all leaves of a tree stay in the first-level cache
+_COLUMNS = 16  # words of a row transposed at once
+
+
+@kernel
+def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
+    """leaves (q, w), overwritten; rows (k, w), q = 2^k: rows[j] = XOR of leaves whose index has bit j set; leaves[0] becomes the XOR of all.
+
+    Leaves are added in pairs, one index bit a level, so a leaf is read twice and not k times.
+    """
+    q, words = leaves.shape
+    for start in range(0, words, _TILE):
+        stop = min(start + _TILE, words)
+        half, j = q >> 1, 0
+        while half >= 1:
+            row = rows[j, start:stop]
+            for x in range(half):
+                even, odd, out = leaves[2 * x, start:stop], leaves[2 * x + 1, start:stop], leaves[x, start:stop]
+                if x == 0:
+                    for i in range(stop - start):
+                        o = odd[i]
+                        row[i] = o
+                        out[i] = even[i] ^ o
+                else:
+                    for i in range(stop - start):
+                        o = odd[i]
+                        row[i] ^= o
+                        out[i] = even[i] ^ o
+            half >>= 1
+            j += 1
+
+
+@kernel
+def correct(rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDArray[np.uint64]) -> None:
+    """rows[j] ^= masks[j] & correction, masks all-ones or zero: no branch on the secret bits they come from."""
+    for j in range(rows.shape[0]):
+        m = masks[j]
+        row = rows[j]
+        for i in range(row.shape[0]):
+            row[i] ^= correction[i] & m
+
+
+@kernel
+def _butterfly(tile: NDArray[np.uint64], shift: int, mask: np.uint64) -> None:
+    """One level of the 64x64 bit transpose, on _COLUMNS matrices side by side."""
+    s = np.uint64(shift)
+    for base in range(0, 64, 2 * shift):
+        for r in range(base, base + shift):
+            upper, lower = tile[r], tile[r + shift]
+            for c in range(_COLUMNS):
+                swap = ((upper[c] >> s) ^ lower[c]) & mask
+                upper[c] ^= swap << s
+                lower[c] ^= swap
+
+
+@kernel
+def _transpose_tile(rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]) -> None:
+    for r in range(64):
+        for c in range(width):
+            tile[r, c] = rows[first + r, start + c]
+    _butterfly(tile, 32, np.uint64(0x00000000FFFFFFFF))
+    _butterfly(tile, 16, np.uint64(0x0000FFFF0000FFFF))
+    _butterfly(tile, 8, np.uint64(0x00FF00FF00FF00FF))
+    _butterfly(tile, 4, np.uint64(0x0F0F0F0F0F0F0F0F))
+    _butterfly(tile, 2, np.uint64(0x3333333333333333))
+    _butterfly(tile, 1, np.uint64(0x5555555555555555))
+
+
+@kernel
+def transpose_and_tweak(rows: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]) -> None:
+    """out (n, 2) = sigma(x) ^ tweak, x the 128-bit column of OT i and tweak = (index + i, stream).
+
+    sigma(L || R) = (L ^ R) || L is a linear orthomorphism: sigma and x -> sigma(x) ^ x are both permutations.
+    """
+    words = rows.shape[1]
+    low = np.empty((64, _COLUMNS), np.uint64)
+    high = np.empty((64, _COLUMNS), np.uint64)
+    for start in range(0, words, _COLUMNS):
+        width = min(_COLUMNS, words - start)
+        _transpose_tile(rows, 0, start, width, low)
+        _transpose_tile(rows, 64, start, width, high)
+        for c in range(width):
+            at = (start + c) * 64
+            for r in range(64):
+                left = low[r, c]
+                out[at + r, 0] = left ^ high[r, c] ^ (index + np.uint64(at + r))
+                out[at + r, 1] = left ^ stream
+
+
+@kernel
+def sigma_and_tweak(keys: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]) -> None:
+    """The same on keys that are columns already, both (n, 2)."""
+    for i in range(keys.shape[0]):
+        out[i, 0] = keys[i, 0] ^ keys[i, 1] ^ (index + np.uint64(i))
+        out[i, 1] = keys[i, 0] ^ stream
+
+
+@kernel
+def xor_constant(values: NDArray[np.uint64], low: np.uint64, high: np.uint64, out: NDArray[np.uint64]) -> None:
+    """out[i] = values[i] ^ (low, high), both (n, 2)."""
+    for i in range(values.shape[0]):
+        out[i, 0] = values[i, 0] ^ low
+        out[i, 1] = values[i, 1] ^ high
+
+
+@kernel
+def xor_into(out: NDArray[np.uint64], values: NDArray[np.uint64]) -> None:
+    """out ^= values, both (n, 2)."""
+    for i in range(out.shape[0]):
+        out[i, 0] ^= values[i, 0]
+        out[i, 1] ^= values[i, 1]

@@ -1,0 +1,67 @@
+"""l-bit values to and from uint64 words, value i in bits [i*l, (i+1)*l) of the little-endian bit string."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc.kernels.jit import kernel
+
+
+@kernel
+def pack_values(values: NDArray[Any], bits: int, words: NDArray[np.uint64]) -> None:
+    """OR the low `bits` bits of each value into `words`, which must be zero. 1 <= bits <= 64."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    position = 0
+    for i in range(values.shape[0]):
+        value = np.uint64(values[i]) & mask
+        word = position >> 6
+        offset = position & 63
+        words[word] |= value << np.uint64(offset)
+        if offset + bits > 64:
+            words[word + 1] |= value >> np.uint64(64 - offset)
+        position += bits
+
+
+@kernel
+def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) -> None:
+    """The inverse of `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    position = 0
+    for i in range(values.shape[0]):
+        word = position >> 6
+        offset = position & 63
+        value = words[word] >> np.uint64(offset)
+        if offset + bits > 64:
+            value |= words[word + 1] << np.uint64(64 - offset)
+        values[i] = value & mask
+        position += bits
+
+
+@kernel
+def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
+    """words[i] bit j = bits[64 i + j]; missing bits are 0."""
+    count = bits.shape[0]
+    for i in range(words.shape[0]):
+        word = np.uint64(0)
+        for j in range(min(64, count - 64 * i)):
+            word |= np.uint64(bits[64 * i + j] & np.uint8(1)) << np.uint64(j)
+        words[i] = word
+
+
+@kernel
+def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
+    """bits[64 i + j] = bit j of words[i]."""
+    for i in range(bits.shape[0]):
+        bits[i] = (words[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
+
+
+@kernel
+def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+    """planes[k, i] bit j = bit k of keys[64 i + j, 0]."""
+    for i in range(planes.shape[1]):
+        for k in range(planes.shape[0]):
+            word = np.uint64(0)
+            for j in range(64):
+                word |= ((keys[64 * i + j, 0] >> np.uint64(k)) & np.uint64(1)) << np.uint64(j)
+            planes[k, i] = word

@@ -1,0 +1,76 @@
+"""The bucketed median (the paper's Algorithm 3, with protocols.md 7.4 and 7.5).
+
+Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the cumulative histogram, H(y) = number of clients in buckets 0..y, shared over
+the small count ring. The result is min {y : H(y) >= k}, k the rank (ceil(n/2) for the lower median), and H(b-1) = n is never computed.
+
+m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are functions of the result: m(y) = 1{y >= result}. Nothing else is opened;
+the histogram never is.
+
+This input mode trusts the clients to share 0/1 vectors that are monotone: a client that shares other numbers adds them to every count, and can move the result at will.
+
+Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect` compares ceil(log2 b) thresholds a coordinate one
+after another and opens each.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import compare, ring
+from mpc.boolean import invert
+from mpc.median.reveal import open_bits
+from mpc.party import Party
+from mpc.preprocessing import Demand
+
+
+def median(party: Party, counts: NDArray[Any], clients: int, bits: int, schedule: str, rank: int | None = None) -> NDArray[np.uint16]:
+    """The bucket of the element of rank k in each coordinate, known to both parties.
+
+    `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or "bisect".
+    """
+    rank = ring.median_rank(clients) if rank is None else rank
+    # only one party takes k off: [H - k]
+    centred = ring.reduce(counts - ring.dtype(bits).type(rank), bits) if party.id == 0 else counts
+    return _scan(party, centred, bits) if schedule == "scan" else _bisect(party, centred, bits)
+
+
+def _reached(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """m = 1{H >= k}, opened."""
+    return open_bits(party, invert(party, compare.msb(party, centred, bits)), centred.size)
+
+
+def _scan(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
+    thresholds, dim = centred.shape
+    reached = _reached(party, centred.reshape(-1), bits).reshape(thresholds, dim)
+    return (thresholds - reached.sum(axis=0, dtype=np.int64)).astype(np.uint16)
+
+
+def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
+    """The same number of steps in every coordinate. One that is settled early compares its result once more, whose bit is known: m(y) of the result or below b-1."""
+    thresholds, dim = centred.shape
+    low, high = np.zeros(dim, np.int64), np.full(dim, thresholds, np.int64)  # the result is in low..high
+    column = np.arange(dim)
+    for _ in range(steps(thresholds + 1)):
+        middle = np.minimum((low + high) // 2, thresholds - 1)
+        reached = _reached(party, centred[middle, column], bits).astype(bool)
+        high = np.where(reached, np.minimum(high, middle), high)
+        low = np.where(reached, low, np.maximum(low, middle + 1))
+    return low.astype(np.uint16)
+
+
+def steps(buckets: int) -> int:
+    """Thresholds a coordinate under `bisect`: ceil(log2 b)."""
+    return (buckets - 1).bit_length()
+
+
+def comparisons(buckets: int, schedule: str) -> int:
+    """Comparisons a coordinate that run at once."""
+    return buckets - 1 if schedule == "scan" else 1
+
+
+def demand(dim: int, buckets: int, bits: int, schedule: str) -> Demand:
+    """Correlations of `median`."""
+    if schedule == "scan":
+        return compare.msb_demand(dim * (buckets - 1), bits)
+    return compare.msb_demand(dim, bits) * steps(buckets)

@@ -1,0 +1,173 @@
+"""Millionaires' problem and equality on private inputs, by trees of 1-of-16 OTs (CrypTFlow2, Rathee et al., CCS 2020, Algorithm 1 and Section 3).
+
+Each input is cut in leaves of 4 bits. For a leaf the sender offers, at each position i, its shares' complement of 1{a_leaf > i} and 1{a_leaf = i}; the receiver takes position c_leaf.
+Leaves are joined in pairs, gt = gt_hi ^ (eq_hi & gt_lo) and eq = eq_hi & eq_lo; where both are needed the two ANDs share eq_hi and so one triple of width 2.
+The lowest leaf has no eq: nothing lies below it.
+
+Every batch is cut in halves with the roles swapped. Messages are uniform: requests are masked by random choices, replies by pads and fresh shares.
+Rounds: 2 for the leaves and 1 for each of the ceil(log2(leaves)) levels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import ring
+from mpc.boolean import conjunctions, words_of
+from mpc.kernels import tables as kernels
+from mpc.party import Party, half_counts
+from mpc.preprocessing import Demand, Tables, Triples
+
+LEAF_BITS = 4
+GREATER, EQUAL, BOTH = "greater", "equal", "both"
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """`bits` bits of the inputs from `shift` up, and what is asked of them."""
+
+    shift: int
+    bits: int
+    asks: str
+
+    @property
+    def kind(self) -> Tables:
+        return Tables(self.bits, 2 if self.asks == BOTH else 1)
+
+
+def leaves_of(bits: int, equality: bool) -> list[Leaf]:
+    """From the lowest up: the remainder first, so that only one leaf is not of 4 bits."""
+    count = -(-bits // LEAF_BITS)
+    lowest = bits - LEAF_BITS * (count - 1)
+    upper = [Leaf(lowest + LEAF_BITS * i, LEAF_BITS, EQUAL if equality else BOTH) for i in range(count - 1)]
+    return [Leaf(0, lowest, EQUAL if equality else GREATER), *upper]
+
+
+def greater(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], bits: int) -> Words:
+    """XOR shares of 1{a > c} for unsigned inputs of `bits` bits, 1..63.
+
+    `as_sender` holds a for the half of the batch in which this party is the sender (`Party.halves`), `as_receiver` holds c for the other. Returns the
+    packed shares of the whole batch.
+    """
+    gt, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=False))
+    while len(gt) > 1:
+        # pair p joins nodes 2p and 2p + 1; an odd one out moves up. eq[0] is the lowest node's: never asked for.
+        pairs = range(len(gt) // 2)
+        terms = [(eq[2 * p + 1], [gt[2 * p]] + ([eq[2 * p]] if p else [])) for p in pairs]
+        products = _joined(party, terms)
+        odd = len(gt) % 2
+        gt = [gt[2 * p + 1] ^ products[p][0] for p in pairs] + gt[len(gt) - odd :]
+        eq = [products[p][1] if p else eq[0] for p in pairs] + eq[len(eq) - odd :]
+    return gt[0]
+
+
+def equal(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], bits: int) -> Words:
+    """XOR shares of 1{a = c}, 1 <= bits <= 64; arguments as for `greater`."""
+    _, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=True))
+    while len(eq) > 1:
+        products = _joined(party, [(eq[2 * p + 1], [eq[2 * p]]) for p in range(len(eq) // 2)])
+        eq = [product[0] for product in products] + eq[len(eq) - len(eq) % 2 :]
+    return eq[0]
+
+
+def greater_demand(count: int, bits: int) -> Demand:
+    """Correlations of `greater` on `count` pairs."""
+    leaves = leaves_of(bits, equality=False)
+    words, nodes = words_of(count), len(leaves)
+    single = double = 0
+    while nodes > 1:
+        single, double, nodes = single + 1, double + nodes // 2 - 1, nodes - nodes // 2
+    joins = {Triples(width): (words * terms, words * terms) for width, terms in ((1, single), (2, double)) if terms}
+    return _leaf_demand(count, leaves) + Demand(joins)
+
+
+def equal_demand(count: int, bits: int) -> Demand:
+    """Correlations of `equal` on `count` pairs."""
+    leaves = leaves_of(bits, equality=True)
+    words = words_of(count) * (len(leaves) - 1)
+    return _leaf_demand(count, leaves) + Demand({Triples(1): (words, words)} if words else {})
+
+
+def _leaf_demand(count: int, leaves: Sequence[Leaf]) -> Demand:
+    zero, one = half_counts(count)
+    total = Demand()
+    for leaf in leaves:
+        total = total + Demand({leaf.kind: (zero, one)})
+    return total
+
+
+def _joined(party: Party, terms: list[tuple[Words, list[Words]]]) -> list[list[Words]]:
+    """The ANDs of one level in one round: terms of the same width go together."""
+    widths = sorted({len(ys) for _, ys in terms})
+    groups = [[i for i, (_, ys) in enumerate(terms) if len(ys) == width] for width in widths]
+    stacked = [
+        (np.concatenate([terms[i][0] for i in group]), [np.concatenate([terms[i][1][k] for i in group]) for k in range(width)])
+        for width, group in zip(widths, groups, strict=True)
+    ]
+    results: list[list[Words]] = [[] for _ in terms]
+    for group, products in zip(groups, conjunctions(party, stacked), strict=True):
+        for product in products:
+            for i, part in zip(group, np.split(product, len(group)), strict=True):
+                results[i].append(part)
+    return results
+
+
+def _leaf_shares(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], leaves: Sequence[Leaf]) -> tuple[list[Words], list[Words]]:
+    """Shares of gt and eq of every leaf over the whole batch (an empty array where a leaf is not asked for one)."""
+    as_sender, as_receiver = np.ascontiguousarray(as_sender), np.ascontiguousarray(as_receiver)
+    sent, received = as_sender.size, as_receiver.size
+    stock = [party.pool.tables(leaf.kind, sent, received) for leaf in leaves]
+
+    requests = []
+    for leaf, (_, choices, _) in zip(leaves, stock, strict=True):
+        request = np.empty(received, np.uint8)
+        kernels.request_leaves(as_receiver, leaf.shift, choices, _mask(leaf), request)
+        requests.append(ring.pack(request, leaf.bits))
+    shape = (sum(ring.packed_words(sent, leaf.bits) for leaf in leaves),)
+    asked = party.channel.exchange("leaf.request", np.concatenate(requests), shape)
+
+    replies, own, at = [], [], 0
+    for leaf, (tables, _, _) in zip(leaves, stock, strict=True):
+        words = ring.packed_words(sent, leaf.bits)
+        request = ring.unpack(asked[at : at + words], leaf.bits, sent)
+        at += words
+        shares = party.randomness.words(leaf.kind.width * words_of(sent)).reshape(leaf.kind.width, -1)
+        reply = np.empty_like(tables)
+        if leaf.asks == BOTH:
+            kernels.reply_both(as_sender, leaf.shift, tables, request, shares[0], shares[1], reply)
+        else:
+            answer = kernels.reply_greater if leaf.asks == GREATER else kernels.reply_equal
+            answer(as_sender, leaf.shift, _mask(leaf), tables, request, shares[0], reply)
+        own.append(shares)
+        replies.append(ring.pack(reply, _reply_bits(leaf)))
+    shape = (sum(ring.packed_words(received, _reply_bits(leaf)) for leaf in leaves),)
+    answered = party.channel.exchange("leaf.reply", np.concatenate(replies), shape)
+
+    gt: list[Words] = []
+    eq: list[Words] = []
+    at = 0
+    for leaf, (_, _, pads), sender_shares in zip(leaves, stock, own, strict=True):
+        words = ring.packed_words(received, _reply_bits(leaf))
+        reply = ring.unpack(answered[at : at + words], _reply_bits(leaf), received)
+        at += words
+        shares = np.empty((leaf.kind.width, words_of(received)), np.uint64)
+        kernels.finish_leaves(as_receiver, leaf.shift, _mask(leaf), leaf.kind.width, pads, reply, shares)
+        halves = (sender_shares, shares) if party.id == 0 else (shares, sender_shares)
+        whole = np.concatenate(halves, axis=1)
+        none = np.empty(0, np.uint64)
+        gt.append(none if leaf.asks == EQUAL else whole[0])
+        eq.append(none if leaf.asks == GREATER else whole[-1])
+    return gt, eq
+
+
+def _mask(leaf: Leaf) -> int:
+    return (1 << leaf.bits) - 1
+
+
+def _reply_bits(leaf: Leaf) -> int:
+    """Bits of one masked table."""
+    return leaf.kind.width << leaf.bits

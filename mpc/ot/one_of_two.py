@@ -1,0 +1,92 @@
+"""1-of-2 OT of ring elements: random, made chosen or correlated with one short message each way (Beaver, CRYPTO 1995).
+
+From a random OT (sender r_0, r_1; receiver c, r_c) and a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d} the receiver knows r'_x, so
+
+    chosen      the sender sends m_i - r'_i for i = 0, 1;                    the receiver ends with m_x
+    correlated  the sender sends delta + r'_0 - r'_1 and keeps -r'_0;        the receiver ends with r'_0 + x delta
+
+and the two ends of the correlated form are additive shares of x delta. A batch is used once: its first request or reply takes it.
+
+Arrays are ring elements of `bits` bits; requests are packed bits, replies packed to `bits` bits a value.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import ring
+from mpc.errors import LocalProtocolError
+from mpc.kernels import packing
+
+Ring = NDArray[Any]
+Words = NDArray[np.uint64]
+
+
+class _Once:
+    """A batch of correlations that refuses a second use."""
+
+    _used = False
+
+    def _use(self) -> None:
+        if self._used:
+            raise LocalProtocolError(f"this {type(self).__name__} was used before: a correlation serves once")
+        self._used = True
+
+
+@dataclass
+class OtSender(_Once):
+    """`count` random OTs at the sender."""
+
+    bits: int
+    keys0: Ring = field(repr=False)
+    keys1: Ring = field(repr=False)
+
+    def _permuted(self, request: Words) -> tuple[Ring, Ring]:
+        self._use()
+        swap = np.empty(self.keys0.size, np.uint8)
+        packing.unpack_bits(request, swap)
+        flip = swap.astype(bool)
+        return np.where(flip, self.keys1, self.keys0), np.where(flip, self.keys0, self.keys1)
+
+    def chosen(self, request: Words, messages0: Ring, messages1: Ring) -> Words:
+        """The reply that transfers m_x."""
+        pads = self._permuted(request)
+        pair = [ring.reduce(m - pad, self.bits) for m, pad in zip((messages0, messages1), pads, strict=True)]
+        return ring.pack(np.concatenate(pair), self.bits)
+
+    def correlated(self, request: Words, deltas: Ring) -> tuple[Words, Ring]:
+        """The reply, and the sender's share -r'_0 of x delta."""
+        pad0, pad1 = self._permuted(request)
+        return ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits), ring.reduce(np.zeros_like(pad0) - pad0, self.bits)
+
+
+@dataclass
+class OtReceiver(_Once):
+    """`count` random OTs at the receiver: choices c as 0/1 bytes and keys r_c."""
+
+    bits: int
+    choices: NDArray[np.uint8] = field(repr=False)
+    keys: Ring = field(repr=False)
+
+    def request(self, choices: NDArray[np.uint8]) -> Words:
+        """d = c ^ x, packed."""
+        self._use()
+        words = np.empty(ring.packed_words(choices.size, 1), np.uint64)
+        packing.pack_bits(self.choices ^ choices, words)
+        return words
+
+    def finish_chosen(self, choices: NDArray[np.uint8], reply: Words) -> Ring:
+        """m_x."""
+        pair = ring.unpack(reply, self.bits, 2 * choices.size).reshape(2, -1)
+        return ring.reduce(np.where(choices.astype(bool), pair[1], pair[0]) + self.keys, self.bits)
+
+    def finish_correlated(self, choices: NDArray[np.uint8], reply: Words) -> Ring:
+        """The receiver's share r'_0 + x delta."""
+        return ring.reduce(self.keys + choices * ring.unpack(reply, self.bits, choices.size), self.bits)
+
+    @property
+    def reply_words(self) -> int:
+        """Words of a correlated reply."""
+        return ring.packed_words(self.choices.size, self.bits)

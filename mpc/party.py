@@ -1,0 +1,77 @@
+"""One of the two parties: its id, its channel and its correlations. A session keeps the base OTs of a pair of servers over many rounds."""
+
+import hashlib
+from typing import Self
+
+import numpy as np
+
+from mpc.channel import Channel
+from mpc.errors import LocalProtocolError
+from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender, receiver_setup, sender_setup
+from mpc.params import ProtocolParams
+from mpc.preprocessing import Pool
+from mpc.prg import Entropy, Stream, os_entropy
+
+SESSION_BYTES = 16
+
+
+class Party:
+    """What a protocol function is given: one lane of one party. Used by one thread."""
+
+    def __init__(self, id: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
+        self.id = id
+        self.channel = channel
+        self.pool = pool
+        self.randomness = randomness  # for masks of this party's own
+
+    def halves(self, count: int) -> tuple[slice, slice]:
+        """Where this party is the OT sender in a batch of `count`, and where the receiver: party 0 sends in the first half. The border is at a whole word of bits."""
+        first, second = slice(0, _border(count)), slice(_border(count), count)
+        return (first, second) if self.id == 0 else (second, first)
+
+
+def _border(count: int) -> int:
+    return min(count, (count + 127) // 128 * 64)
+
+
+def half_counts(count: int) -> tuple[int, int]:
+    """Items of a batch in which party 0, party 1 is the sender."""
+    return _border(count), count - _border(count)
+
+
+class Session:
+    """Base OTs in both directions. Dropped by both parties after any failure: their counters may no longer agree."""
+
+    def __init__(self, party_id: int, session_id: bytes, receiver_leaves: list[list[bytes]], delta: np.ndarray, sender_leaves: list[list[bytes]], entropy: Entropy) -> None:
+        self._id, self._session_id, self._entropy = party_id, session_id, entropy
+        self._receiver_leaves, self._delta, self._sender_leaves = receiver_leaves, delta, sender_leaves
+        self._lanes: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"Session({self._session_id.hex()}, <secrets>)"
+
+    @classmethod
+    def establish(
+        cls, party_id: int, channel: Channel, session_id: bytes, params: ProtocolParams, entropy: Entropy = os_entropy
+    ) -> Self:
+        """Make the base OTs, both directions, with the other party doing the same. `session_id`: 16 bytes that no earlier session had, agreed on before."""
+        if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
+            raise LocalProtocolError(f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes")
+        bound = hashlib.sha256(session_id + repr(sorted(params.agreement().items())).encode()).digest()
+        for direction in (0, 1):  # `direction` is the party that is the extension's sender
+            tag = bound + bytes([direction])
+            if direction == party_id:
+                delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
+            else:
+                receiver_leaves = receiver_setup(channel, tag, params.ot_field_bits, entropy)
+        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy)
+
+    def party(self, lane: int, channel: Channel) -> Party:
+        """The party of one lane: streams and tweaks of its own. Each lane is made once, or its correlations would repeat."""
+        if lane in self._lanes or not 0 <= lane < 1 << 16:
+            raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
+        self._lanes.add(lane)
+        randomness = Stream(self._entropy(16))
+        sender = RandomOtSender(channel, self._session_id, self._delta, self._sender_leaves, lane, direction=self._id)
+        receiver = RandomOtReceiver(channel, self._session_id, self._receiver_leaves, lane, direction=1 - self._id)
+        return Party(self._id, channel, Pool(self._id, channel, sender, receiver, randomness), randomness)

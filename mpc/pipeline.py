@@ -1,0 +1,196 @@
+"""One round on shares: cut in chunks of coordinates, so that memory is bounded, and spread over lanes, so that one lane computes while another waits for the link."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import ring, share
+from mpc.channel import local_pair
+from mpc.errors import InputError, PeerProtocolError
+from mpc.median import bucketed, pairwise
+from mpc.median.reveal import open_ring
+from mpc.params import ProtocolParams, RoundParams
+from mpc.party import Party, Session
+from mpc.preprocessing import Demand
+
+Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one party counted over all its lanes in one round. `ots` counts both directions; `rounds` is the longest lane's."""
+
+    ots: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages: int = 0
+    rounds: int = 0
+    preprocessing_seconds: float = 0.0  # mean over lanes
+    online_seconds: float = 0.0  # the rest of `seconds`
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`values`: what the servers learn (bucket indices uint16 or ring elements), or, for result_to = "clients", this party's additive shares."""
+
+    values: NDArray[Any]
+    cost: Cost
+
+
+def run_round(
+    parties: Sequence[Party], round: RoundParams, protocol: ProtocolParams, uploads: Sequence[share.Upload], progress: Progress | None = None
+) -> Outcome:
+    """Compute the median of `uploads`, one party's shares of all clients in the order both parties agreed on. The other party does the same at the same time.
+
+    `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after the channels of all are closed.
+    """
+    if not 1 <= len(uploads) <= round.max_clients:
+        raise InputError(f"{len(uploads)} uploads for a round of 1 to {round.max_clients} clients")
+    start = time.perf_counter()
+    before = [cost_so_far(party) for party in parties]
+    chunks = _agree_on_chunks(parties[0], round, protocol, len(uploads), len(parties))
+    dtype = np.dtype(np.uint16) if round.method == "bucketed" else ring.dtype(round.ring_bits)
+    values = np.empty(round.dim, dtype)
+    report = _Report(round.dim, progress)
+
+    def lane(number: int) -> None:
+        for begin, end in chunks[number :: len(parties)]:
+            values[begin:end] = _chunk(parties[number], round, uploads, begin, end)
+            report.add(end - begin)
+
+    run_lanes(parties, lane)
+    return Outcome(values, total_cost(parties, before, time.perf_counter() - start))
+
+
+def demand(round: RoundParams, clients: int, dim: int) -> Demand:
+    """Correlations that `dim` coordinates need."""
+    if round.method == "bucketed":
+        return bucketed.demand(dim, round.buckets, round.ring_bits, round.schedule)
+    return pairwise.demand(dim, clients, round.ring_bits, round.selection)
+
+
+def warm_up() -> None:
+    """Compile every kernel a round uses (or load it from the cache on disk), for every ring dtype, on small inputs of both parties in this process."""
+    protocol = ProtocolParams(lanes=1)
+    channels = local_pair()
+    rounds = [RoundParams("bucketed", 2, 2, ring_bits=bits) for bits in (4, 16, 32, 64)]
+    rounds += [RoundParams("pairwise", 2, 3, ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
+    errors: list[BaseException] = []
+
+    def run(party_id: int) -> None:
+        try:
+            session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
+            party = session.party(0, channels[party_id])
+            for round in rounds:
+                layout = round.layout
+                packed = np.zeros((layout.rows, layout.row_words), np.uint64)
+                run_round([party], round, protocol, [share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))])
+        except BaseException as error:
+            errors.append(error)
+            channels[party_id].close()
+
+    threads = [threading.Thread(target=run, args=(party_id,), daemon=True) for party_id in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _chunk(party: Party, round: RoundParams, uploads: Sequence[share.Upload], begin: int, end: int) -> NDArray[Any]:
+    party.pool.reserve(demand(round, len(uploads), end - begin))
+    layout = round.layout
+    if round.method == "bucketed":
+        counts = np.zeros((layout.rows, end - begin), ring.dtype(round.ring_bits))
+        for upload in uploads:
+            counts += share.read(upload, layout, begin, end)
+        return bucketed.median(party, ring.reduce(counts, round.ring_bits), len(uploads), round.ring_bits, round.schedule)
+    values = np.concatenate([share.read(upload, layout, begin, end) for upload in uploads])
+    element = pairwise.median(party, values, round.ring_bits, round.selection)
+    return open_ring(party, element, round.ring_bits) if round.result_to == "servers" else element
+
+
+def _agree_on_chunks(party: Party, round: RoundParams, protocol: ProtocolParams, clients: int, lanes: int) -> list[tuple[int, int]]:
+    """Cut the coordinates. The sizes are LOCAL wishes, so the parties exchange them and take the smaller: one round."""
+    mine = np.array([protocol.chunk, protocol.batch], np.uint64)
+    theirs = party.channel.exchange("chunks", mine)
+    if (theirs < share.SLICE_ALIGN).any():
+        raise PeerProtocolError(f"the peer wishes for chunks of {theirs.tolist()}, fewer than {share.SLICE_ALIGN} coordinates")
+    chunk, batch = (int(size) for size in np.minimum(mine, theirs))
+    at_once = bucketed.comparisons(round.buckets, round.schedule) if round.method == "bucketed" else max(1, pairwise.comparisons(clients))
+    # no larger than an even share of the lanes, in whole slices, and never less than one
+    size = min(chunk, batch // at_once, -(-round.dim // lanes))
+    size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
+    return [(begin, min(begin + size, round.dim)) for begin in range(0, round.dim, size)]
+
+
+def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
+    """Call lane(0), lane(1), .. each on a thread of its own; the first error closes all channels, so that no lane waits on, and is raised."""
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+
+    def guarded(number: int) -> None:
+        try:
+            lane(number)
+        except BaseException as error:
+            with lock:
+                errors.append(error)
+            for party in parties:
+                party.channel.close()
+
+    threads = [threading.Thread(target=guarded, args=(number,), name=f"lane-{number}", daemon=True) for number in range(len(parties))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()  # bounded: every wait inside a lane is a channel's, which has a limit
+    if errors:
+        raise errors[0]
+
+
+class _Report:
+    """Adds up the lanes' progress."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+        self._lock = threading.Lock()
+
+    def add(self, coordinates: int) -> None:
+        with self._lock:
+            self._done += coordinates
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+
+
+def cost_so_far(party: Party) -> Cost:
+    """What one lane has counted since it was made (without seconds)."""
+    traffic = party.channel.traffic
+    return Cost(
+        ots=party.pool.ots,
+        bytes_sent=traffic.bytes_sent,
+        bytes_received=traffic.bytes_received,
+        messages=traffic.messages_sent,
+        rounds=traffic.rounds,
+        preprocessing_seconds=party.pool.seconds,
+    )
+
+
+def total_cost(parties: Sequence[Party], before: Sequence[Cost], seconds: float) -> Cost:
+    """The cost of all lanes since `before` (one `cost_so_far` a lane), over `seconds` of wall time."""
+    lanes = [
+        {name: value - getattr(old, name) for name, value in cost_so_far(party).to_dict().items()}
+        for party, old in zip(parties, before, strict=True)
+    ]
+    total = {name: sum(lane[name] for lane in lanes) for name in lanes[0]}
+    preprocessing = total["preprocessing_seconds"] / len(lanes)
+    total |= {"rounds": max(lane["rounds"] for lane in lanes), "preprocessing_seconds": preprocessing}
+    return Cost(**total | {"seconds": seconds, "online_seconds": seconds - preprocessing})

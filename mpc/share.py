@@ -1,0 +1,109 @@
+"""Additive shares over Z_2^l and XOR shares. protocols.md section 2.
+
+`[x]_0 + [x]_1 = x (mod 2^l)`: one share is the AES-CTR expansion of a 16-byte seed, the other is x minus it, so a client uploads its vector once and not
+twice. Both forms are rows of l-bit packed words, and a server reads either a slice at a time: `Upload`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc import ring
+from mpc.errors import InputError
+from mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
+
+# Slices of a row start at multiples of this many values, so that they start at whole AES blocks for every width.
+SLICE_ALIGN = 64 * BLOCK_WORDS
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits; every row is padded to whole AES blocks."""
+
+    rows: int
+    columns: int
+    bits: int
+
+    @property
+    def row_words(self) -> int:
+        words = ring.packed_words(self.columns, self.bits)
+        return -(-words // BLOCK_WORDS) * BLOCK_WORDS
+
+    @property
+    def words(self) -> int:
+        return self.rows * self.row_words
+
+
+class Upload(Protocol):
+    """One client's share as a server holds it: words [start, stop) of row `row`, packed."""
+
+    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]: ...
+
+
+@dataclass(frozen=True)
+class SeedUpload:
+    """A share given as a seed; expanded where it is read, `start` at a whole AES block."""
+
+    layout: Layout
+    seed: bytes = field(repr=False)
+
+    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]:
+        first = row * self.layout.row_words + start
+        return Stream(self.seed, block=first // BLOCK_WORDS).words(stop - start)
+
+
+@dataclass(frozen=True)
+class WordsUpload:
+    """A share given in full: packed words of shape (rows, row_words), in memory or mapped from a file."""
+
+    layout: Layout
+    packed: NDArray[np.uint64] = field(repr=False)
+
+    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]:
+        return np.asarray(self.packed[row, start:stop])
+
+
+def split(values: NDArray, bits: int, entropy: Entropy = os_entropy) -> tuple[SeedUpload, WordsUpload]:
+    """Share a (rows, columns) array of ring elements: the seed half and the packed half. Each alone is uniform."""
+    if values.ndim != 2:
+        raise InputError(f"split takes a (rows, columns) array, not shape {values.shape}")
+    layout = Layout(values.shape[0], values.shape[1], bits)
+    seeded = SeedUpload(layout, entropy(16))
+    packed = np.empty((layout.rows, layout.row_words), np.uint64)
+    for row in range(layout.rows):
+        mask = seeded.words(row, 0, layout.row_words)
+        other = ring.reduce(values[row], bits) - ring.unpack(mask, bits, layout.columns)
+        words = ring.pack(ring.reduce(other, bits), bits)
+        packed[row, : words.size] = words
+        packed[row, words.size :] = 0
+    return seeded, WordsUpload(layout, packed)
+
+
+def read(upload: Upload, layout: Layout, start: int, stop: int, rows: slice | None = None) -> NDArray:
+    """Columns [start, stop) of a share as ring elements, shape (rows, stop - start). `start` is a multiple of SLICE_ALIGN."""
+    if start % SLICE_ALIGN:
+        raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
+    chosen = range(layout.rows)[rows or slice(None)]
+    first = start * layout.bits // 64
+    last = min(first + ring.packed_words(stop - start, layout.bits), layout.row_words)
+    out = np.empty((len(chosen), stop - start), ring.dtype(layout.bits))
+    for i, row in enumerate(chosen):
+        out[i] = ring.unpack(upload.words(row, first, last), layout.bits, stop - start)
+    return out
+
+
+def combine(one: NDArray, other: NDArray, bits: int) -> NDArray:
+    """The shared values: [x]_0 + [x]_1 mod 2^l."""
+    if one.shape != other.shape:
+        raise InputError(f"shares of shapes {one.shape} and {other.shape} do not belong together")
+    return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits)
+
+
+def split_bits(words: NDArray[np.uint64], entropy: Entropy = os_entropy) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """XOR shares of packed bits: a uniform array and `words` XOR it."""
+    mask = Stream(entropy(16)).words(words.size).reshape(words.shape)
+    return mask, words ^ mask
+
+

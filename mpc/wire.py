@@ -1,0 +1,107 @@
+"""Frames: a small msgpack header and raw array buffers beside it.
+
+A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack map
+`{"v": VERSION, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`; parts 1.. are the arrays' bytes, little-endian and
+C-contiguous, in the order of `a`. Nothing is left over and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length
+that is not the shape's, a missing or a surplus part. There is no pickle anywhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc.errors import FrameError, LocalProtocolError
+
+VERSION = 1
+MAX_HEADER_BYTES = 1 << 20
+DTYPES = {name: np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f4", "<f8")}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Part = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Message:
+    """One decoded frame. `arrays` are read-only views into the received buffers."""
+
+    type: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:  # arrays may be shares, so only their shapes are printed
+        shapes = {name: (array.dtype.str, array.shape) for name, array in self.arrays.items()}
+        return f"Message({self.type!r}, fields={sorted(self.fields)}, arrays={shapes})"
+
+
+def pack(
+    type: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
+) -> list[Part]:
+    """Encode one frame. Raises LocalProtocolError for a dtype that has no name on the wire."""
+    described: list[tuple[str, str, list[int]]] = []
+    buffers: list[Part] = []
+    for name, array in (arrays or {}).items():
+        # numpy prints one-byte and native dtypes without '<', so look the dtype itself up
+        dtype_name = _NAMES.get(array.dtype)
+        if dtype_name is None:
+            raise LocalProtocolError(f"array {name!r}: dtype {array.dtype} has no name on the wire")
+        flat = np.ascontiguousarray(array).reshape(-1)
+        described.append((name, dtype_name, list(array.shape)))
+        buffers.append(memoryview(flat.view(np.uint8)))
+    header = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields or {}), "a": described})
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(f"the header of a {type!r} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}")
+    return [header, *buffers]
+
+
+def unpack(parts: Sequence[Part]) -> Message:
+    """Decode one frame. Raises FrameError naming what is wrong; never returns half a message."""
+    if not parts:
+        raise FrameError("an empty frame")
+    if len(parts[0]) > MAX_HEADER_BYTES:
+        raise FrameError(f"a header of {len(parts[0])} bytes, more than {MAX_HEADER_BYTES}")
+    try:
+        header = msgpack.unpackb(parts[0])
+    except (msgpack.UnpackException, ValueError) as error:
+        raise FrameError("the header is not msgpack: random or truncated bytes") from error
+    if not isinstance(header, dict) or set(header) != {"v", "t", "b", "a"}:
+        raise FrameError("the header does not have exactly the keys v, t, b, a")
+    if header["v"] != VERSION:
+        raise FrameError(f"frame version {header['v']!r}, this program speaks {VERSION}: install the same release on both ends")
+    kind, fields, described = header["t"], header["b"], header["a"]
+    if not isinstance(kind, str) or not isinstance(fields, dict) or not isinstance(described, list):
+        raise FrameError("the header's values have the wrong types")
+    if len(described) != len(parts) - 1:
+        raise FrameError(f"{len(described)} arrays described, {len(parts) - 1} sent")
+    arrays: dict[str, NDArray[Any]] = {}
+    for entry, part in zip(described, parts[1:], strict=True):
+        name, array = _array(entry, part)
+        if name in arrays:
+            raise FrameError(f"array {name!r} twice in one frame")
+        arrays[name] = array
+    return Message(kind, fields, arrays)
+
+
+def size(parts: Sequence[Part]) -> int:
+    """Bytes of a frame, header included: what the counters count."""
+    return sum(len(part) for part in parts)
+
+
+def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
+    if not (isinstance(entry, list) and len(entry) == 3):
+        raise FrameError("an array description is not [name, dtype, shape]")
+    name, dtype_name, shape = entry
+    if not isinstance(name, str) or not isinstance(dtype_name, str) or dtype_name not in DTYPES:
+        raise FrameError(f"array {name!r}: unknown dtype {dtype_name!r}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(type(s) is int and 0 <= s < 1 << 48 for s in shape):
+        raise FrameError(f"array {name!r}: bad shape {shape!r}")
+    dtype = DTYPES[dtype_name]
+    expected = dtype.itemsize
+    for length in shape:
+        expected *= length
+    if len(part) != expected:
+        raise FrameError(f"array {name!r}: {len(part)} bytes, shape {shape} of {dtype_name} needs {expected}")
+    return name, np.frombuffer(part, dtype=dtype).reshape(shape)
