@@ -27,7 +27,8 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int) -> NDArray:
     check_bits(bits)
     if not 0 <= fraction_bits <= bits - 2:
         raise ConfigError(f"fraction bits must be 0..{bits - 2} in a ring of {bits} bits, not {fraction_bits}")
-    scaled = np.floor(_finite_or_inf(values, "the update") * 2.0**fraction_bits)
+    with np.errstate(over="ignore"):  # what overflows float64 is inf, and saturates
+        scaled = np.floor(_finite_or_inf(values, "the update") * 2.0**fraction_bits)
     top = 1 << (bits - 2)
     # compared in float64, where +-top is exact, and saturated in int64, where top - 1 is too
     high, low = scaled >= top, scaled < -top

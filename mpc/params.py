@@ -7,7 +7,8 @@ SECURITY   a security level or the choice of a primitive; agreed on as well.
 
 import hashlib
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Self, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -55,12 +56,12 @@ def build(cls: type[T], values: object, where: str) -> T:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
     hints = get_type_hints(cls)
     for name, value in values.items():
-        allowed = get_args(hints[name]) or (hints[name],)
+        hint = hints[name]
+        allowed = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
         if float in allowed:
-            allowed += (int,)
-        plain = [kind for kind in allowed if isinstance(kind, type)]
-        if len(plain) == len(allowed) and type(value) not in plain:  # type() and not isinstance(): True is no number
-            raise ConfigError(f"{where}: {name} must be {' or '.join(k.__name__ for k in plain)}, not {value!r}")
+            allowed.append(int)
+        if type(value) not in allowed:  # type() and not isinstance(): True is no number
+            raise ConfigError(f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}")
     return cls(**values)
 
 

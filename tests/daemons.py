@@ -1,0 +1,210 @@
+"""Real daemons for tests: two processes with fresh keys and free ports in a temporary folder, and raw requests to them. Every wait has a limit."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from clients.config import ClientConfig, ServerAddress
+from mpc import encode, ring, share, wire
+from mpc.errors import from_code
+from mpc.params import RoundParams
+from scripts import keygen
+from servers import config
+from servers.settings import KeyPair, load_keys
+
+START_S = 240.0  # the first start compiles
+WAIT_S = 30.0
+ROOT = Path(__file__).parent.parent
+
+# short limits, so that tests of what happens at a limit are short too
+SETTINGS = {"peer_wait_s": 60, "peer_timeout_s": 4, "channel_timeout_s": 20, "round_limit_s": 120, "stop_limit_s": 20}
+
+
+def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {limit_s:g} s: {condition}")
+
+
+class Caller:
+    """Raw requests with one key to one port."""
+
+    def __init__(self, keys: KeyPair, endpoint: str, server_key: str, routing_id: bytes = b"") -> None:
+        self._numbers = itertools.count(1)
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.linger = 0
+        if routing_id:
+            self._socket.routing_id = routing_id
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
+        self._socket.curve_serverkey = server_key.encode()
+        self._socket.connect(endpoint)
+
+    def ask(self, op: str, arrays: Mapping[str, NDArray[Any]] | None = None, **fields: Any) -> wire.Message:
+        """The answer; an error is raised as what it is."""
+        number = next(self._numbers)
+        reply = self.send(wire.pack(op, fields | {"id": number}, arrays))
+        assert reply.fields["id"] == number
+        if reply.type == "error":
+            raise from_code(reply.fields["code"], reply.fields["message"])
+        assert reply.type == op
+        return reply
+
+    def send(self, parts: Sequence[wire.Part]) -> wire.Message:
+        """Any frame; the answer, whatever it is."""
+        self._socket.send_multipart(parts)
+        assert self._socket.poll(WAIT_S * 1000), "no answer"
+        return wire.unpack(self._socket.recv_multipart())
+
+    def is_ignored(self, parts: Sequence[wire.Part], limit_s: float = 1.0) -> bool:
+        self._socket.send_multipart(parts)
+        return not self._socket.poll(limit_s * 1000)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Pair:
+    """S0 and S1, and callers of both by name."""
+
+    def __init__(self, folder: Path, clients: int = 3, settings: Mapping[str, Any] = SETTINGS) -> None:
+        self.folder = folder
+        self.names = keygen.client_names(clients)
+        keygen.make_all(folder, clients, keygen.network("127.0.0.1", "127.0.0.1", None))
+        for server in ("s0", "s1"):
+            self.configure(server, **settings)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._callers: dict[tuple[str, str], Caller] = {}
+
+    def configure(self, server: str, text: str = "", **settings: Any) -> None:
+        """Put settings before, and `text` behind, what the file has."""
+        path = self.folder / f"{server}.toml"
+        path.write_text("".join(f"{key} = {value}\n" for key, value in settings.items()) + path.read_text() + text)
+
+    def start(self, *servers: str) -> None:
+        """Start servers and wait until they listen."""
+        logged = {server: len(self.events(server)) for server in servers}
+        for server in servers:
+            with self._log(server).open("ab") as log:
+                self._processes[server] = subprocess.Popen(
+                    [sys.executable, "-m", "scripts.cli", "serve", str(self.folder / f"{server}.toml")], stderr=log, cwd=ROOT
+                )
+        for server, before in logged.items():
+            wait_until(lambda server=server, before=before: self._listens(server, before), START_S)
+
+    def _listens(self, server: str, before: int) -> bool:
+        assert self._processes[server].poll() is None, self._log(server).read_text()
+        return any(event["event"] == "listening" for event in self.events(server)[before:])
+
+    def link(self) -> None:
+        """Wait until both servers see each other."""
+        for server in ("s0", "s1"):
+            wait_until(lambda server=server: self.caller("coordinator", server).ask("info").fields["peer_linked"])
+
+    def stop(self, server: str, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit status."""
+        self._processes[server].send_signal(number)
+        return self.ended(server)
+
+    def ended(self, server: str) -> int:
+        process = self._processes.pop(server)
+        try:
+            return process.wait(WAIT_S)
+        finally:
+            process.kill()
+
+    def events(self, server: str) -> list[dict[str, Any]]:
+        """What a server has logged."""
+        log = self._log(server)
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def output(self, server: str) -> str:
+        return self._log(server).read_text()
+
+    def _log(self, server: str) -> Path:
+        return self.folder / f"{server}.log"
+
+    def caller(self, name: str, server: str) -> Caller:
+        """Somebody on the list, connected to a server; the same each time."""
+        if (name, server) not in self._callers:
+            self._callers[name, server] = self.stranger(self._keys(name), server)
+        return self._callers[name, server]
+
+    def stranger(self, keys: KeyPair, server: str) -> Caller:
+        """Somebody with any key."""
+        address: ServerAddress = getattr(ClientConfig.load(self.folder / "coordinator.toml"), server)
+        return Caller(keys, address.address, address.public_key)
+
+    def intruder(self, name: str) -> Caller:
+        """Somebody on the list, at S1's port for S0 and by the name of S0's control stream."""
+        peer = config.load(self.folder / "s0.toml").peer
+        return Caller(self._keys(name), peer.address, peer.public_key, b"control")
+
+    def _keys(self, name: str) -> KeyPair:
+        return load_keys(self.folder / f"{name}.key_secret")
+
+    def close(self) -> None:
+        for caller in self._callers.values():
+            caller.close()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    # Rounds
+
+    def open(self, model: NDArray[np.float32] | None = None, range: Mapping[str, Any] | None = None, reset: bool = False, **params: Any) -> str:
+        """Open a round and return its id."""
+        arrays = {} if model is None else {"model": model}
+        return self.caller("coordinator", "s0").ask("open", arrays, params=params, range=dict(range or {}), reset=reset).fields["round"]
+
+    def submit(self, name: str, values: NDArray[np.float32], to: Sequence[str] = ("s0", "s1")) -> None:
+        """An honest upload for the latest round."""
+        current = self.caller(name, "s0").ask("round").fields
+        params = RoundParams.from_dict(current["params"])
+        if params.method == "bucketed":
+            valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
+            shared = encode.cumulative(encode.bucketize(values, valid["model"], valid["range"], params.buckets), params.buckets)
+        else:
+            shared = encode.to_fixed(values, params.ring_bits, params.fraction_bits)[None, :]
+        seeded, words = share.split(shared, params.ring_bits)
+        uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]
+        for server in to:
+            form, array = uploads[(int(server[1]) + current["index"]) % 2]
+            self.caller(name, server).ask("upload", {"share": array}, round=current["round"], form=form)
+
+    def status(self, server: str = "s0", round_id: str = "") -> dict[str, Any]:
+        return self.caller("coordinator", server).ask("status", round=round_id).fields
+
+    def wait(self, state: str, server: str = "s0") -> dict[str, Any]:
+        """The status once the latest round is in `state`."""
+
+        def reached() -> dict[str, Any] | None:
+            status = self.status(server)
+            assert status["state"] in (state, "opening", "open", "closing", "running"), (status["state"], status["reason"])
+            return status if status["state"] == state else None
+
+        return wait_until(reached, 60)
+
+    def result(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
+        """The published model, or the value that the clients put together from both shares."""
+        reply = self.caller(name, "s0").ask("result", round=round_id)
+        if reply.fields["form"] == "model":
+            return reply.arrays["model"]
+        params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
+        halves = [self.caller(name, server).ask("result", round=round_id).arrays["share"] for server in ("s0", "s1")]
+        one, other = (ring.unpack(half, params.ring_bits, params.dim) for half in halves)
+        return encode.from_fixed(share.combine(one, other, params.ring_bits), params.ring_bits, params.fraction_bits)

@@ -1,0 +1,82 @@
+"""Both parties in one process, for tests: each on a thread of its own, joined by in-process channels."""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from mpc import ring, share
+from mpc.channel import Channel, local_pair
+from mpc.params import ProtocolParams, RoundParams
+from mpc.party import Party, Session
+from mpc.pipeline import Outcome, run_round
+from mpc.prg import Entropy, Stream, os_entropy
+
+T = TypeVar("T")
+_sessions = itertools.count(1)
+
+
+def run_both(function: Callable[[int], T]) -> tuple[T, T]:
+    """function(0) and function(1) at the same time; the first error of either is raised."""
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(party_id: int) -> None:
+        try:
+            results[party_id] = function(party_id)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(party_id,), daemon=True) for party_id in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    if errors:
+        raise errors[0]
+    assert len(results) == 2, "a party did not finish within 120 s"
+    return results[0], results[1]
+
+
+def make_parties(
+    lanes: int = 1,
+    field_bits: int = 4,
+    entropy: Sequence[Entropy] = (os_entropy, os_entropy),
+    pairs: Sequence[tuple[Channel, Channel]] | None = None,
+    session_id: bytes = b"",
+) -> tuple[list[Party], list[Party]]:
+    """The lanes of both parties of a new session."""
+    protocol = ProtocolParams(ot_field_bits=field_bits, lanes=lanes)
+    pairs = pairs or [local_pair(20) for _ in range(lanes)]
+    session_id = session_id or next(_sessions).to_bytes(16, "little")
+
+    def establish(party_id: int) -> list[Party]:
+        session = Session.establish(party_id, pairs[0][party_id], session_id, protocol, entropy[party_id])
+        return [session.party(lane, pairs[lane][party_id]) for lane in range(lanes)]
+
+    return run_both(establish)
+
+
+def deterministic_entropy(seed: int) -> Entropy:
+    """Bytes that a test can repeat. No configuration reaches it."""
+    stream = Stream(seed.to_bytes(16, "little"))
+    return lambda count: stream.words(-(-count // 8)).tobytes()[:count]
+
+
+def run_rounds(
+    parties: tuple[list[Party], list[Party]],
+    params: RoundParams,
+    shares: Sequence[tuple[share.Upload, share.Upload]],
+    protocol: ProtocolParams | None = None,
+) -> tuple[Outcome, Outcome]:
+    """One round at both parties; `shares` is a pair a client."""
+    used = protocol or ProtocolParams(lanes=len(parties[0]))
+    return run_both(lambda j: run_round(parties[j], params, used, [pair[j] for pair in shares]))
+
+
+def additive(values: np.ndarray, bits: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Additive shares of ring elements, for tests of single protocols."""
+    mask = ring.reduce(rng.integers(0, 2**64, values.shape, np.uint64), bits)
+    return mask, ring.reduce(values.astype(np.uint64) - mask, bits)

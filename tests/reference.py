@@ -1,0 +1,62 @@
+"""Slow, plain definitions that the fast code is tested against. Python integers and numpy only; nothing of mpc."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+
+def pack(values: list[int], bits: int) -> list[int]:
+    """l-bit values as little-endian 64-bit words."""
+    whole = sum((int(value) & ((1 << bits) - 1)) << (bits * i) for i, value in enumerate(values))
+    return [(whole >> (64 * i)) & (2**64 - 1) for i in range(-(-len(values) * bits // 64))]
+
+
+def fold(leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, sum) of GGM leaves (q, w)."""
+    q = len(leaves)
+    rows = [np.bitwise_xor.reduce([leaves[x] for x in range(q) if x >> j & 1], axis=0) for j in range(q.bit_length() - 1)]
+    return np.array(rows), np.bitwise_xor.reduce(leaves, axis=0)
+
+
+def columns(rows: np.ndarray) -> np.ndarray:
+    """(128, w) bit rows to one (low, high) pair of words a column."""
+    bits = np.unpackbits(np.ascontiguousarray(rows).view(np.uint8), axis=1, bitorder="little").reshape(128, -1)
+    return np.ascontiguousarray(np.packbits(bits.T, axis=1, bitorder="little")).view(np.uint64)
+
+
+def rank_element(values: np.ndarray, rank: int) -> np.ndarray:
+    """The element of 1-based rank in each column."""
+    return np.sort(values, axis=0)[rank - 1]
+
+
+def lower_median(values: np.ndarray) -> np.ndarray:
+    return rank_element(values, math.ceil(len(values) / 2))
+
+
+def bucketed_median(buckets: np.ndarray, count: int) -> np.ndarray:
+    """min {y : H(y) >= ceil(n/2)} from the histogram, a column at a time."""
+    need = math.ceil(len(buckets) / 2)
+    result = []
+    for column in buckets.T:
+        histogram = [int((column <= y).sum()) for y in range(count)]
+        result.append(next(y for y in range(count) if histogram[y] >= need))
+    return np.array(result)
+
+
+def fixed_point(x: float, bits: int, fraction_bits: int) -> int:
+    """F2I with exact arithmetic."""
+    top = 1 << (bits - 2)
+    if math.isinf(x):
+        return top - 1 if x > 0 else -top
+    return max(-top, min(top - 1, math.floor(Fraction(x) * 2**fraction_bits)))
+
+
+def bucket(w: float, g: float, width: float, buckets: int) -> int:
+    """Bucketize as protocols.md writes it, in float64."""
+    low, high = g - width / 2, g + width / 2
+    if w <= low:
+        return 0
+    if w >= high:
+        return buckets - 1
+    return max(1, min(buckets - 2, math.floor((w - low) / (width / (buckets - 2))) + 1))

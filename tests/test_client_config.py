@@ -1,0 +1,54 @@
+"""client.toml and coordinator.toml."""
+
+from pathlib import Path
+
+import pytest
+
+from clients.config import ClientConfig
+from mpc.errors import ConfigError
+
+SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
+KEY = "6H#oO-F]Cx@k9-zqAHZGFLMSxVc#!sHV!X%iCP4L"
+GOOD = f"""
+name = "a"
+key_file = "a.key_secret"
+[s0]
+address = "tcp://127.0.0.1:1"
+public_key = "{KEY}"
+[s1]
+address = "tcp://127.0.0.1:2"
+public_key = "{KEY}"
+"""
+
+
+@pytest.mark.parametrize("name", ["client", "coordinator"])
+def test_samples_load(name: str) -> None:
+    config = ClientConfig.load(SAMPLES / f"{name}.toml")
+    assert config.key_file == str(SAMPLES / "keys" / f"{config.name}.key_secret")
+    assert config.s0.address == "tcp://s0.example.org:7000"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "a"', 'name = "a"\nport = 3', "unknown port"),
+        ('name = "a"\n', "", "missing name"),
+        ("[s1]", "[s2]", "unknown s2"),
+        ('address = "tcp://127.0.0.1:1"', 'address = "127.0.0.1:1"', "tcp://HOST:PORT"),
+        ('address = "tcp://127.0.0.1:1"', 'adress = "tcp://127.0.0.1:1"', r"\[s0\]: unknown adress"),
+        (KEY, "PASTE HERE the public key of s0", "no public key"),
+        ('name = "a"', 'name = "a"\nreply_timeout_s = 0', "reply_timeout_s"),
+        ('name = "a"', 'name = "a"\npoll_interval_s = true', "poll_interval_s"),
+        ("[s0]", "[s0", "not TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=said):
+        ClientConfig.load(path)
+
+
+def test_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keygen"):
+        ClientConfig.load(tmp_path / "none.toml")

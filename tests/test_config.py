@@ -1,0 +1,75 @@
+"""servers.config: the samples load, and every mistake is named."""
+
+from pathlib import Path
+
+import pytest
+
+from mpc.errors import ConfigError
+from servers import config
+
+SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
+S0 = (SAMPLES / "s0.toml").read_text()
+
+
+@pytest.mark.parametrize("party", (0, 1))
+def test_the_samples_load(party):
+    loaded = config.load(SAMPLES / f"s{party}.toml")
+    assert loaded.party == party and loaded.name == f"s{party}"
+    assert [client.name for client in loaded.clients] == ["client-1", "client-2", "client-3"]
+    assert Path(loaded.key_file) == SAMPLES / "keys" / f"s{party}.key_secret"
+    assert Path(loaded.state_dir) == SAMPLES / "state" / f"s{party}"
+
+
+def test_the_samples_name_every_setting():
+    for kind, text in ((config.ServerConfig, S0), (config.ProtocolParams, S0.partition("[protocol]")[2])):
+        for name in kind.__dataclass_fields__:
+            assert name in text
+
+
+def test_both_samples_agree():
+    assert config.load(SAMPLES / "s0.toml").protocol.agreement() == config.load(SAMPLES / "s1.toml").protocol.agreement()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("party = 0", "party = 2", "party must be 0 or 1"),
+        ("party = 0", "party = 1", "`listen` where party = 1"),
+        ("party = 0", "party = true", "party must be int"),
+        ("party = 0\n", "", "missing party"),
+        ("party = 0", "party = 0\nlisten_adress = 3", "unknown listen_adress"),
+        ("party = 0", "party = ", "is not TOML"),
+        ('listen = "tcp://', 'listen = "http://', "tcp://HOST:PORT"),
+        ("min_clients = 3", "min_clients = 1", "median of a single client"),
+        ("peer_wait_s = 300", "peer_wait_s = 0", "peer_wait_s must be more than 0"),
+        ("peer_wait_s = 300", 'peer_wait_s = "5 min"', "peer_wait_s must be float or int"),
+        ("lanes = 2", "lanes = 0", "lanes must be"),
+        ("lanes = 2", "lane = 2", "unknown lane"),
+        ('public_key = "', 'public_key = "#', "is no public key"),
+        ('address = "tcp://', 'listen = "tcp://0.0.0.0:1"\naddress = "tcp://', "and not both"),
+        ("client-2", "client-1", "'client-1' is there 2 times"),
+        ('name = "client-3"', 'name = ""', "a name has 1 to 40 characters"),
+        ("[[coordinators]]", "[coordinators]", "write [[coordinators]]"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, old, new, message):
+    assert old in S0
+    path = tmp_path / "s0.toml"
+    path.write_text(S0.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    assert message in str(caught.value)
+
+
+def test_a_key_has_one_role(tmp_path):
+    key = config.load(SAMPLES / "s0.toml").clients[0].public_key
+    coordinator = config.load(SAMPLES / "s0.toml").coordinators[0].public_key
+    path = tmp_path / "s0.toml"
+    path.write_text(S0.replace(coordinator, key))
+    with pytest.raises(ConfigError, match="one role"):
+        config.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        config.load(tmp_path / "nowhere.toml")

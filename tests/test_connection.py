@@ -1,0 +1,226 @@
+"""A connection's answers and failures, and a client's way through a round, against small servers with CURVE and an allow-list."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from clients.client import Client, Coordinator
+from clients.config import ClientConfig, ServerAddress
+from clients.connection import Connection
+from mpc import encode, ring, share, wire
+from mpc.errors import ChannelTimeout, ConfigError, DuplicateUpload, FrameError, InputError, RoundFailed, ServerUnreachable, UnknownRound
+from mpc.params import RoundParams
+from servers.settings import KeyPair
+from servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
+
+Handler = Callable[[wire.Message], tuple[str, dict[str, Any], dict[str, Any]] | None]  # type, fields, arrays; None: no answer
+
+SERVER, MEMBER, STRANGER = (KeyPair(*zmq.curve_keypair()) for _ in range(3))
+
+
+def echo(message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    return message.type, message.fields, message.arrays
+
+
+@contextmanager
+def serving(handler: Handler, max_message_bytes: int = 1 << 20) -> Iterator[ServerAddress]:
+    """A server on a thread, for callers with the key of MEMBER."""
+    context = zmq.Context()
+    gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
+    port = ClientPort(context, SERVER, "tcp://127.0.0.1:*", max_message_bytes)
+    address = ServerAddress(port.socket.last_endpoint.decode(), SERVER.public.decode())
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            if port.socket.poll(20) and (request := port.recv()):
+                message = wire.unpack(request[2])
+                if (answer := handler(message)) is not None:
+                    kind, fields, arrays = answer
+                    port.send(request[0], wire.pack(kind, {"id": message.fields["id"]} | fields, arrays))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield address
+    finally:
+        stop.set()
+        thread.join()
+        port.close()
+        gate.stop()
+        context.term()
+
+
+@contextmanager
+def connected(server: ServerAddress, keys: KeyPair = MEMBER, timeout_s: float = 5.0) -> Iterator[Connection]:
+    connection = Connection("S0", server, keys, timeout_s)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def test_question_and_answer() -> None:
+    with serving(echo) as server, connected(server) as connection:
+        for number in (1, 2):
+            answer = connection.ask("hello", {"word": "x"}, {"numbers": np.arange(3)})
+            assert (answer.type, answer.fields) == ("hello", {"word": "x", "id": number})
+            assert answer.arrays["numbers"].tolist() == [0, 1, 2]
+
+
+def test_errors_come_back_typed() -> None:
+    with serving(lambda _: ("error", {"code": "duplicate-upload", "message": "twice"}, {})) as server, connected(server) as connection:
+        with pytest.raises(DuplicateUpload, match="S0: twice"):
+            connection.ask("upload")
+
+
+def test_a_frame_the_server_could_not_read_is_answered_with_id_0() -> None:
+    with serving(lambda _: ("error", {"id": 0, "code": "bad-frame", "message": "what?"}, {})) as server, connected(server) as connection:
+        with pytest.raises(FrameError, match="what"):
+            connection.ask("upload")
+
+
+def test_a_refused_key_is_told_at_once_and_with_what_to_do() -> None:
+    with serving(echo) as server, connected(server, STRANGER, timeout_s=30) as connection:
+        start = time.monotonic()
+        with pytest.raises(ServerUnreachable, match="does not know this key") as caught:
+            connection.ask("info")
+        assert STRANGER.public.decode() in str(caught.value)
+        assert STRANGER.secret.decode() not in str(caught.value)
+        assert time.monotonic() - start < 5
+
+
+def test_the_wrong_server_key_and_nobody_there_end_at_the_limit() -> None:
+    with serving(echo) as server:
+        impostor = replace(server, public_key=STRANGER.public.decode())
+        for nobody in (impostor, ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())):
+            with connected(nobody, timeout_s=0.5) as connection, pytest.raises(ServerUnreachable, match="within 0.5 s: is it running"):
+                connection.ask("info")
+
+
+def test_a_server_that_says_nothing_ends_at_the_limit_and_its_late_answer_is_dropped() -> None:
+    silent = threading.Event()
+
+    def slow_once(message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        if not silent.is_set():
+            silent.set()
+            time.sleep(1.0)
+        return echo(message)
+
+    with serving(slow_once) as server, connected(server, timeout_s=0.7) as connection:
+        with pytest.raises(ServerUnreachable, match="did not answer 'first'"):
+            connection.ask("first")
+        assert connection.ask("second").type == "second"
+
+
+def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
+    with serving(echo, max_message_bytes=10_000) as server, connected(server, timeout_s=30) as connection:
+        connection.ask("hello")
+        start = time.monotonic()
+        with pytest.raises(ServerUnreachable, match="max_message_bytes"):
+            connection.ask("upload", {}, {"share": np.zeros(20_000, np.uint8)})
+        assert time.monotonic() - start < 5
+        assert connection.ask("hello").type == "hello"  # it connects again
+
+
+class Pair:
+    """Two servers with one round whose result is the first update; what they get is kept."""
+
+    def __init__(self, params: RoundParams) -> None:
+        self.params = params
+        self.state = "open"
+        self.uploads: list[wire.Message] = []
+        self.refusal: dict[str, Any] | None = None
+
+    def handle(self, message: wire.Message, party: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        if message.type == "round":
+            fields = {"round": "1-a", "number": 1, "params": self.params.to_dict(), "index": 0, "state": self.state}
+            return "round", fields, {}
+        if message.type == "model":
+            return "model", {}, {}
+        if message.type == "upload":
+            if self.refusal:
+                return "error", self.refusal, {}
+            self.uploads.append(message)
+            return "upload", {}, {}
+        return "result", {"form": "share"}, {"share": ring.pack(self.share(party), self.params.ring_bits)}
+
+    def share(self, party: int) -> np.ndarray:
+        """This party's share of the one update."""
+        upload, layout = self.uploads[party], self.params.layout
+        array = upload.arrays["share"]
+        held = share.SeedUpload(layout, array.tobytes()) if upload.fields["form"] == "seed" else share.WordsUpload(layout, array)
+        return share.read(held, layout, 0, layout.columns)[0]
+
+
+@contextmanager
+def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]:
+    key_file = tmp_path / "a.key_secret"
+    key_file.write_text(f'curve\n    public-key = "{MEMBER.public.decode()}"\n    secret-key = "{MEMBER.secret.decode()}"\n')
+    key_file.chmod(0o600)
+    with serving(lambda message: pair.handle(message, 0)) as s0, serving(lambda message: pair.handle(message, 1)) as s1:
+        with Client(ClientConfig("a", str(key_file), s0, s1, reply_timeout_s=5, poll_interval_s=0.02, **settings)) as client:
+            yield client
+
+
+PAIRWISE = RoundParams("pairwise", 5, 3, ring_bits=40, fraction_bits=20, result_to="clients")
+
+
+def test_submit_and_result_keep_the_structure(tmp_path: Path) -> None:
+    update = {"weight": np.array([[1.5, -2.0], [0.25, 3.0]], np.float32), "steps": np.array([7]), "bias": np.array([-0.5])}
+    with client_of(Pair(PAIRWISE), tmp_path) as client:
+        client.submit(update)
+        result = client.result()
+    assert list(result) == list(update)
+    for name, before in update.items():
+        assert result[name].dtype == before.dtype
+        assert np.array_equal(result[name], before)
+
+
+def test_each_server_gets_half_of_the_upload(tmp_path: Path) -> None:
+    pair, update = Pair(PAIRWISE), np.arange(5.0)
+    with client_of(pair, tmp_path) as client:
+        client.submit(update)
+    assert [upload.fields["form"] for upload in pair.uploads] == ["seed", "words"]
+    assert np.array_equal(share.combine(pair.share(0), pair.share(1), 40), encode.to_fixed(update, 40, 20))
+
+
+def test_one_attempt_a_round(tmp_path: Path) -> None:
+    pair = Pair(PAIRWISE)
+    with client_of(pair, tmp_path, wait_timeout_s=0.1) as client:
+        with pytest.raises(InputError, match="NaN"):
+            client.submit(np.full(5, np.nan))
+        with pytest.raises(InputError, match="5 values"):
+            client.submit(np.zeros(6))  # nothing was sent: the round is still this client's
+        pair.refusal = {"code": "unknown-round", "message": "gone"}
+        with pytest.raises(UnknownRound, match="gone"):
+            client.submit(np.zeros(5))
+        with pytest.raises(ChannelTimeout, match="no new round"):
+            client.submit(np.zeros(5))
+        with pytest.raises(InputError, match="before a submit"):
+            client.result()
+
+
+def test_a_failed_round_is_told(tmp_path: Path) -> None:
+    pair = Pair(PAIRWISE)
+    with client_of(pair, tmp_path) as client:
+        client.submit(np.zeros(5))
+        pair.handle = lambda *_: ("error", {"code": "round-failed", "message": "s1 was lost"}, {})  # type: ignore[method-assign]
+        with pytest.raises(RoundFailed, match="s1 was lost"):
+            client.result()
+
+
+def test_a_key_file_others_may_read_is_refused(tmp_path: Path) -> None:
+    server = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
+    (tmp_path / "a.key_secret").write_text("")
+    (tmp_path / "a.key_secret").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Coordinator(ClientConfig("a", str(tmp_path / "a.key_secret"), server, server))

@@ -1,0 +1,434 @@
+"""Two real daemons: whole rounds, the rules of rounds, and what bad input gets."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from mpc import encode, share, wire
+from mpc.errors import (
+    BadUpload,
+    ConfigError,
+    DuplicateUpload,
+    FrameError,
+    InputError,
+    NotAllowed,
+    ParametersDiffer,
+    PeerUnavailable,
+    RoundBusy,
+    RoundClosed,
+    RoundFailed,
+    TooFewClients,
+    UnknownRound,
+)
+from mpc.params import RoundParams
+from servers.settings import KeyPair
+from tests.daemons import SETTINGS, Pair, wait_until
+
+DIM = 1000
+MODEL = np.linspace(-0.2, 0.2, DIM, dtype=np.float32)
+BUCKETED = {"method": "bucketed", "dim": DIM, "max_clients": 3}
+PAIRWISE = {"method": "pairwise", "dim": DIM, "max_clients": 3}
+MAX_MESSAGE_BYTES = 1 << 24
+
+
+def updates(count: int = 3, seed: int = 1) -> list[np.ndarray]:
+    return [MODEL + np.random.default_rng((seed, i)).normal(0, 0.05, DIM).astype(np.float32) for i in range(count)]
+
+
+def bucketed_in_the_clear(values, model, width) -> np.ndarray:
+    index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[(len(values) - 1) // 2]
+    return encode.quantize(index, model, width, 8).astype(np.float32)
+
+
+def exact_in_the_clear(values) -> np.ndarray:
+    fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in values], axis=0)[(len(values) - 1) // 2]
+    return encode.from_fixed(fixed.view(np.uint64), 64, 24).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory):
+    """One pair for all tests that leave both servers as they found them."""
+    made = Pair(tmp_path_factory.mktemp("pair") / "keys", settings=SETTINGS | {"max_message_bytes": MAX_MESSAGE_BYTES})
+    try:
+        made.start("s0", "s1")
+        made.link()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pair(daemons):
+    yield daemons
+    if (status := daemons.status())["state"] in ("open", "running"):
+        daemons.caller("coordinator", "s0").ask("abort", round=status["round"], reason="the test is over")
+        wait_until(lambda: daemons.status("s1")["state"] == "failed")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A pair of its own, not yet started."""
+    made = Pair(tmp_path / "keys")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def run(pair: Pair, values, **params) -> str:
+    """An honest round of all clients; its id."""
+    round_id = pair.open(**params)
+    for name, value in zip(pair.names, values, strict=False):
+        pair.submit(name, value)
+    pair.wait("published")
+    return round_id
+
+
+# Whole rounds
+
+
+def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
+    model, width = MODEL, np.float32(0.1)
+    for number in (1, 2, 3):
+        values = updates(seed=number)
+        start = {"model": MODEL, "range": {"policy": "coordinate"}} if number == 1 else {}
+        round_id = run(pair, values, **start, **BUCKETED)
+        published = pair.result(round_id)
+        assert published.dtype == np.float32 and np.array_equal(published, bucketed_in_the_clear(values, model, width))
+        status = pair.status()
+        assert status["number"] == number and len(status["included"]) == 3 and status["left_out"] == {}
+        assert status["cost"]["ots"] > 0 and status["cost"]["bytes_sent"] == pair.wait("published", "s1")["cost"]["bytes_received"]
+        width = encode.next_range(encode.RangePolicy(), width, model, published, number).astype(np.float32)
+        model = published
+    for server in ("s0", "s1"):
+        assert sum(event["event"] == "session-established" for event in pair.events(server)) == 1
+        assert not list((pair.folder / f"{server}-state" / "spool").iterdir())
+
+
+def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair):
+    values = updates()
+    assert np.array_equal(pair.result(run(pair, values, **PAIRWISE)), exact_in_the_clear(values))
+    round_id = run(pair, values, **PAIRWISE, result_to="clients")
+    pair.wait("published", "s1")
+    assert np.array_equal(pair.result(round_id).astype(np.float32), exact_in_the_clear(values))
+    for server in ("s0", "s1"):
+        with pytest.raises(NotAllowed, match="clients alone"):
+            pair.caller("coordinator", server).ask("result", round=round_id)
+
+
+def test_results_and_models_are_at_s0(pair):
+    round_id = run(pair, updates(), **PAIRWISE)
+    pair.wait("published", "s1")
+    for op in ("result", "model"):
+        with pytest.raises(NotAllowed, match="s0"):
+            pair.caller("client-1", "s1").ask(op, round=round_id)
+
+
+# The rules of rounds
+
+
+def test_a_second_round_waits_for_the_first_to_end(pair):
+    first = pair.open(**PAIRWISE)
+    with pytest.raises(RoundBusy, match=first):
+        pair.open(**PAIRWISE)
+    coordinator = pair.caller("coordinator", "s0")
+    assert coordinator.ask("info").fields["state"] == "busy"
+    pending = pair.caller("client-1", "s0").ask("result", round=first).fields
+    assert (pending["form"], pending["state"]) == ("pending", "open")
+    coordinator.ask("abort", round=first, reason="changed my mind")
+    assert coordinator.ask("info").fields["state"] == "idle"
+    for server in ("s0", "s1"):
+        failed = wait_until(lambda server=server: (now := pair.status(server))["state"] == "failed" and now)
+        assert "changed my mind" in failed["reason"]
+    with pytest.raises(RoundFailed, match="changed my mind"):
+        pair.result(first)
+    run(pair, updates(), **PAIRWISE)
+
+
+def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair):
+    values = updates()
+    round_id = pair.open(**PAIRWISE)
+    pair.submit("client-1", values[0])
+    for server in ("s0", "s1"):
+        with pytest.raises(DuplicateUpload):
+            pair.submit("client-1", values[1], to=[server])
+    pair.submit("client-2", values[1])
+    pair.submit("client-3", values[2])
+    pair.wait("published")
+    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
+
+
+def test_an_upload_for_another_round_is_refused(pair):
+    old = run(pair, updates(), **PAIRWISE)
+    pair.open(**PAIRWISE)
+    seed = {"share": np.zeros(16, np.uint8)}
+    for server in ("s0", "s1"):
+        with pytest.raises(UnknownRound, match="99-"):
+            pair.caller("client-1", server).ask("upload", seed, round="99-ffffffff", form="seed")
+        with pytest.raises(RoundClosed, match=old):
+            pair.caller("client-1", server).ask("upload", seed, round=old, form="seed")
+        assert pair.status(server)["clients"]["client-1"] == "none"
+
+
+def test_clients_at_one_server_only_are_left_out_and_named(pair):
+    values = updates()
+    round_id = pair.open(**PAIRWISE)
+    pair.submit("client-1", values[0])
+    pair.submit("client-2", values[1], to=["s1"])
+    pair.submit("client-3", values[2])
+    wait_until(lambda: pair.status()["clients"] == {"client-1": "both", "client-2": "there", "client-3": "both"})
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    status = pair.wait("published")
+    assert status["left_out"] == {"client-2": "its upload reached only s1"} and sorted(status["included"]) == ["client-1", "client-3"]
+    assert pair.wait("published", "s1")["left_out"] == status["left_out"]
+    assert np.array_equal(pair.result(round_id), exact_in_the_clear([values[0], values[2]]))
+    with pytest.raises(RoundClosed):
+        pair.caller("coordinator", "s0").ask("close", round=round_id)
+
+
+def test_too_few_clients_fail_the_round_at_its_deadline(pair):
+    round_id = pair.open(**PAIRWISE, min_clients=3, deadline_s=1.0)
+    assert 0 < pair.status()["deadline_in_s"] <= 1
+    pair.submit("client-1", updates()[0])
+    pair.submit("client-2", updates()[1], to=["s0"])
+    for server in ("s0", "s1"):
+        status = wait_until(lambda server=server: (now := pair.status(server))["state"] == "failed" and now)
+        assert "1 complete uploads" in status["reason"] and "at least 3" in status["reason"]
+        assert status["left_out"]["client-2"] == "its upload reached only s0" and status["left_out"]["client-3"] == "its upload reached neither server"
+    with pytest.raises(RoundFailed, match="at least 3"):
+        pair.result(round_id)
+    assert any(event.get("code") == TooFewClients.code for event in pair.events("s0"))
+    run(pair, updates(), **PAIRWISE)
+
+
+# Bad input: a typed error, and nothing lost
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"buckets": 2}, ConfigError, "buckets"),
+        ({"max_clients": 1, "min_clients": 1}, ConfigError, "max_clients"),
+        ({"min_clients": 1}, ConfigError, "single client"),
+        ({"ring_bits": 65}, ConfigError, "ring bits"),
+        ({"ring_bits": 1}, ConfigError, "cannot count"),
+        ({"dim": 0}, ConfigError, "dim"),
+        ({"dim": DIM + 1}, InputError, "global model"),
+        ({"dim": 1 << 30}, ConfigError, "max_message_bytes"),
+        ({"method": "mean"}, ConfigError, "method"),
+        ({"depth": 3}, ConfigError, "unknown depth"),
+        ({"deadline_s": 0}, ConfigError, "deadline_s"),
+    ],
+)
+def test_a_round_with_bad_parameters_is_not_opened(pair, change, error, message):
+    with pytest.raises(error, match=message):
+        pair.open(model=MODEL, **BUCKETED | change)
+    assert not pair.status()["state"] == "open"
+
+
+@pytest.mark.parametrize("range_", [{"initial": 0}, {"initial": -0.1}, {"policy": "wide"}, {"initial": "0.1"}])
+def test_a_bad_range_is_refused(pair, range_):
+    with pytest.raises(ConfigError):
+        pair.open(model=MODEL, range=range_, **BUCKETED)
+
+
+@pytest.mark.parametrize("model", [MODEL.astype(np.float64), MODEL[:-1], np.full(DIM, np.nan, np.float32)])
+def test_a_bad_model_is_refused(pair, model):
+    with pytest.raises(InputError, match="global model"):
+        pair.open(model=model, **BUCKETED)
+
+
+def test_nan_does_not_leave_the_client(pair):
+    round_id = pair.open(model=MODEL, **BUCKETED)
+    values = updates()
+    bad = values[0].copy()
+    bad[7] = np.nan
+    with pytest.raises(InputError, match="NaN.* 7"):
+        pair.submit("client-1", bad)
+    for name, value in zip(pair.names, values, strict=True):
+        pair.submit(name, value)
+    pair.wait("published")
+    assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
+
+
+def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair):
+    round_id = pair.open(model=MODEL, **BUCKETED)
+    values = updates()
+    layout = RoundParams(**BUCKETED).layout
+    words = np.zeros((layout.rows, layout.row_words), np.uint64)
+    wrong_dim = share.Layout(layout.rows, DIM * 2, layout.bits)
+    wrong_ring = share.Layout(layout.rows, DIM, layout.bits * 2)
+    uploads = [
+        ("words", np.zeros((layout.rows, wrong_dim.row_words), np.uint64)),
+        ("words", np.zeros((layout.rows, wrong_ring.row_words), np.uint64)),
+        ("words", words[:-1]),
+        ("words", words.astype(np.int64)),
+        ("words", words.astype(np.float32)),
+        ("seed", np.zeros(17, np.uint8)),
+        ("seed", words),
+        ("clear", words),
+    ]
+    for server in ("s0", "s1"):
+        client = pair.caller("client-1", server)
+        for form, array in uploads:
+            with pytest.raises(BadUpload):
+                client.ask("upload", {"share": array}, round=round_id, form=form)
+        with pytest.raises(FrameError, match="share"):
+            client.ask("upload", round=round_id, form="words")
+        with pytest.raises(FrameError, match="more"):
+            client.ask("upload", {"share": words, "more": words}, round=round_id, form="words")
+        with pytest.raises(ConfigError, match="form"):
+            client.ask("upload", {"share": words}, round=round_id)
+        with pytest.raises(ConfigError, match="round must be str"):
+            client.ask("upload", {"share": words}, round=7, form="words")
+    for name, value in zip(pair.names, values, strict=True):
+        pair.submit(name, value)
+    pair.wait("published")
+    assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
+
+
+def test_frames_that_are_none_get_a_typed_error(pair):
+    header, array = wire.pack("upload", {"id": 9, "round": "", "form": "words"}, {"share": np.zeros(4, np.uint64)})
+    frames = {
+        "random": [np.random.default_rng(1).bytes(100)],
+        "empty": [b""],
+        "truncated header": [header[: len(header) // 2], array],
+        "truncated array": [header, array[:-1]],
+        "over-long array": [header, bytes(array) + b"\0"],
+        "missing array": [header],
+        "surplus part": [header, array, b"more"],
+        "no id": wire.pack("info"),
+        "an id that is no number": wire.pack("info", {"id": "one"}),
+    }
+    for server in ("s0", "s1"):
+        for what, parts in frames.items():
+            reply = pair.caller("client-1", server).send(parts)
+            assert (reply.type, reply.fields["code"], reply.fields["id"]) == ("error", FrameError.code, 0), what
+        with pytest.raises(FrameError, match="no request is called 'guess'"):
+            pair.caller("client-1", server).ask("guess")
+        with pytest.raises(ConfigError, match="unknown more"):
+            pair.caller("client-1", server).ask("info", more=1)
+
+
+def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair):
+    caller = pair.caller("client-2", "s0")
+    assert caller.is_ignored([b"", bytes(MAX_MESSAGE_BYTES + 1)])
+    assert pair.caller("client-1", "s0").ask("info").fields["name"] == "client-1"
+    assert caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES  # zmq has connected again
+
+
+def test_a_key_that_is_not_on_the_list_gets_no_answer(pair):
+    keys = KeyPair(*zmq.curve_keypair())
+    for server in ("s0", "s1"):
+        stranger = pair.stranger(keys, server)
+        assert stranger.is_ignored(wire.pack("info", {"id": 1}))
+        stranger.close()
+        assert {"port": "clients", "key": keys.public.decode()}.items() <= next(e for e in pair.events(server) if e["event"] == "key-refused").items()
+
+
+def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
+    client = pair.caller("client-1", "s0")
+    with pytest.raises(NotAllowed, match="coordinator"):
+        client.ask("open", params=PAIRWISE, range={}, reset=False)
+    round_id = pair.open(**PAIRWISE)
+    for op, fields in (("close", {}), ("abort", {"reason": "mine"})):
+        with pytest.raises(NotAllowed, match="coordinator"):
+            client.ask(op, round=round_id, **fields)
+    with pytest.raises(NotAllowed, match="client"):
+        pair.caller("coordinator", "s0").ask("upload", {"share": np.zeros(16, np.uint8)}, round=round_id, form="seed")
+    for op, fields in (("open", {"params": PAIRWISE, "range": {}}), ("close", {"round": round_id}), ("abort", {"round": round_id, "reason": "there"})):
+        with pytest.raises(NotAllowed, match="s0"):
+            pair.caller("coordinator", "s1").ask(op, **fields)
+    intruder = pair.intruder("client-1")  # at the peer's port, in the peer's place
+    assert intruder.is_ignored(wire.pack("failed", {"round": round_id, "code": "closed", "reason": "mine"}))
+    intruder.close()
+    assert any(event["event"] == "key-refused" and event["port"] == "peer" for event in pair.events("s1"))
+    assert pair.status("s0")["state"] == pair.status("s1")["state"] == "open"
+
+
+# Servers that are not there, not alike, or stop
+
+
+def test_s0_waits_for_s1_says_so_and_gives_up(alone):
+    alone.configure("s0", peer_wait_s=3)
+    alone.start("s0")
+    coordinator = alone.caller("coordinator", "s0")
+    info, status = coordinator.ask("info").fields, coordinator.ask("status").fields
+    assert info["peer_linked"] is False and "s1 has not appeared" in info["peer_problem"] and info["role"] == "coordinator"
+    assert (status["state"], status["peer_linked"]) == ("none", False)
+    with pytest.raises(PeerUnavailable, match="not appeared"):
+        alone.open(**PAIRWISE)
+    with pytest.raises(UnknownRound):
+        alone.caller("client-1", "s0").ask("round")
+    assert any(event["event"] == "peer-awaited" for event in alone.events("s0"))
+    assert alone.ended("s0") == 2
+    last = alone.output("s0").splitlines()[-1]
+    assert last.startswith("securemedian: ") and "s1 has not appeared" in last and "Traceback" not in alone.output("s0")
+
+
+def test_servers_that_are_configured_differently_say_how(alone):
+    alone.configure("s1", text="\n[protocol]\nlanes = 3\not_field_bits = 2\n")
+    alone.start("s0", "s1")
+    alone.link()
+    with pytest.raises(ParametersDiffer, match=r"lanes: 2 here, 3 there; ot_field_bits: 4 here, 2 there"):
+        alone.open(**PAIRWISE)
+    assert "lanes" in alone.status()["peer_problem"]
+    for server in ("s0", "s1"):
+        linked = next(event for event in alone.events(server) if event["event"] == "peer-linked")
+        assert "lanes: " in linked["problem"] and "ot_field_bits: " in linked["problem"]
+        assert alone.stop(server) == 0
+
+
+LONG = {"method": "pairwise", "dim": 600_000, "max_clients": 3}  # seconds of protocol
+
+
+def start_long_round(pair: Pair) -> str:
+    round_id = pair.open(**LONG, reset=True)
+    values = np.zeros(LONG["dim"], np.float32)
+    for name in pair.names:
+        pair.submit(name, values)
+    for server in ("s0", "s1"):
+        wait_until(lambda server=server: (now := pair.status(server))["state"] == "running" and now["progress"][0] > 0)
+    return round_id
+
+
+def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(alone):
+    alone.start("s0", "s1")
+    alone.link()
+    round_id = start_long_round(alone)
+    start = time.monotonic()
+    assert alone.stop("s1", signal.SIGKILL) == -signal.SIGKILL
+    status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
+    assert time.monotonic() - start < SETTINGS["peer_timeout_s"] + 2
+    assert "s1" in status["reason"] and not status["peer_linked"]
+    with pytest.raises(RoundFailed, match="s1"):
+        alone.result(round_id)
+    with pytest.raises(PeerUnavailable):
+        alone.open(**PAIRWISE, reset=True)
+    alone.start("s1")
+    alone.link()
+    values = updates()
+    assert np.array_equal(alone.result(run(alone, values, **PAIRWISE, reset=True)), exact_in_the_clear(values))
+    assert not list((alone.folder / "s0-state" / "spool").iterdir())
+
+    # and a SIGTERM lets a run finish, at either server, with what is kept taken up again
+    start_long_round(alone)
+    assert alone.stop("s1") == 0
+    assert alone.status()["state"] == "published" and "stopped" in alone.status()["peer_problem"]
+    alone.start("s1")
+    alone.link()
+    run(alone, values, **PAIRWISE, reset=True)
+    assert alone.stop("s0") == 0
+    alone.start("s0")
+    alone.link()
+    round_id = run(alone, values, **BUCKETED)
+    assert alone.status()["number"] == 2
+    width = encode.RangePolicy().initial
+    assert np.array_equal(alone.result(round_id), bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width)))
+    alone.open(**BUCKETED)
+    assert alone.stop("s0") == 0
+    assert "s0 was stopped" in wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)["reason"]
+    assert alone.stop("s1") == 0

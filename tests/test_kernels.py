@@ -1,0 +1,165 @@
+"""Every kernel against its plain twin. Run again without the compiler by `test_kernels_without_the_compiler`."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpc.kernels import extension, packing, tables
+from tests import reference
+
+RNG = np.random.default_rng(5)
+
+
+def words(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 2**64, shape, np.uint64)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("width", [2, 6, 300])
+def test_fold(k: int, width: int) -> None:
+    leaves = words(1 << k, width)
+    want_rows, want_sum = reference.fold(leaves)
+    rows = np.empty((k, width), np.uint64)
+    extension.fold(leaves, rows)
+    assert (rows == want_rows).all() and (leaves[0] == want_sum).all()
+
+
+@pytest.mark.parametrize("width", [2, 16, 22])
+def test_transpose_and_tweak(width: int) -> None:
+    rows = words(128, width)
+    out = np.empty((64 * width, 2), np.uint64)
+    extension.transpose_and_tweak(rows, np.uint64(1000), np.uint64(7), out)
+    left, right = reference.columns(rows).T
+    index = np.arange(64 * width, dtype=np.uint64) + np.uint64(1000)
+    assert (out[:, 0] == left ^ right ^ index).all() and (out[:, 1] == left ^ np.uint64(7)).all()
+    again = np.empty_like(out)
+    extension.sigma_and_tweak(reference.columns(rows), np.uint64(1000), np.uint64(7), again)
+    assert (again == out).all()
+
+
+def test_sigma_is_an_orthomorphism() -> None:
+    """sigma and x -> sigma(x) ^ x are linear, so they permute exactly if they have full rank over GF(2)."""
+    identity = np.zeros((128, 2), np.uint64)
+    for i in range(128):
+        identity[i, i // 64] = np.uint64(1) << np.uint64(i % 64)
+    image = np.empty_like(identity)
+    for i in range(128):
+        extension.sigma_and_tweak(identity[i : i + 1], np.uint64(0), np.uint64(0), image[i : i + 1])
+    for matrix in (image, image ^ identity):
+        rows = [int(low) | int(high) << 64 for low, high in matrix]
+        rank = 0
+        for bit in range(128):
+            pivot = next((i for i in range(rank, 128) if rows[i] >> bit & 1), None)
+            if pivot is None:
+                continue
+            rows[rank], rows[pivot] = rows[pivot], rows[rank]
+            rows = [row ^ rows[rank] if i != rank and row >> bit & 1 else row for i, row in enumerate(rows)]
+            rank += 1
+        assert rank == 128
+
+
+def test_correct_and_xors() -> None:
+    rows, correction = words(3, 10), words(10)
+    masks = np.array([0, 2**64 - 1, 0], np.uint64)
+    want = rows ^ (correction[None] & masks[:, None])
+    extension.correct(rows, correction, masks)
+    assert (rows == want).all()
+    values, other = words(5, 2), words(5, 2)
+    out = np.empty_like(values)
+    extension.xor_constant(values, np.uint64(3), np.uint64(9), out)
+    assert (out == values ^ np.array([3, 9], np.uint64)).all()
+    extension.xor_into(out, other)
+    assert (out == values ^ np.array([3, 9], np.uint64) ^ other).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 130])
+def test_bits(count: int) -> None:
+    bits = RNG.integers(0, 2, count).astype(np.uint8)
+    packed = np.empty(-(-count // 64), np.uint64)
+    packing.pack_bits(bits, packed)
+    assert packed.tolist() == reference.pack(bits.tolist(), 1)
+    back = np.empty(count, np.uint8)
+    packing.unpack_bits(packed, back)
+    assert (back == bits).all()
+
+
+def test_bit_planes() -> None:
+    keys = words(128, 2)
+    planes = np.empty((2, 2), np.uint64)
+    packing.bit_planes(keys, planes)
+    for k in range(2):
+        assert planes[k].tolist() == reference.pack([int(key) >> k & 1 for key in keys[:, 0]], 1)
+
+
+@pytest.mark.parametrize(("m", "slot"), [(1, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
+def test_tables_and_pads_agree(m: int, slot: int) -> None:
+    """The receiver's pad is the sender's chunk at its choice, by the definition with XORs of chunks."""
+    count, chunk = 128, (1 << slot) - 1
+    keys0, keys1, choice_words = words(m * count, 2), words(m * count, 2), words(m * count // 64)
+    masks = np.array([[sum(chunk << slot * i for i in range(1 << m) if i >> j & 1 == b) for b in (0, 1)] for j in range(m)], np.uint64)
+    made = np.empty((count, 1), np.uint64)
+    tables.combine_keys(keys0, keys1, masks[:, :, None], made)
+    chosen_bits = np.empty(m * count, np.uint8)
+    packing.unpack_bits(choice_words, chosen_bits)
+    keys = np.where(chosen_bits[:, None] == 1, keys1, keys0)
+    choices, pads = np.empty(count, np.uint8), np.empty(count, np.uint8)
+    tables.choose_chunks(keys, choice_words, slot, slot, choices, pads)
+    for item in range(count):
+        want = 0
+        for i in range(1 << m):
+            pad = 0
+            for j in range(m):
+                key = (keys1 if i >> j & 1 else keys0)[j * count + item, 0]
+                pad ^= int(key) >> slot * i & chunk
+            want |= pad << slot * i
+        assert int(made[item, 0]) == want
+        choice = sum(int(chosen_bits[j * count + item]) << j for j in range(m))
+        assert choices[item] == choice and pads[item] == want >> slot * choice & chunk
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("shift", [0, 5])
+def test_leaf_messages(bits: int, shift: int) -> None:
+    """Sender and receiver of a leaf end with shares of the comparison of their leaves."""
+    count, positions = 100, 1 << bits
+    a, c = (RNG.integers(0, 2**9, count).astype(np.uint16) for _ in range(2))
+    mask = positions - 1
+    leaf_a, leaf_c = (a >> shift) & mask, (c >> shift) & mask
+    choices = RNG.integers(0, positions, count).astype(np.uint8)
+    request = np.empty(count, np.uint8)
+    tables.request_leaves(c, shift, choices, mask, request)
+    assert (request == choices ^ leaf_c).all()
+    for slot, wanted in ((1, [leaf_a > leaf_c]), (1, [leaf_a == leaf_c]), (2, [leaf_a > leaf_c, leaf_a == leaf_c])):
+        if slot == 2 and bits != 4:
+            continue
+        made = RNG.integers(0, 1 << slot * positions, count, np.uint64).astype(np.uint32)
+        pads = np.array([int(table) >> slot * int(choice) & (2**slot - 1) for table, choice in zip(made, choices, strict=True)], np.uint8)
+        shares = words(slot, 2)
+        reply = np.empty_like(made)
+        if slot == 2:
+            tables.reply_both(a, shift, made, request, shares[0], shares[1], reply)
+        else:
+            answer = tables.reply_greater if (wanted[0] == (leaf_a > leaf_c)).all() else tables.reply_equal
+            answer(a, shift, mask, made, request, shares[0], reply)
+        out = np.empty((slot, 2), np.uint64)
+        tables.finish_leaves(c, shift, mask, slot, pads, reply, out)
+        for plane, want in enumerate(wanted):
+            got = np.empty(count, np.uint8)
+            packing.unpack_bits(out[plane] ^ shares[plane], got)
+            assert (got == want).all()
+
+
+@pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="this is the run without the compiler")
+def test_kernels_without_the_compiler() -> None:
+    """The same functions as plain Python: what is compiled is what is written."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-W", "ignore::RuntimeWarning"],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

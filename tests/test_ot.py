@@ -1,0 +1,166 @@
+"""Oblivious transfer: base, extension, 1-of-2, 1-of-N."""
+
+import numpy as np
+import pytest
+from nacl import bindings as sodium
+
+from mpc import ring
+from mpc.channel import local_pair
+from mpc.errors import LocalProtocolError, PeerProtocolError
+from mpc.kernels import packing
+from mpc.ot.base import BaseOtReceiver, BaseOtSender
+from mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
+from mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender, receiver_setup, sender_setup
+from mpc.preprocessing import RandomOts
+from tests.parties import make_parties, run_both
+
+SESSION = b"a session of the tests"
+RNG = np.random.default_rng(11)
+
+
+def extension(field_bits: int, lane: int = 0) -> tuple[RandomOtSender, RandomOtReceiver]:
+    one, two = local_pair(20)
+    (delta, holes), leaves = run_both(
+        lambda j: sender_setup(one, SESSION, field_bits) if j == 0 else receiver_setup(two, SESSION, field_bits)  # type: ignore[arg-type,return-value]
+    )
+    return RandomOtSender(one, SESSION, delta, holes, lane, 0), RandomOtReceiver(two, SESSION, leaves, lane, 0)  # type: ignore[arg-type]
+
+
+def bits_of(words: np.ndarray, count: int) -> np.ndarray:
+    bits = np.empty(count, np.uint8)
+    packing.unpack_bits(words, bits)
+    return bits
+
+
+def test_base_ot_gives_the_chosen_key_alone() -> None:
+    one, two = local_pair()
+    choices = RNG.integers(0, 2, 40).astype(np.uint8)
+    sender = BaseOtSender(one, SESSION)
+    sender.announce()
+    pairs, keys = run_both(lambda j: sender.keys(40) if j == 0 else BaseOtReceiver(two, SESSION).keys(choices))  # type: ignore[arg-type,return-value]
+    flat = [key for pair in pairs for key in pair]
+    assert len(set(flat)) == 80  # no two keys agree, so the receiver's key tells which it is
+    assert [pair[choice] for pair, choice in zip(pairs, choices, strict=True)] == keys
+
+
+def test_base_ot_keys_are_bound_to_the_session() -> None:
+    one, two = local_pair()
+    sender = BaseOtSender(one, SESSION)
+    sender.announce()
+    pairs, keys = run_both(lambda j: sender.keys(2) if j == 0 else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8)))  # type: ignore[arg-type,return-value]
+    assert not {key for pair in pairs for key in pair} & set(keys)
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32])
+def test_base_ot_refuses_points_outside_the_group(point: bytes) -> None:
+    """Zero bytes and the neutral element are of small order, the last is not canonical."""
+    one, two = local_pair()
+    one.send("base.A", np.frombuffer(point, np.uint8))
+    with pytest.raises(PeerProtocolError, match="A is not a point"):
+        BaseOtReceiver(two, SESSION).keys(np.zeros(1, np.uint8))
+    sender = BaseOtSender(one, SESSION)
+    two.send("base.B", np.frombuffer(point, np.uint8).reshape(1, 32))
+    with pytest.raises(PeerProtocolError, match=r"B\[0\]"):
+        sender.keys(1)
+
+
+def test_base_ot_points_do_not_depend_on_the_choice() -> None:
+    """Both choices give points of the prime-order group, so that membership tells nothing."""
+    one, two = local_pair()
+    sender = BaseOtSender(one, SESSION)
+    sender.announce()
+    BaseOtReceiver(two, SESSION).keys(np.array([0, 1] * 8, np.uint8))
+    points = one.recv("base.B", np.uint8, (16, 32))
+    assert all(sodium.crypto_core_ed25519_is_valid_point(point.tobytes()) for point in points)
+
+
+@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
+def test_extension_gives_the_chosen_key(field_bits: int) -> None:
+    sender, receiver = extension(field_bits)
+    seen = set()
+    for count in (ALIGN, 3 * ALIGN, 1 << 13):
+        choices, keys = receiver.extend(count)
+        keys0, keys1 = sender.extend(count)
+        bits = bits_of(choices, count)
+        assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+        assert (keys0 != keys1).any(axis=1).all()
+        assert 0.4 < bits.mean() < 0.6 or count == ALIGN
+        seen |= {key.tobytes() for key in keys0} | {key.tobytes() for key in keys1}
+    assert len(seen) == 2 * (4 * ALIGN + (1 << 13))  # no key twice
+
+
+def test_extension_wire_bits() -> None:
+    """128/k - 1 bits an OT (protocols.md 3)."""
+    for field_bits in (1, 2, 4, 8):
+        sender, receiver = extension(field_bits)
+        before = receiver._channel.traffic.bytes_sent
+        receiver.extend(BLOCK)
+        bits = 8 * (receiver._channel.traffic.bytes_sent - before) / BLOCK
+        assert 128 / field_bits - 1 <= bits < 128 / field_bits - 1 + 0.01
+        del sender
+
+
+def test_lanes_share_nothing() -> None:
+    """The same base OTs on two lanes give unrelated keys and tweaks."""
+    one, two = local_pair()
+    leaves, (delta, holes) = run_both(lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4))  # type: ignore[arg-type,return-value]
+    keys = [RandomOtReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)]  # type: ignore[arg-type]
+    assert not (keys[0] == keys[1]).any()
+    del delta, holes
+
+
+@pytest.mark.parametrize("count", [0, 1, ALIGN - 1, BLOCK + ALIGN, -ALIGN])
+def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
+    sender, receiver = extension(4)
+    for end in (sender, receiver):
+        with pytest.raises(LocalProtocolError, match="multiple"):
+            end.extend(count)
+
+
+def test_extension_does_not_print_secrets() -> None:
+    sender, receiver = extension(4)
+    assert repr(sender) == "RandomOtSender(index=0, <secrets>)" and "secrets" in repr(receiver)
+
+
+@pytest.mark.parametrize("index_bits", range(1, 9))
+@pytest.mark.parametrize("width", [1, 2, 5, 64])
+def test_one_of_n(index_bits: int, width: int) -> None:
+    sender, receiver = extension(4)
+    count = 150
+    messages = RNG.integers(0, 2**64, (count, 1 << index_bits), np.uint64)
+    messages = (messages & np.uint64((1 << width) - 1)).astype(ring.dtype(width))
+    choices = RNG.integers(0, 1 << index_bits, count).astype(np.uint8)
+    _, got = run_both(
+        lambda j: OneOfNSender(sender._channel, sender).send(messages, width)
+        if j == 0
+        else OneOfNReceiver(receiver._channel, receiver).receive(choices, index_bits, width)
+    )
+    assert (got == messages[np.arange(count), choices]).all()
+
+
+def test_one_of_n_refuses_other_numbers_of_messages() -> None:
+    sender, _ = extension(4)
+    for positions in (1, 3, 512):
+        with pytest.raises(LocalProtocolError, match="1-of-N"):
+            OneOfNSender(sender._channel, sender).send(np.zeros((1, positions), np.uint8), 1)
+
+
+@pytest.mark.parametrize("bits", [2, 7, 8, 32, 33, 64])
+@pytest.mark.parametrize("count", [0, 1, 65, 1000])
+def test_chosen_and_correlated_one_of_two(bits: int, count: int) -> None:
+    parties = [lanes[0] for lanes in make_parties()]
+    m0, m1, delta = (ring.reduce(RNG.integers(0, 2**64, count, np.uint64), bits) for _ in range(3))
+    choice = RNG.integers(0, 2, count).astype(np.uint8)
+    stock = run_both(lambda j: [parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count))) for _ in range(2)])
+    (sender, _), (sender2, _) = stock[0]
+    (_, receiver), (_, receiver2) = stock[1]
+    chosen = receiver.finish_chosen(choice, sender.chosen(receiver.request(choice), m0, m1))
+    assert (chosen == np.where(choice, m1, m0)).all()
+    request = receiver2.request(choice)
+    reply, own = sender2.correlated(request, delta)
+    got = receiver2.finish_correlated(choice, reply)
+    assert (ring.reduce(own + got, bits) == ring.reduce(choice * delta, bits)).all()
+    with pytest.raises(LocalProtocolError, match="serves once"):
+        receiver.request(choice)
+    with pytest.raises(LocalProtocolError, match="serves once"):
+        sender.correlated(request, delta)

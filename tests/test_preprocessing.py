@@ -1,0 +1,127 @@
+"""Correlations: what they must satisfy, and that each is made and handed out once."""
+
+import numpy as np
+import pytest
+
+from mpc import boolean, ring
+from mpc.errors import LocalProtocolError
+from mpc.kernels import extension as kernels
+from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from mpc.params import ProtocolParams
+from mpc.party import Party, Session
+from mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
+from tests.parties import make_parties, run_both
+
+
+def pair() -> list[Party]:
+    return [lanes[0] for lanes in make_parties()]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_triples_multiply(width: int) -> None:
+    parties = pair()
+    one, other = run_both(lambda j: parties[j].pool.triples(Triples(width), 50))
+    a, b, c = (x ^ y for x, y in zip(one, other, strict=True))
+    assert b.shape == c.shape == (width, 50) and (c == (a & b)).all()
+    for shares in (*one, *other):
+        density = boolean.unpack_bits(np.ascontiguousarray(shares).reshape(-1), 64 * 50).mean()
+        assert 0.4 < density < 0.6
+
+
+@pytest.mark.parametrize("bits", [2, 9, 64])
+def test_dabits_agree(bits: int) -> None:
+    parties = pair()
+    one, other = run_both(lambda j: parties[j].pool.dabits(DaBits(bits), *((30, 20) if j == 0 else (20, 30))))
+    assert (ring.reduce(one[1] + other[1], bits) == one[0] ^ other[0]).all()
+    assert len(one[0]) == 50 and 0 < (one[0] ^ other[0]).sum() < 50
+
+
+@pytest.mark.parametrize("kind", [Tables(1, 1), Tables(3, 1), Tables(4, 1), Tables(4, 2)])
+def test_tables_agree_with_their_pads(kind: Tables) -> None:
+    parties = pair()
+    (sent0, choices0, pads0), (sent1, choices1, pads1) = run_both(lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70))))
+    for tables, choices, pads in ((sent0, choices1, pads1), (sent1, choices0, pads0)):
+        chunk = tables.astype(np.uint64) >> (choices.astype(np.uint64) * np.uint64(kind.width))
+        assert ((chunk & np.uint64(2**kind.width - 1)) == pads).all() and len(pads) in (70, 9)
+
+
+def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
+    parties = pair()
+    with pytest.raises(LocalProtocolError, match="at most 64 bits"):
+        run_both(lambda j: parties[j].pool.tables(Tables(7, 1), 1, 1))
+
+
+def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot() -> None:
+    parties = pair()
+    demand = Demand({Triples(1): (10, 10), Tables(3, 1): (200, 100)})
+    run_both(lambda j: parties[j].pool.reserve(demand))
+    made = parties[0].pool.ots
+    run_both(lambda j: parties[j].pool.reserve(demand))
+    assert parties[0].pool.ots == parties[1].pool.ots == made  # nothing was missing
+    run_both(lambda j: parties[j].pool.triples(Triples(1), 10))
+    assert parties[0].pool.ots == made  # taken from stock
+    one, other = run_both(lambda j: parties[j].pool.triples(Triples(1), 5000))
+    assert parties[0].pool.ots > made
+    assert ((one[2] ^ other[2]) == ((one[0] ^ other[0]) & (one[1] ^ other[1]))).all()
+
+
+def test_demands_add_and_multiply() -> None:
+    one, other = Demand({Triples(1): (1, 2)}), Demand({Triples(1): (3, 4), RandomOts(8): (5, 6)})
+    assert (one + other).counts == {Triples(1): (4, 6), RandomOts(8): (5, 6)}
+    assert (other * 3).counts == {Triples(1): (9, 12), RandomOts(8): (15, 18)}
+
+
+def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds, and is consumed once."""
+    used: dict[str, set[tuple[int, int]]] = {"sender": set(), "receiver": set()}
+
+    def record(role: str, index: int, stream: int, count: int) -> None:
+        fresh = {(index + i, stream) for i in range(count)}
+        assert not fresh & used[role]
+        used[role] |= fresh
+
+    for role, cls in (("sender", RandomOtSender), ("receiver", RandomOtReceiver)):
+        original = cls.extend
+
+        def extend(self, count, role=role, original=original):  # type: ignore[no-untyped-def]
+            record(role, self.index, int(self._stream), count)
+            return original(self, count)
+
+        monkeypatch.setattr(cls, "extend", extend)
+    sides = make_parties(lanes=2)
+    demands = [Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)}), Demand({RandomOts(8): (300, 300)})]
+    for lane in range(2):
+        for demand in demands * 2:
+            run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
+            run_both(lambda j: sides[j][lane].pool.triples(Triples(2), 9))  # noqa: B023
+    assert used["sender"] == used["receiver"] and len(used["sender"]) == sides[0][0].pool.ots + sides[0][1].pool.ots
+    assert {stream for _, stream in used["sender"]} == {0, 1, 2, 3}
+
+
+def test_stock_hands_nothing_out_twice() -> None:
+    parties = pair()
+    first, second = (run_both(lambda j: parties[j].pool.random_ots(RandomOts(64), 100, 100)) for _ in range(2))
+    assert not set(first[0][0].keys0.tolist()) & set(second[0][0].keys0.tolist())
+
+
+def test_a_lane_is_made_once() -> None:
+    sides = make_parties(lanes=1)
+    channels = [sides[j][0].channel for j in (0, 1)]
+    sessions = run_both(lambda j: Session.establish(j, channels[j], bytes(16), ProtocolParams()))
+    sessions[0].party(0, channels[0])
+    with pytest.raises(LocalProtocolError, match="lane 0 was made before"):
+        sessions[0].party(0, channels[0])
+    assert "secrets" in repr(sessions[0])
+
+
+def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys expanded for wide tables are hashed under streams that no extension has."""
+    parties = pair()
+    sender = parties[0].pool._sender
+    streams: list[int] = []
+    original = kernels.sigma_and_tweak
+    monkeypatch.setattr(kernels, "sigma_and_tweak", lambda keys, index, stream, out: (streams.append(int(stream)), original(keys, index, stream, out)))
+    parties[1].pool._receiver.extend(128)
+    keys0, _ = sender.extend(128)
+    sender.expand(keys0, 3)
+    assert len(set(streams)) == 3 and all(stream >= 1 << 32 for stream in streams)

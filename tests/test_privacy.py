@@ -1,0 +1,221 @@
+"""What a single server sees: uniform until something is opened, whatever the inputs, and then a function of the result.
+
+Uniformity is a chi-square test on the bytes of each kind of message. Its threshold is passed by a uniform source once in a million; a run makes about a hundred
+such tests, so a false alarm comes about once in ten thousand runs. That the test can fail is tested too: with all correlations and masks zero every kind of message fails it.
+"""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from mpc import encode, pipeline, ring, share
+from mpc.channel import Channel, local_pair
+from mpc.median import bucketed, pairwise
+from mpc.ot.one_of_two import OtReceiver, OtSender
+from mpc.params import RoundParams
+from mpc.preprocessing import DaBits, Pool, RandomOts, Tables, Triples
+from mpc.prg import Stream
+from tests import reference
+from tests.parties import deterministic_entropy, make_parties, run_rounds
+
+CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
+FALSE_ALARM_SIGMA = 4.753  # of the normal distribution: 10^-6, one-sided
+MASKED = {"leaf.request", "leaf.reply", "and", "b2a", "mux.request", "mux.reply"}
+PUBLIC = {"base.A", "base.B", "ggm.sums", "chunks", "open.bits", "open.ring"}
+ROUNDS = {
+    "scan": RoundParams("bucketed", DIM, CLIENTS),
+    "scan-wide": RoundParams("bucketed", DIM, CLIENTS, ring_bits=16),
+    "bisect": RoundParams("bucketed", DIM, CLIENTS, schedule="bisect"),
+    "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0),
+    "pairwise-opened": RoundParams("pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=0, selection="opened"),
+}
+INPUTS = ("zero", "extreme", "random")
+
+
+def looks_uniform(data: np.ndarray) -> bool:
+    """Chi-square of the bytes, 255 degrees of freedom, by Wilson and Hilferty's approximation of the threshold."""
+    bins = np.bincount(np.ascontiguousarray(data).view(np.uint8).reshape(-1), minlength=256)
+    expected = bins.sum() / 256
+    assert expected >= 5, "too few bytes for the test to mean anything"
+    statistic = ((bins - expected) ** 2 / expected).sum()
+    threshold = 255 * (1 - 2 / (9 * 255) + FALSE_ALARM_SIGMA * np.sqrt(2 / (9 * 255))) ** 3
+    return bool(statistic < threshold)
+
+
+class Recorder(Channel):
+    """A channel that keeps what it received."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel._link)
+        self.received: list[tuple[str, np.ndarray]] = []
+
+    def recv(self, label, dtype, shape):  # type: ignore[no-untyped-def]
+        array = super().recv(label, dtype, shape)
+        self.received.append((label, array.copy()))
+        return array
+
+
+def inputs(params: RoundParams, kind: str) -> np.ndarray:
+    """One row of plain values a client."""
+    low, high = (0, params.buckets - 1) if params.method == "bucketed" else (-(2 ** (params.ring_bits - 2)), 2 ** (params.ring_bits - 2) - 1)
+    if kind == "zero":
+        return np.zeros((CLIENTS, DIM), np.int64)
+    if kind == "extreme":
+        return np.repeat(np.array([low, high] * (CLIENTS // 2))[:, None], DIM, axis=1)
+    return np.random.default_rng(4).integers(low, high, (CLIENTS, DIM), endpoint=True)
+
+
+def shares_of(params: RoundParams, values: np.ndarray, entropy=None) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
+    rows = [
+        encode.cumulative(row.astype(np.uint16), params.buckets) if params.method == "bucketed" else ring.reduce(row[None], params.ring_bits)
+        for row in values
+    ]
+    return [share.split(row, params.ring_bits, *([entropy] if entropy else [])) for row in rows]
+
+
+def views(params: RoundParams, values: np.ndarray) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
+    """Everything each party received in a round."""
+    pairs = [tuple(Recorder(end) for end in local_pair())]
+    run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+    return pairs[0][0].received, pairs[0][1].received  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_everything_received_before_the_opening_is_uniform(name: str, kind: str) -> None:
+    params = ROUNDS[name]
+    for view in views(params, inputs(params, kind)):
+        labels = {label for label, _ in view}
+        assert labels <= MASKED | PUBLIC | {"ot.corrections", "dabits"} and {"leaf.request", "leaf.reply", "ot.corrections"} <= labels
+        for label in sorted(labels - PUBLIC):
+            assert looks_uniform(np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])), label
+
+
+def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All-zero correlations and fresh shares compute the same result with every mask removed."""
+    monkeypatch.setattr(Pool, "reserve", lambda self, demand: None)
+    monkeypatch.setattr(Stream, "words", lambda self, count: np.zeros(count, np.uint64))
+
+    def tables(self, kind: Tables, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+        return np.zeros(as_sender, ring.dtype(kind.width << kind.index_bits)), np.zeros(as_receiver, np.uint8), np.zeros(as_receiver, np.uint8)
+
+    def triples(self, kind: Triples, words: int):  # type: ignore[no-untyped-def]
+        return np.zeros(words, np.uint64), np.zeros((kind.width, words), np.uint64), np.zeros((kind.width, words), np.uint64)
+
+    def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+        keys = np.zeros(as_sender, ring.dtype(kind.bits))
+        return OtSender(kind.bits, keys, keys), OtReceiver(kind.bits, np.zeros(as_receiver, np.uint8), keys)
+
+    def dabits(self, kind: DaBits, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+        count = as_sender + as_receiver
+        return np.zeros(count, np.uint8), np.zeros(count, ring.dtype(kind.bits))
+
+    for replacement in (tables, triples, random_ots, dabits):
+        monkeypatch.setattr(Pool, replacement.__name__, replacement)
+    caught = set()
+    params = ROUNDS["pairwise"]
+    pairs = [tuple(Recorder(end) for end in local_pair())]
+    values = inputs(params, "extreme")
+    monkeypatch.setattr(share.SeedUpload, "words", lambda self, row, start, stop: np.zeros(stop - start, np.uint64))
+    outcomes = run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+    assert (ring.signed(outcomes[0].values, 32) == reference.lower_median(values)).all()
+    for view in (end.received for end in pairs[0]):  # type: ignore[attr-defined]
+        for label in MASKED:
+            if not looks_uniform(np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])):
+                caught.add(label)
+    assert caught == MASKED
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_the_shape_of_a_view_does_not_depend_on_the_inputs(name: str) -> None:
+    """Labels, dtypes and sizes of all messages, in order: the same for every input."""
+    params = ROUNDS[name]
+    shapes = [[[(label, array.dtype, array.shape) for label, array in view] for view in views(params, inputs(params, kind))] for kind in INPUTS]
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+@pytest.mark.parametrize("bits", [4, 5, 32, 64])
+@pytest.mark.parametrize("values", [0, 1])
+def test_each_share_alone_is_uniform(bits: int, values: int) -> None:
+    plain = np.full((1, 1 << 16), values, ring.dtype(bits))
+    for upload in share.split(plain, bits):
+        assert looks_uniform(upload.words(0, 0, upload.layout.row_words))
+
+
+def test_the_share_test_fails_on_plain_values() -> None:
+    assert not looks_uniform(ring.pack(np.arange(1 << 14, dtype=np.uint32), 32))
+
+
+def test_shares_of_the_same_value_are_fresh() -> None:
+    plain = np.zeros((1, 1000), np.uint64)
+    first, second = share.split(plain, 64), share.split(plain, 64)
+    assert first[0].seed != second[0].seed and (first[1].packed != second[1].packed).any()
+
+
+@pytest.mark.parametrize("schedule", ["scan", "bisect"])
+def test_bits_opened_by_bucketed_are_functions_of_the_result(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[np.ndarray] = []
+    original = bucketed.open_bits
+
+    def record(party, shares, count):  # type: ignore[no-untyped-def]
+        bits = original(party, shares, count)
+        if party.id == 0:
+            opened.append(bits)
+        return bits
+
+    monkeypatch.setattr(bucketed, "open_bits", record)
+    params = RoundParams("bucketed", DIM, CLIENTS, schedule=schedule)
+    values = inputs(params, "random")
+    run_rounds(make_parties(), params, shares_of(params, values))
+    result = reference.lower_median(values)
+    if schedule == "scan":
+        assert (opened[0].reshape(params.buckets - 1, DIM) == (np.arange(params.buckets - 1)[:, None] >= result)).all() and len(opened) == 1
+        return
+    # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
+    low, high = np.zeros(DIM, int), np.full(DIM, params.buckets - 1)
+    for bits in opened:
+        middle = np.minimum((low + high) // 2, params.buckets - 2)
+        assert (bits == (middle >= result)).all()
+        low, high = np.where(bits, low, middle + 1), np.where(bits, middle, high)
+    assert len(opened) == bucketed.steps(params.buckets)
+
+
+@pytest.mark.parametrize("selection", ["oblivious", "opened"])
+@pytest.mark.parametrize("result_to", ["servers", "clients"])
+def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oblivious: the result or nothing at all. Opened: also who holds it, as its docstring says."""
+    opened: list[str] = []
+    for module, name in ((pairwise, "open_bits"), (pipeline, "open_ring")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda party, *rest, name=name, original=original: (opened.append(name), original(party, *rest))[1])
+    params = RoundParams("pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to)
+    values = inputs(params, "random")
+    outcomes = run_rounds(make_parties(), params, shares_of(params, values))
+    assert set(opened) == ({"open_bits"} if selection == "opened" else set()) | ({"open_ring"} if result_to == "servers" else set())
+    if result_to == "servers":
+        assert (ring.signed(outcomes[0].values, 32) == reference.lower_median(values)).all()
+    else:
+        assert all(looks_uniform(outcome.values) for outcome in outcomes)
+
+
+PINNED = {
+    "scan": "e9b2370729acea8a005658ce96033be7",
+    "bisect": "56d7d4d0ddc94d5ec8e41f9fd857f61f",
+    "pairwise": "5c8d87a21a1bfeacc7b4f4f3c51222b1",
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_wire_bytes_are_pinned(name: str) -> None:
+    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of the protocol, and needs a new release number on the wire."""
+    params = ROUNDS[name]
+    pairs = [tuple(Recorder(end) for end in local_pair())]
+    entropy = [deterministic_entropy(seed) for seed in (1, 2)]
+    both = make_parties(pairs=pairs, entropy=entropy, session_id=b"pinned by a test")  # type: ignore[arg-type]
+    run_rounds(both, params, shares_of(params, inputs(params, "random"), deterministic_entropy(3)))
+    digest = hashlib.sha256()
+    for end in pairs[0]:
+        for label, array in end.received:  # type: ignore[attr-defined]
+            digest.update(label.encode() + array.tobytes())
+    assert digest.hexdigest()[:32] == PINNED[name]

@@ -1,0 +1,146 @@
+"""Protocols on shares against plain numpy: every width, batch sizes around words and halves, both parties' edges."""
+
+import numpy as np
+import pytest
+
+from mpc import boolean, compare, equal, millionaire, ring
+from mpc.median.reveal import open_bits, open_ring
+from mpc.party import Party
+from tests.parties import additive, make_parties, run_both
+
+RNG = np.random.default_rng(3)
+BATCHES = [0, 1, 2, 63, 64, 65, 129, 1000]
+
+
+@pytest.fixture(scope="module")
+def parties() -> list[Party]:
+    return [lanes[0] for lanes in make_parties()]
+
+
+def shared_bits(count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    bits = RNG.integers(0, 2, count).astype(np.uint8)
+    mask = RNG.integers(0, 2**64, -(-count // 64), np.uint64)
+    return bits, [mask, mask ^ boolean.pack_bits(bits)]
+
+
+def opened(parties: list[Party], shares: tuple[np.ndarray, np.ndarray], count: int) -> np.ndarray:
+    one, other = run_both(lambda j: open_bits(parties[j], shares[j], count))
+    assert (one == other).all()
+    return one
+
+
+def values(bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of unsigned values, half of them close to each other, with all extremes in front."""
+    top = (1 << bits) - 1
+    x = RNG.integers(0, top, count, np.uint64, endpoint=True)
+    y = RNG.integers(0, top, count, np.uint64, endpoint=True)
+    near = RNG.integers(0, 2, count).astype(bool)
+    y[near] = x[near] ^ RNG.integers(0, 2, near.sum()).astype(np.uint64)
+    edges = [(0, 0), (top, top), (0, top), (top, 0), (top // 2, top // 2 + 1), (top // 2 + 1, top // 2), (0, 1), (1, 0)]
+    for i, (a, b) in enumerate(edges[:count]):
+        x[i], y[i] = min(a, top), min(b, top)
+    return x.astype(ring.dtype(bits)), y.astype(ring.dtype(bits))
+
+
+@pytest.mark.parametrize("bits", range(1, 64))
+def test_millionaires(parties: list[Party], bits: int) -> None:
+    count = 300
+    a, c = values(bits, count)
+    sides = [parties[j].halves(count) for j in (0, 1)]  # who holds a and who c swaps at the half
+    shares = run_both(lambda j: millionaire.greater(parties[j], a[sides[j][0]], c[sides[j][1]], bits))
+    assert (opened(parties, shares, count) == (a > c)).all()
+
+
+@pytest.mark.parametrize("bits", range(1, 65))
+def test_private_equality(parties: list[Party], bits: int) -> None:
+    count = 300
+    a, c = values(bits, count)
+    sides = [parties[j].halves(count) for j in (0, 1)]
+    shares = run_both(lambda j: millionaire.equal(parties[j], a[sides[j][0]], c[sides[j][1]], bits))
+    assert (opened(parties, shares, count) == (a == c)).all()
+
+
+@pytest.mark.parametrize("bits", range(2, 65))
+def test_msb_of_every_ring(parties: list[Party], bits: int) -> None:
+    x, _ = values(bits, 200)
+    shares = additive(x, bits, RNG)
+    # shares 0 and all ones are the edges of the carry (protocols.md 7.3)
+    for i, edge in enumerate((0, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1)):
+        shares[0][20 + i] = edge
+        shares[1][20 + i] = (int(x[20 + i]) - edge) % (1 << bits)
+    got = opened(parties, run_both(lambda j: compare.msb(parties[j], shares[j], bits)), x.size)
+    assert (got == (x.astype(np.uint64) >> np.uint64(bits - 1))).all()
+
+
+@pytest.mark.parametrize("count", BATCHES)
+@pytest.mark.parametrize("bits", [2, 4, 5, 16, 32, 64])
+def test_comparisons_of_signed_values(parties: list[Party], bits: int, count: int) -> None:
+    low, high = -(2 ** (bits - 2)), 2 ** (bits - 2) - 1
+    x, y = (RNG.integers(low, high, count, endpoint=True) for _ in range(2))
+    for i, (a, b) in enumerate([(low, high), (high, low), (low, low), (high, high)][:count]):
+        x[i], y[i] = a, b
+    xs, ys = additive(ring.reduce(x, bits), bits, RNG), additive(ring.reduce(y, bits), bits, RNG)
+    assert (opened(parties, run_both(lambda j: compare.greater(parties[j], xs[j], ys[j], bits)), count) == (x > y)).all()
+    assert (opened(parties, run_both(lambda j: compare.at_least(parties[j], xs[j], ys[j], bits)), count) == (x >= y)).all()
+
+
+@pytest.mark.parametrize("count", BATCHES)
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 9, 33, 64])
+def test_equality_of_shared_values(parties: list[Party], bits: int, count: int) -> None:
+    x, y = values(bits, count)
+    xs, ys = additive(x, bits, RNG), additive(y, bits, RNG)
+    assert (opened(parties, run_both(lambda j: equal.equal(parties[j], xs[j], ys[j], bits)), count) == (x == y)).all()
+
+
+@pytest.mark.parametrize("count", BATCHES)
+def test_conjunctions(parties: list[Party], count: int) -> None:
+    bits, shares = zip(*(shared_bits(count) for _ in range(5)), strict=True)
+    products = run_both(
+        lambda j: boolean.conjunctions(parties[j], [(shares[0][j], [shares[1][j], shares[2][j]]), (shares[3][j], [shares[4][j]])])
+    )
+    for term, k, x, y in ((0, 0, 0, 1), (0, 1, 0, 2), (1, 0, 3, 4)):
+        got = opened(parties, (products[0][term][k], products[1][term][k]), count)
+        assert (got == (bits[x] & bits[y])).all()
+
+
+@pytest.mark.parametrize("count", BATCHES)
+@pytest.mark.parametrize("bits", [2, 5, 8, 17, 64])
+def test_bits_to_ring(parties: list[Party], bits: int, count: int) -> None:
+    plain, shares = shared_bits(count)
+    one, other = run_both(lambda j: boolean.to_ring(parties[j], shares[j], count, bits))
+    assert (ring.reduce(one + other, bits) == plain).all()
+
+
+@pytest.mark.parametrize("count", BATCHES)
+@pytest.mark.parametrize("bits", [2, 8, 31, 64])
+def test_multiplexer(parties: list[Party], bits: int, count: int) -> None:
+    plain, shares = shared_bits(count)
+    x, _ = values(bits, count)
+    xs = additive(x, bits, RNG)
+    one, other = run_both(lambda j: boolean.multiplex(parties[j], shares[j], xs[j], bits))
+    assert (ring.reduce(one + other, bits) == x * plain).all()
+
+
+@pytest.mark.parametrize("bits", [2, 7, 64])
+def test_opening(parties: list[Party], bits: int) -> None:
+    x, _ = values(bits, 77)
+    xs = additive(x, bits, RNG)
+    one, other = run_both(lambda j: open_ring(parties[j], xs[j], bits))
+    assert (one == x).all() and (other == x).all()
+
+
+def test_opened_bits_carry_nothing_beyond_their_count(parties: list[Party]) -> None:
+    """Packed shares may hold rubbish behind the last bit; it must not travel."""
+    _, shares = shared_bits(64)
+    run_both(lambda j: open_bits(parties[j], shares[j], 3))
+    sent = boolean.pack_bits(boolean.unpack_bits(shares[0], 3))
+    assert int(sent[0]) < 8
+
+
+def test_leaves_and_ots_of_a_31_bit_comparison() -> None:
+    """protocols.md 8: 31 OTs for the leaves and 14 for the ANDs of a 31-bit instance; 3 and none for 3 bits."""
+    for bits, leaf_ots, and_ots in ((31, 31, 14), (3, 3, 0), (4, 4, 0), (5, 5, 2)):
+        demand = millionaire.greater_demand(64 * 100, bits).counts
+        leaf = sum(kind.ots * sum(pair) for kind, pair in demand.items() if type(kind).__name__ == "Tables")
+        joins = sum(kind.ots * sum(pair) for kind, pair in demand.items() if type(kind).__name__ == "Triples")
+        assert (leaf, joins) == (leaf_ots * 6400, and_ots * 6400)

@@ -1,0 +1,148 @@
+"""servers.training and servers.store: the model and range over rounds, and what is on disk."""
+
+import numpy as np
+import pytest
+
+from mpc import encode, share
+from mpc.errors import BadUpload, ConfigError, InputError
+from mpc.params import RangePolicy, RoundParams
+from servers.store import Store
+from servers.training import Training, begin, finish
+
+DIM = 5
+BUCKETED = RoundParams("bucketed", DIM, 3)
+PAIRWISE = RoundParams("pairwise", DIM, 3, ring_bits=32, fraction_bits=8)
+MODEL = np.linspace(-1, 1, DIM, dtype=np.float32)
+INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
+
+
+def test_a_new_model_starts_with_the_initial_range():
+    started = begin(Training(), BUCKETED, {"policy": "mean", "initial": 0.5, "decay": 0.2}, False, MODEL)
+    assert started.number == 1 and started.width == np.float32(0.5) and started.policy == RangePolicy("mean", 0.5, 0.2)
+
+
+def test_rounds_follow_each_other_and_reset_starts_again():
+    first = begin(Training(), BUCKETED, {}, False, MODEL)
+    after = finish(first, BUCKETED, INDEX)
+    assert after.number == 2 and after.model is not None
+    assert np.array_equal(after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32))
+    assert np.array_equal(after.width, encode.next_range(first.policy, first.width, MODEL, after.model, 1).astype(np.float32))
+    assert after.width.dtype == np.float32 and after.width.shape == (DIM,)
+    assert begin(after, BUCKETED, {}, False, None) is after
+    assert begin(after, BUCKETED, {"policy": "constant"}, False, None).number == 2
+    again = begin(after, BUCKETED, {}, True, None)
+    assert again.number == 1 and again.width == np.float32(0.1) and again.model is after.model
+
+
+def test_pairwise_makes_the_first_model_and_clients_results_change_none():
+    elements = encode.to_fixed(MODEL, 32, 8)
+    first = finish(begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, elements)
+    assert np.array_equal(first.model, encode.from_fixed(elements, 32, 8).astype(np.float32)) and first.number == 2
+    for_clients = RoundParams("pairwise", DIM, 3, result_to="clients")
+    second = finish(first, for_clients, elements)
+    assert second.model is first.model and second.width is first.width and second.number == 3
+
+
+def test_a_model_of_another_size():
+    other = RoundParams("pairwise", DIM + 1, 3)
+    kept = Training(model=MODEL)
+    with pytest.raises(InputError, match=r"\(6,\), not float32 \(5,\)"):
+        begin(kept, other, {}, False, None)
+    assert begin(kept, other, {}, True, None).model is None
+    with pytest.raises(InputError):
+        begin(kept, RoundParams("bucketed", DIM + 1, 3), {}, True, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "range_", "error"),
+    [
+        (None, {}, ConfigError),
+        (MODEL.astype(np.float64), {}, InputError),
+        (MODEL[None], {}, InputError),
+        (np.full(DIM, np.nan, np.float32), {}, InputError),
+        (np.full(DIM, np.inf, np.float32), {}, InputError),
+        (MODEL, {"initial": 0.0}, ConfigError),
+        (MODEL, {"initial": -1.0}, ConfigError),
+        (MODEL, {"initial": 1e-60}, ConfigError),
+        (MODEL, {"policy": "guess"}, ConfigError),
+        (MODEL, {"start": 1.0}, ConfigError),
+    ],
+)
+def test_what_a_bucketed_round_cannot_start_from(model, range_, error):
+    with pytest.raises(error):
+        begin(Training(), BUCKETED, range_, False, model)
+
+
+def test_a_range_that_diverged_is_refused_until_reset():
+    diverged = Training(RangePolicy("l1"), MODEL, np.array(np.inf, np.float32), 7)
+    with pytest.raises(ConfigError, match="open with reset"):
+        begin(diverged, BUCKETED, {}, False, None)
+    assert begin(diverged, BUCKETED, {}, True, None).number == 1
+
+
+def test_the_training_run_survives_a_restart(tmp_path):
+    store = Store(tmp_path / "state")
+    fresh = store.load_training()
+    assert fresh.model is None and fresh.number == 1
+    for training in (fresh, Training(RangePolicy("mean", 0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4)):
+        store.save_training(training)
+        loaded = store.load_training()
+        assert (loaded.policy, loaded.published) == (training.policy, training.published)
+        assert np.array_equal(loaded.width, training.width) and loaded.width.shape == training.width.shape
+        assert (loaded.model is None) == (training.model is None)
+    assert np.array_equal(loaded.model, MODEL)
+    (tmp_path / "state" / "training.npz").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match="damaged"):
+        store.load_training()
+
+
+def test_a_state_folder_has_one_owner(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(ConfigError, match="another server"):
+        Store(tmp_path)
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path):
+    store = Store(tmp_path)
+    layout = BUCKETED.layout
+    values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
+    seeded, words = share.split(values, layout.bits)
+    spool = store.spool("1-a", layout)
+    spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8))
+    spool.put("b", "words", words.packed)
+    halves = [share.read(spool.get(client), layout, 0, DIM) for client in ("a", "b")]
+    assert np.array_equal(share.combine(*halves, layout.bits), values)
+    assert len(list((tmp_path / "spool" / "1-a").iterdir())) == 1
+    spool.drop()
+    assert not (tmp_path / "spool" / "1-a").exists()
+    assert np.array_equal(share.combine(*halves, layout.bits), values)
+
+
+@pytest.mark.parametrize(
+    ("form", "array"),
+    [
+        ("seed", np.zeros(15, np.uint8)),
+        ("seed", np.zeros(16, np.uint64)),
+        ("words", np.zeros((BUCKETED.layout.rows, BUCKETED.layout.row_words + 2), np.uint64)),
+        ("words", np.zeros((BUCKETED.layout.rows + 1, BUCKETED.layout.row_words), np.uint64)),
+        ("words", np.zeros((BUCKETED.layout.rows, BUCKETED.layout.row_words), np.int64)),
+        ("both", np.zeros(16, np.uint8)),
+    ],
+)
+def test_an_upload_of_another_shape_leaves_nothing_behind(tmp_path, form, array):
+    spool = Store(tmp_path).spool("1-a", BUCKETED.layout)
+    with pytest.raises(BadUpload):
+        spool.put("a", form, array)
+    assert not list((tmp_path / "spool" / "1-a").iterdir())
+    with pytest.raises(KeyError):
+        spool.get("a")
+
+
+def test_a_start_clears_what_a_round_in_hand_left(tmp_path):
+    store = Store(tmp_path)
+    store.spool("1-a", BUCKETED.layout)
+    store.close()
+    Store(tmp_path)
+    assert not list((tmp_path / "spool").iterdir())

@@ -1,0 +1,84 @@
+"""Encoding, splitting and combining, against mpc.share and numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from clients import upload
+from clients.upload import Round, ShareHalf
+from mpc import encode, ring, share
+from mpc.errors import ConfigError, InputError, PeerProtocolError
+from mpc.params import RoundParams
+
+D = 700  # neither a multiple of a word nor of a block
+BUCKETED = RoundParams("bucketed", D, 5, buckets=6)
+PAIRWISE = RoundParams("pairwise", D, 5, ring_bits=37, fraction_bits=12)
+
+
+def a_round(params: RoundParams, index: int = 0, **arrays: Any) -> Round:
+    return Round("1-abc", 1, params, index, **arrays)
+
+
+def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
+    layout = params.layout
+    held = share.SeedUpload(layout, half.share.tobytes()) if half.form == "seed" else share.WordsUpload(layout, half.share)
+    return share.read(held, layout, 0, layout.columns)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_halves_combine_to_the_values_and_the_seed_alternates(index: int) -> None:
+    for params in (BUCKETED, PAIRWISE):
+        values = np.random.default_rng(index).integers(0, 2**params.ring_bits, (params.layout.rows, D), np.uint64)
+        halves = upload.split(values, a_round(params, index))
+        assert [half.form for half in halves] == (["seed", "words"] if index % 2 == 0 else ["words", "seed"])
+        assert {half.form: (half.share.dtype, half.share.shape) for half in halves} == {
+            "seed": (np.uint8, (16,)),
+            "words": (np.uint64, (params.layout.rows, params.layout.row_words)),
+        }
+        one, other = (as_server_reads(half, params) for half in halves)
+        assert np.array_equal(share.combine(one, other, params.ring_bits), ring.reduce(values, params.ring_bits))
+
+
+def test_bucketed_values_count_the_thresholds_reached() -> None:
+    rng = np.random.default_rng(2)
+    model, width = rng.normal(size=D).astype(np.float32), rng.uniform(0.1, 1, D).astype(np.float32)
+    update = model + rng.normal(0, 0.3, D)
+    values = upload.encode_update(update, a_round(BUCKETED, model=model, range=width))
+    bucket = encode.bucketize(update, model, width, 6)
+    assert values.shape == (5, D)
+    assert np.array_equal(values.sum(axis=0), 5 - bucket)
+
+
+def test_fixed_point_result_comes_back_within_its_precision() -> None:
+    update = np.random.default_rng(3).normal(size=D)
+    elements = upload.encode_update(update, a_round(PAIRWISE))[0]
+    mask = np.random.default_rng(4).integers(0, 2**37, D, np.uint64)
+    words = [ring.pack(ring.reduce(part, 37), 37) for part in (mask, elements - mask)]
+    result = upload.combine(words[0], words[1], PAIRWISE)
+    assert np.array_equal(result, np.floor(update * 2**12) / 2**12)
+
+
+def test_shares_of_a_result_of_another_length_are_refused() -> None:
+    words = np.zeros(ring.packed_words(D, 37), np.uint64)
+    for wrong in (words[:-1], words.astype(np.uint32), np.empty(0)):
+        with pytest.raises(PeerProtocolError, match="S1"):
+            upload.combine(words, wrong, PAIRWISE)
+
+
+def test_bad_updates_are_refused() -> None:
+    with pytest.raises(InputError, match="700 values"):
+        upload.encode_update(np.zeros(D + 1), a_round(PAIRWISE))
+    with pytest.raises(InputError, match="NaN"):
+        upload.encode_update(np.full(D, np.nan), a_round(PAIRWISE))
+    with pytest.raises(InputError, match="NaN"):
+        upload.encode_update(np.full(D, np.nan), a_round(BUCKETED, model=np.zeros(D, np.float32), range=np.float32(1)))
+    with pytest.raises(ConfigError, match="model and range"):
+        upload.encode_update(np.zeros(D), a_round(BUCKETED))
+
+
+def test_shares_do_not_print() -> None:
+    seed, words = upload.split(np.ones((1, D), np.uint64), a_round(PAIRWISE))
+    assert repr(seed) == "ShareHalf(form='seed')"
+    assert repr(words) == "ShareHalf(form='words')"

@@ -1,0 +1,173 @@
+"""ring, encode, share, prg: numbers in and out."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpc import encode, ring, share
+from mpc.errors import ConfigError, InputError
+from mpc.params import RangePolicy, RoundParams
+from mpc.prg import Stream
+from tests import reference
+
+
+@given(st.integers(1, 64), st.lists(st.integers(0, 2**64 - 1), max_size=70))
+@settings(max_examples=200, deadline=None)
+def test_packing_is_little_endian_and_inverts(bits: int, values: list[int]) -> None:
+    array = np.array(values, np.uint64)
+    words = ring.pack(array, bits)
+    assert words.tolist() == reference.pack(values, bits)
+    assert ring.unpack(words, bits, len(values)).tolist() == [value % 2**bits for value in values]
+
+
+@pytest.mark.parametrize("bits", range(2, 65))
+def test_ring_arithmetic_wraps(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    x, y = (rng.integers(0, 2**64, 50, np.uint64) for _ in range(2))
+    total = ring.reduce(ring.reduce(x, bits) + ring.reduce(y, bits), bits)
+    assert total.dtype == ring.dtype(bits)
+    assert total.tolist() == [(int(a) + int(b)) % 2**bits for a, b in zip(x, y, strict=True)]
+    edges = np.array([-(2 ** (bits - 1)), -1, 0, 1, 2 ** (bits - 1) - 1])
+    assert ring.signed(ring.reduce(edges, bits), bits).tolist() == edges.tolist()
+
+
+def test_count_ring_is_the_smallest_that_holds() -> None:
+    """protocols.md 2: 4 bits to 15 clients, 5 to 31, 8 to 255."""
+    assert [ring.count_bits(n) for n in (2, 3, 15, 16, 31, 255, 256)] == [2, 2, 4, 5, 5, 8, 9]
+    for n in range(1, 300):
+        bits, k = ring.count_bits(n), -(-n // 2)
+        assert k <= 2 ** (bits - 1) and n - k <= 2 ** (bits - 1) - 1
+        assert bits == 2 or k > 2 ** (bits - 2) or n - k > 2 ** (bits - 2) - 1
+
+
+@given(st.floats(allow_nan=False), st.integers(2, 64), st.data())
+@settings(max_examples=500, deadline=None)
+def test_fixed_point_matches_exact_arithmetic(x: float, bits: int, data: st.DataObject) -> None:
+    fraction = data.draw(st.integers(0, bits - 2))
+    element = encode.to_fixed([x], bits, fraction)
+    assert int(ring.signed(element, bits)[0]) == reference.fixed_point(x, bits, fraction)
+
+
+def test_fixed_point_saturates_at_its_very_edges() -> None:
+    for bits in (8, 32, 53, 54, 55, 62, 63, 64):
+        top = 2.0 ** (bits - 2)
+        values = [top, np.nextafter(top, 0), -top, np.nextafter(-top, -np.inf), np.inf, -np.inf]
+        got = ring.signed(encode.to_fixed(values, bits, 0), bits)
+        assert got.tolist() == [reference.fixed_point(v, bits, 0) for v in values]
+
+
+def test_fixed_point_refuses_nan_and_names_it() -> None:
+    with pytest.raises(InputError, match="2 NaN, the first at index 1"):
+        encode.to_fixed([0.0, np.nan, 1.0, np.nan], 64, 24)
+    with pytest.raises(InputError, match="NaN"):
+        encode.bucketize([np.nan], 0.0, 1.0, 8)
+
+
+@given(
+    st.lists(st.floats(-3, 3), min_size=1, max_size=20),
+    st.floats(-1, 1),
+    st.floats(1e-3, 4),
+    st.integers(3, 40),
+)
+@settings(max_examples=300, deadline=None)
+def test_bucketize_matches_its_definition(values: list[float], centre: float, width: float, buckets: int) -> None:
+    got = encode.bucketize(values, centre, width, buckets)
+    assert got.tolist() == [reference.bucket(w, centre, width, buckets) for w in values]
+
+
+def test_bucketize_edges_and_inverse() -> None:
+    width, buckets = 1.0, 8
+    assert encode.bucketize([-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf], 0.0, width, buckets).tolist() == [0, 0, 1, 4, 6, 7, 7]
+    index = np.arange(buckets)
+    middle = encode.quantize(index, 0.0, width, buckets)
+    assert encode.bucketize(middle, 0.0, width, buckets).tolist() == index.tolist()
+    assert middle[0] == -0.5 and middle[-1] == 0.5
+    # an odd number of inner buckets can say "no change"
+    assert encode.quantize(np.array([4]), 0.25, 1.0, 9)[0] == 0.25
+
+
+@pytest.mark.parametrize(("buckets", "width"), [(2, 1.0), (8, 0.0), (8, -1.0), (8, np.nan), (8, np.inf)])
+def test_bad_ranges_are_refused(buckets: int, width: float) -> None:
+    with pytest.raises(ConfigError):
+        encode.bucketize([0.0], 0.0, width, buckets)
+    with pytest.raises(ConfigError):
+        encode.quantize(np.array([0]), 0.0, width, buckets)
+
+
+def test_range_policies() -> None:
+    before, after = np.zeros(4), np.array([0.0, 1.0, -3.0, 0.5])
+    moved = np.abs(after)
+    expected = {"coordinate": 2 * moved + 0.05, "mean": 2 * moved.mean() + 0.05, "linf": 6.05, "l1": 9.05, "constant": 0.7}
+    for policy, wanted in expected.items():
+        got = encode.next_range(RangePolicy(policy, 0.1, 0.1), 0.7, before, after, number=2)
+        np.testing.assert_allclose(got, wanted)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 13, 16, 31, 32, 33, 63, 64])
+@pytest.mark.parametrize("columns", [1, 127, 128, 1000])
+def test_shares_combine_and_slice(bits: int, columns: int) -> None:
+    rng = np.random.default_rng(bits)
+    values = ring.reduce(rng.integers(0, 2**64, (3, columns), np.uint64), bits)
+    seed, words = share.split(values, bits)
+    layout = RoundParams("pairwise", columns, 2, ring_bits=bits, fraction_bits=0).layout
+    assert (layout.columns, layout.bits) == (seed.layout.columns, seed.layout.bits)
+    for start in range(0, columns, share.SLICE_ALIGN):
+        stop = min(columns, start + 200)
+        halves = [share.read(half, seed.layout, start, stop) for half in (seed, words)]
+        assert (share.combine(*halves, bits) == values[:, start:stop]).all()
+
+
+def test_shares_of_different_shapes_do_not_combine() -> None:
+    with pytest.raises(InputError, match="do not belong together"):
+        share.combine(np.zeros(3, np.uint8), np.zeros(4, np.uint8), 4)
+
+
+def test_xor_shares_combine() -> None:
+    words = np.arange(6, dtype=np.uint64).reshape(2, 3)
+    one, other = share.split_bits(words)
+    assert ((one ^ other) == words).all()
+
+
+def test_secrets_do_not_print() -> None:
+    seed, words = share.split(np.arange(300, dtype=np.uint64)[None], 64)
+    assert seed.seed.hex() not in repr(seed) and repr(seed.seed) not in repr(seed)
+    assert "array" not in repr(words) and repr(Stream(bytes(16))) == "Stream(<secret>)"
+
+
+def test_stream_continues_and_skips() -> None:
+    whole = Stream(b"k" * 16).words(20)
+    pieces = Stream(b"k" * 16)
+    assert np.concatenate([pieces.words(6), pieces.words(14)]).tolist() == whole.tolist()
+    assert Stream(b"k" * 16, block=3).words(14).tolist() == whole[6:].tolist()
+    assert Stream(b"k" * 16, nonce=1).words(20).tolist() != whole.tolist()
+    with pytest.raises(InputError, match="16 bytes"):
+        Stream(b"short")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"method": "mean"},
+        {"dim": 0},
+        {"max_clients": 1},
+        {"min_clients": 1},
+        {"min_clients": 9},
+        {"buckets": 2},
+        {"ring_bits": 3},
+        {"ring_bits": 65},
+        {"schedule": "later"},
+        {"result_to": "clients"},
+        {"selection": "opened"},
+        {"deadline_s": 0},
+        {"dim": True},
+        {"colour": 1},
+        {"method": "pairwise", "ring_bits": 1},
+        {"method": "pairwise", "fraction_bits": 63},
+    ],
+)
+def test_bad_round_parameters_are_refused(bad: dict[str, object]) -> None:
+    good = {"method": "bucketed", "dim": 10, "max_clients": 8}
+    RoundParams.from_dict(good)
+    with pytest.raises(ConfigError):
+        RoundParams.from_dict(good | bad)

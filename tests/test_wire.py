@@ -1,0 +1,114 @@
+"""wire and channel: what is sent arrives, and nothing else is taken."""
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpc import wire
+from mpc.channel import local_pair
+from mpc.errors import ChannelClosed, ChannelTimeout, FrameError, LocalProtocolError, PeerProtocolError
+
+GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
+
+
+@pytest.mark.parametrize("name", sorted(wire.DTYPES))
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 0, 2)])
+def test_frames_round_trip(name: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(int(np.prod(shape)), dtype=wire.DTYPES[name]).reshape(shape)
+    parts = wire.pack("kind", {"a": 1, "b": "text", "c": b"raw"}, {"one": array, "two": array[..., ::-1] if shape else array})
+    message = wire.unpack([bytes(part) for part in parts])
+    assert message.type == "kind" and message.fields == {"a": 1, "b": "text", "c": b"raw"}
+    assert message.arrays["one"].dtype == array.dtype and message.arrays["one"].shape == shape
+    np.testing.assert_array_equal(message.arrays["two"], array[..., ::-1] if shape else array)
+    assert wire.size(parts) == sum(len(bytes(part)) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("change", "body"),
+    [
+        ({"v": 99}, bytes(8)),
+        ({"t": 7}, bytes(8)),
+        ({"b": []}, bytes(8)),
+        ({"extra": 1}, bytes(8)),
+        ({"a": []}, bytes(8)),
+        ({"a": [["y", "<u4"]]}, bytes(8)),
+        ({"a": [["y", "|O8", [1]]]}, bytes(8)),
+        ({"a": [["y", "<u4", [-1]]]}, bytes(8)),
+        ({"a": [["y", "<u4", [1 << 40, 1 << 40]]]}, bytes(8)),
+        ({"a": [["y", "<u4", [True]]]}, bytes(4)),
+        ({}, bytes(7)),
+        ({}, bytes(9)),
+    ],
+)
+def test_bad_frames_are_refused(change: dict[str, object], body: bytes) -> None:
+    wire.unpack([msgpack.packb(GOOD), bytes(8)])
+    with pytest.raises(FrameError):
+        wire.unpack([msgpack.packb(GOOD | change), body])
+
+
+def test_missing_parts_and_surplus_parts_are_refused() -> None:
+    for parts in ([], [msgpack.packb(GOOD)], [msgpack.packb(GOOD), bytes(8), bytes(8)], [bytes(wire.MAX_HEADER_BYTES + 1)]):
+        with pytest.raises(FrameError):
+            wire.unpack(parts)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+@settings(max_examples=500, deadline=None)
+def test_random_bytes_are_a_frame_error_or_a_message(parts: list[bytes]) -> None:
+    try:
+        wire.unpack(parts)
+    except FrameError:
+        pass
+
+
+def test_messages_do_not_print_arrays() -> None:
+    message = wire.unpack([bytes(part) for part in wire.pack("x", {"secret": 7}, {"share": np.array([12345], np.uint64)})])
+    assert "12345" not in repr(message) and "7" not in repr(message)
+
+
+def test_dtypes_without_a_name_are_our_own_mistake() -> None:
+    with pytest.raises(LocalProtocolError, match="complex"):
+        wire.pack("x", {}, {"y": np.zeros(1, complex)})
+
+
+def test_channel_checks_label_dtype_shape_and_order() -> None:
+    array = np.arange(4, dtype=np.uint64)
+    for label, dtype, shape in (("other", np.uint64, (4,)), ("sum", np.uint32, (4,)), ("sum", np.uint64, (5,))):
+        one, two = local_pair()
+        one.send("sum", array)
+        with pytest.raises(PeerProtocolError):
+            two.recv(label, dtype, shape)
+    one, two = local_pair()
+    one.send("lost", array)
+    two._link.recv()  # a message that never arrives
+    one.send("sum", array)
+    with pytest.raises(PeerProtocolError, match="expected message 0"):
+        two.recv("sum", np.uint64, (4,))
+
+
+def test_channel_waits_end() -> None:
+    one, two = local_pair(timeout_s=0.05)
+    with pytest.raises(ChannelTimeout):
+        one.recv("x", np.uint8, (1,))
+    two.close()
+    for _ in range(2):
+        with pytest.raises(ChannelClosed):
+            one.recv("x", np.uint8, (1,))
+
+
+def test_channel_counts_bytes_and_the_longest_chain_of_messages() -> None:
+    one, two = local_pair()
+    payload = np.zeros(100, np.uint8)
+    one.send("a", payload)
+    one.send("b", payload)  # does not wait for anything: the same round
+    two.recv("a", np.uint8, (100,))
+    two.send("c", payload)  # depends on a: round 2
+    two.recv("b", np.uint8, (100,))
+    one.recv("c", np.uint8, (100,))
+    assert one.traffic.rounds == two.traffic.rounds == 2
+    assert one.traffic.bytes_sent == two.traffic.bytes_received > 200
+    assert (one.traffic.messages_sent, two.traffic.messages_sent) == (2, 1)
+    one.send("d", payload)
+    assert one.traffic.rounds == 3
