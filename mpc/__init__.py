@@ -1,8 +1,9 @@
 """Two-party computation of coordinate-wise medians on additive shares.
 
-Read the modules in dependency order: `errors`, `kernels`, `prg`, `ring`, `share`, `params`, `encode`, `wire`, `channel`,
-`ot.base`, `ot.softspoken`, `ot.one_of_two`, `ot.one_of_n`, `preprocessing`, `party`, `boolean`, `millionaire`, `compare`, `equal`, `median.reveal`,
-`median.bucketed`, `median.pairwise`, `pipeline`. Nothing here opens a socket, reads a configuration or knows of servers and clients.
+Read the modules in dependency order: `errors`, `kernels`, `prg`, `ring`, `share`, `params`, `encode`, `wire`,
+`channel`, `ot.base`, `ot.softspoken`, `ot.one_of_two`, `ot.one_of_n`, `preprocessing`, `party`, `boolean`,
+`millionaire`, `compare`, `equal`, `median.reveal`, `median.bucketed`, `median.pairwise`, `pipeline`. Nothing here opens
+a socket, reads a configuration or knows of servers and clients.
 """
 
 __version__ = "0.1.0"

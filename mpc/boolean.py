@@ -42,9 +42,11 @@ def invert(party: Party, shares: Words) -> Words:
 
 
 def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -> list[list[Words]]:
-    """For each (x, [y_1, ..]) shares of x & y_1, ..: one round for all terms, one triple of that width for each bit (Beaver, CRYPTO 1991).
+    """For each (x, [y_1, ..]) shares of x & y_1, ..: one round for all terms, one triple of that width for each bit
+    (Beaver, CRYPTO 1991).
 
-    With d = x ^ a and e_k = y_k ^ b_k opened, both uniform: x y_k = c_k ^ d b_k ^ e_k a ^ d e_k, the last term added by party 0.
+    With d = x ^ a and e_k = y_k ^ b_k opened, both uniform: x y_k = c_k ^ d b_k ^ e_k a ^ d e_k, the last term added by
+    party 0.
     """
     triples, opened = [], []
     for x, ys in terms:
@@ -66,7 +68,8 @@ def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -
 
 
 def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
-    """B2A: additive shares over Z_2^bits of `count` XOR-shared bits. One round, one bit each way; 1 OT and `bits` bits ahead of it.
+    """B2A: additive shares over Z_2^bits of `count` XOR-shared bits. One round, one bit each way; 1 OT and `bits` bits
+    ahead of it.
 
     With t = s ^ r opened for the DaBit r, uniform: [s] = t + [r] - 2 t [r].
     """
@@ -83,9 +86,11 @@ def to_ring_demand(count: int, bits: int) -> Demand:
 
 
 def multiplex(party: Party, shares: Words, values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Additive shares of s x for XOR-shared bits s and additively shared ring elements x. Two rounds, 1 + bits bits each way; one OT each way ahead of it.
+    """Additive shares of s x for XOR-shared bits s and additively shared ring elements x. Two rounds, 1 + bits bits
+    each way; one OT each way ahead of it.
 
-    s x = sum over parties j of s_j x_j + s_{1-j} (1 - 2 s_j) x_j: a correlated OT each way, in which party j is the sender of (1 - 2 s_j) x_j.
+    s x = sum over parties j of s_j x_j + s_{1-j} (1 - 2 s_j) x_j: a correlated OT each way, in which party j is the
+    sender of (1 - 2 s_j) x_j.
     """
     count = values.size
     own = unpack_bits(shares, count)

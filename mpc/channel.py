@@ -1,10 +1,11 @@
 """Ordered, counted messages between the two parties.
 
-A `Channel` carries arrays over a `Link` (anything that moves frames in order: a queue pair here, zmq sockets in `servers.transport`). Every message
-has a label and a sequence number, so that two programs that have drifted apart fail at the first message and say where.
+A `Channel` carries arrays over a `Link` (anything that moves frames in order: a queue pair here, zmq sockets in
+`servers.transport`). Every message has a label and a sequence number, so that two programs that have drifted apart fail
+at the first message and say where.
 
-Rounds are counted as in the literature: a message's depth is one more than the deepest message its sender had received, and
-`rounds` is the depth of the deepest message seen. Messages that do not wait for each other share a round.
+Rounds are counted as in the literature: a message's depth is one more than the deepest message its sender had received,
+and `rounds` is the depth of the deepest message seen. Messages that do not wait for each other share a round.
 """
 
 import queue
@@ -20,7 +21,9 @@ from mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
 
 
 class Link(Protocol):
-    """Moves frames to the other party, in order. `recv` raises ChannelTimeout or ChannelClosed, and never waits for ever."""
+    """Moves frames to the other party, in order. `recv` raises ChannelTimeout or ChannelClosed, and never waits for
+    ever.
+    """
 
     def send(self, parts: Sequence[wire.Part]) -> None: ...
 
@@ -49,7 +52,9 @@ class Channel:
         self._depth = 0
 
     def send(self, label: str, array: NDArray[Any]) -> None:
-        """Send `array` (any dtype of `wire.DTYPES`). Does not wait for the receiver, so the array must not be written to afterwards."""
+        """Send `array` (any dtype of `wire.DTYPES`). Does not wait for the receiver, so the array must not be written
+        to afterwards.
+        """
         depth = self._depth + 1
         parts = wire.pack(label, {"n": self.traffic.messages_sent, "d": depth}, {"": array})
         self._link.send(parts)
@@ -58,7 +63,9 @@ class Channel:
         self.traffic.rounds = max(self.traffic.rounds, depth)
 
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Receive the next message, which must have this label, dtype and shape (PeerProtocolError otherwise). The array is read-only."""
+        """Receive the next message, which must have this label, dtype and shape (PeerProtocolError otherwise). The
+        array is read-only.
+        """
         parts = self._link.recv()
         message = wire.unpack(parts)
         number, depth = message.fields.get("n"), message.fields.get("d")
@@ -79,7 +86,9 @@ class Channel:
         return array
 
     def exchange(self, label: str, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """Both parties send at once: one round. Returns the peer's array, of the same dtype, and of `shape` or our shape."""
+        """Both parties send at once: one round. Returns the peer's array, of the same dtype, and of `shape` or our
+        shape.
+        """
         self.send(label, array)
         return self.recv(label, array.dtype, array.shape if shape is None else shape)
 
@@ -90,7 +99,12 @@ class Channel:
 class _QueueLink:
     """One end of an in-process pair. Frames cross as bytes, as they would on a wire."""
 
-    def __init__(self, out: "queue.SimpleQueue[list[bytes] | None]", into: "queue.SimpleQueue[list[bytes] | None]", timeout_s: float) -> None:
+    def __init__(
+        self,
+        out: "queue.SimpleQueue[list[bytes] | None]",
+        into: "queue.SimpleQueue[list[bytes] | None]",
+        timeout_s: float,
+    ) -> None:
         self._out, self._in, self._timeout_s = out, into, timeout_s
 
     def send(self, parts: Sequence[wire.Part]) -> None:

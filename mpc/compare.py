@@ -1,7 +1,7 @@
 """Comparison of additively shared ring elements (CrypTFlow2, Section 3; protocols.md section 5, errata 7.3).
 
-msb(z) = msb(z_0) ^ msb(z_1) ^ carry, where carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{y_1 > 2^(l-1) - 1 - y_0} for y_j = z_j mod 2^(l-1): one millionaires'
-instance on l - 1 bits. It is symmetric in the parties, so either may be the OT sender.
+msb(z) = msb(z_0) ^ msb(z_1) ^ carry, where carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{y_1 > 2^(l-1) - 1 - y_0} for y_j = z_j
+mod 2^(l-1): one millionaires' instance on l - 1 bits. It is symmetric in the parties, so either may be the OT sender.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Real numbers to ring elements or buckets, and back. protocols.md section 2; the paper's Section 4 (F2I) and Algorithm 3 (Bucketize, Quantize).
+"""Real numbers to ring elements or buckets, and back. protocols.md section 2; the paper's Section 4 (F2I) and Algorithm
+3 (Bucketize, Quantize).
 
 All arithmetic is float64, so that clients, servers and tests get the same bits everywhere.
 """
@@ -15,14 +16,19 @@ def _finite_or_inf(values: ArrayLike, what: str) -> NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     bad = np.isnan(array)
     if bad.any():
-        raise InputError(f"{what} has {int(bad.sum())} NaN, the first at index {int(np.flatnonzero(bad)[0])}: train again or leave this round out")
+        raise InputError(
+            f"{what} has {int(bad.sum())} NaN, the first at index {int(np.flatnonzero(bad)[0])}: "
+            "train again or leave this round out"
+        )
     return array
 
 
 def to_fixed(values: ArrayLike, bits: int, fraction_bits: int) -> NDArray:
-    """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values keep their sign (Theorem C.1).
+    """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values keep their sign
+    (Theorem C.1).
 
-    Returns ring elements (two's complement, the ring's dtype), the shape of `values`. +-inf saturates. Raises InputError for NaN.
+    Returns ring elements (two's complement, the ring's dtype), the shape of `values`. +-inf saturates. Raises
+    InputError for NaN.
     """
     check_bits(bits)
     if not 0 <= fraction_bits <= bits - 2:
@@ -44,7 +50,10 @@ def from_fixed(elements: NDArray, bits: int, fraction_bits: int) -> NDArray[np.f
 
 def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
     if type(buckets) is not int or not 3 <= buckets <= 1 << 16:
-        raise ConfigError(f"buckets must be a whole number from 3 to 65536, not {buckets!r}: the outer two are unbounded and one must lie between")
+        raise ConfigError(
+            f"buckets must be a whole number from 3 to 65536, not {buckets!r}: "
+            "the outer two are unbounded and one must lie between"
+        )
     width = np.asarray(width, np.float64)
     if not (np.isfinite(width) & (width > 0)).all():
         raise ConfigError("the bucket range B must be finite and greater than 0 in every coordinate")
@@ -54,7 +63,8 @@ def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
 def bucketize(values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: int) -> NDArray[np.uint16]:
     """The bucket (0..b-1) of each value in the range of `width` B around `centre` g; `centre` and `width` broadcast.
 
-    0 for w <= g - B/2, b-1 for w >= g + B/2, else floor((w - (g - B/2)) / (B/(b-2))) + 1. Raises InputError for NaN, ConfigError for b < 3 or B <= 0.
+    0 for w <= g - B/2, b-1 for w >= g + B/2, else floor((w - (g - B/2)) / (B/(b-2))) + 1. Raises InputError for NaN,
+    ConfigError for b < 3 or B <= 0.
     """
     width = _check_buckets(buckets, width)
     w = _finite_or_inf(values, "the update")
@@ -78,15 +88,22 @@ def quantize(index: NDArray, centre: ArrayLike, width: ArrayLike, buckets: int) 
 
 
 def cumulative(index: NDArray, buckets: int) -> NDArray[np.uint8]:
-    """c(y) = 1{bucket <= y}, shape (b-1, d): what a bucketed upload shares. The last column of the one-hot sum is always n and not sent."""
+    """c(y) = 1{bucket <= y}, shape (b-1, d): what a bucketed upload shares. The last column of the one-hot sum is
+    always n and not sent.
+    """
     thresholds = np.arange(buckets - 1, dtype=np.uint16)
     return (index[None, :] <= thresholds[:, None]).astype(np.uint8)
 
 
-def next_range(policy: RangePolicy, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int) -> NDArray[np.float64]:
-    """B for the round after round `number` (1-based), from the global models before and after it: shape () or, for `coordinate`, (d,)."""
+def next_range(
+    policy: RangePolicy, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int
+) -> NDArray[np.float64]:
+    """B for the round after round `number` (1-based), from the global models before and after it: shape () or, for
+    `coordinate`, (d,).
+    """
     if policy.policy == "constant":
         return np.asarray(width, np.float64)
     moved = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
-    measure = {"coordinate": lambda: moved, "mean": lambda: np.mean(moved), "linf": lambda: np.max(moved), "l1": lambda: np.sum(moved)}
-    return np.asarray(2.0 * measure[policy.policy]() + policy.decay / number)
+    if policy.policy != "coordinate":
+        moved = {"mean": moved.mean, "linf": moved.max, "l1": moved.sum}[policy.policy]()
+    return np.asarray(2.0 * moved + policy.decay / number)

@@ -1,4 +1,6 @@
-"""Equality of additively shared ring elements: x = y exactly when (x - y)_0 = -(x - y)_1, a private equality test (CrypTFlow2, Section 3)."""
+"""Equality of additively shared ring elements: x = y exactly when (x - y)_0 = -(x - y)_1, a private equality test
+(CrypTFlow2, Section 3).
+"""
 
 from typing import Any
 

@@ -1,11 +1,13 @@
-"""Millionaires' problem and equality on private inputs, by trees of 1-of-16 OTs (CrypTFlow2, Rathee et al., CCS 2020, Algorithm 1 and Section 3).
+"""Millionaires' problem and equality on private inputs, by trees of 1-of-16 OTs (CrypTFlow2, Rathee et al., CCS 2020,
+Algorithm 1 and Section 3).
 
-Each input is cut in leaves of 4 bits. For a leaf the sender offers, at each position i, its shares' complement of 1{a_leaf > i} and 1{a_leaf = i}; the receiver takes position c_leaf.
-Leaves are joined in pairs, gt = gt_hi ^ (eq_hi & gt_lo) and eq = eq_hi & eq_lo; where both are needed the two ANDs share eq_hi and so one triple of width 2.
-The lowest leaf has no eq: nothing lies below it.
+Each input is cut in leaves of 4 bits. For a leaf the sender offers, at each position i, its shares' complement of
+1{a_leaf > i} and 1{a_leaf = i}; the receiver takes position c_leaf. Leaves are joined in pairs, gt = gt_hi ^ (eq_hi &
+gt_lo) and eq = eq_hi & eq_lo; where both are needed the two ANDs share eq_hi and so one triple of width 2. The lowest
+leaf has no eq: nothing lies below it.
 
-Every batch is cut in halves with the roles swapped. Messages are uniform: requests are masked by random choices, replies by pads and fresh shares.
-Rounds: 2 for the leaves and 1 for each of the ceil(log2(leaves)) levels.
+Every batch is cut in halves with the roles swapped. Messages are uniform: requests are masked by random choices,
+replies by pads and fresh shares. Rounds: 2 for the leaves and 1 for each of the ceil(log2(leaves)) levels.
 """
 
 from collections.abc import Sequence
@@ -50,8 +52,8 @@ def leaves_of(bits: int, equality: bool) -> list[Leaf]:
 def greater(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], bits: int) -> Words:
     """XOR shares of 1{a > c} for unsigned inputs of `bits` bits, 1..63.
 
-    `as_sender` holds a for the half of the batch in which this party is the sender (`Party.halves`), `as_receiver` holds c for the other. Returns the
-    packed shares of the whole batch.
+    `as_sender` holds a for the half of the batch in which this party is the sender (`Party.halves`), `as_receiver`
+    holds c for the other. Returns the packed shares of the whole batch.
     """
     gt, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=False))
     while len(gt) > 1:
@@ -81,8 +83,11 @@ def greater_demand(count: int, bits: int) -> Demand:
     single = double = 0
     while nodes > 1:
         single, double, nodes = single + 1, double + nodes // 2 - 1, nodes - nodes // 2
-    joins = {Triples(width): (words * terms, words * terms) for width, terms in ((1, single), (2, double)) if terms}
-    return _leaf_demand(count, leaves) + Demand(joins)
+    total = _leaf_demand(count, leaves)
+    for width, terms in ((1, single), (2, double)):
+        if terms:
+            total = total + Demand({Triples(width): (words * terms, words * terms)})
+    return total
 
 
 def equal_demand(count: int, bits: int) -> Demand:
@@ -105,7 +110,10 @@ def _joined(party: Party, terms: list[tuple[Words, list[Words]]]) -> list[list[W
     widths = sorted({len(ys) for _, ys in terms})
     groups = [[i for i, (_, ys) in enumerate(terms) if len(ys) == width] for width in widths]
     stacked = [
-        (np.concatenate([terms[i][0] for i in group]), [np.concatenate([terms[i][1][k] for i in group]) for k in range(width)])
+        (
+            np.concatenate([terms[i][0] for i in group]),
+            [np.concatenate([terms[i][1][k] for i in group]) for k in range(width)],
+        )
         for width, group in zip(widths, groups, strict=True)
     ]
     results: list[list[Words]] = [[] for _ in terms]
@@ -116,7 +124,9 @@ def _joined(party: Party, terms: list[tuple[Words, list[Words]]]) -> list[list[W
     return results
 
 
-def _leaf_shares(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], leaves: Sequence[Leaf]) -> tuple[list[Words], list[Words]]:
+def _leaf_shares(
+    party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], leaves: Sequence[Leaf]
+) -> tuple[list[Words], list[Words]]:
     """Shares of gt and eq of every leaf over the whole batch (an empty array where a leaf is not asked for one)."""
     as_sender, as_receiver = np.ascontiguousarray(as_sender), np.ascontiguousarray(as_receiver)
     sent, received = as_sender.size, as_receiver.size

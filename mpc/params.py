@@ -44,14 +44,18 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: object, where: str) -> T:
-    """A flat dataclass from a map that came from outside (TOML, msgpack). ConfigError names unknown, missing and mistyped keys and `where` they stand."""
+    """A flat dataclass from a map that came from outside (TOML, msgpack). ConfigError names unknown, missing and
+    mistyped keys and `where` they stand.
+    """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    missing = sorted(n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in values)
+    missing = sorted(
+        n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in values
+    )
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
     hints = get_type_hints(cls)
@@ -61,7 +65,9 @@ def build(cls: type[T], values: object, where: str) -> T:
         if float in allowed:
             allowed.append(int)
         if type(value) not in allowed:  # type() and not isinstance(): True is no number
-            raise ConfigError(f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}")
+            raise ConfigError(
+                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}"
+            )
     return cls(**values)
 
 
@@ -71,7 +77,9 @@ class ProtocolParams:
 
     ot_field_bits: int = 4  # SECURITY-neutral, AGREEMENT: SoftSpokenOT's k_s (1, 2, 4, 8): fewer bytes against more AES
     lanes: int = 2  # AGREEMENT: chunks in flight at once, each on its own channel
-    chunk: int = 1 << 16  # LOCAL: coordinates in one chunk at most; fewer where a chunk would hold more than `batch` comparisons
+    chunk: int = (
+        1 << 16
+    )  # LOCAL: coordinates in one chunk at most; fewer where a chunk would hold more than `batch` comparisons
     batch: int = 1 << 19  # LOCAL: comparisons in one chunk at most: bounds the memory of a lane
 
     def __post_init__(self) -> None:
@@ -88,9 +96,11 @@ class ProtocolParams:
 
 @dataclass(frozen=True)
 class RoundParams:
-    """What one round computes. Every field is AGREEMENT: both servers hold the same ones, hashed into the handshake of the round.
+    """What one round computes. Every field is AGREEMENT: both servers hold the same ones, hashed into the handshake of
+    the round.
 
-    `ring_bits` is the count ring for `bucketed` and the value ring for `pairwise`; 0 means the smallest that fits, or 64.
+    `ring_bits` is the count ring for `bucketed` and the value ring for `pairwise`; 0 means the smallest that fits, or
+    64.
     """
 
     method: str  # "bucketed" or "pairwise"
@@ -126,9 +136,14 @@ class RoundParams:
             if self.ring_bits == 0:
                 object.__setattr__(self, "ring_bits", needed)
             if self.ring_bits < needed:
-                raise ConfigError(f"ring_bits {self.ring_bits} cannot count {self.max_clients} clients: use {needed} or more, or 0 for the smallest")
+                raise ConfigError(
+                    f"ring_bits {self.ring_bits} cannot count {self.max_clients} clients: "
+                    f"use {needed} or more, or 0 for the smallest"
+                )
             if self.result_to != "servers":
-                raise ConfigError("a bucketed round opens its result at the servers: result_to = 'clients' needs method 'pairwise'")
+                raise ConfigError(
+                    "a bucketed round opens its result at the servers: result_to = 'clients' needs method 'pairwise'"
+                )
             if self.selection != "oblivious":
                 raise ConfigError("selection is an option of pairwise rounds: leave it out for bucketed ones")
         elif self.ring_bits == 0:
@@ -155,10 +170,11 @@ class RoundParams:
 
 @dataclass(frozen=True)
 class RangePolicy:
-    """How the bucket range B follows the global model (protocols.md 7.1). B_1 = initial; B' = f(2 |w' - w|) + decay / t after round t.
+    """How the bucket range B follows the global model (protocols.md 7.1). B_1 = initial; B' = f(2 |w' - w|) + decay / t
+    after round t.
 
-    `coordinate` (default) and `mean` converge; `linf` does on small models; `l1` is the paper as printed and diverges at any real model
-    size; `constant` keeps B_1.
+    `coordinate` (default) and `mean` converge; `linf` does on small models; `l1` is the paper as printed and diverges
+    at any real model size; `constant` keeps B_1.
     """
 
     policy: str = "coordinate"
@@ -170,4 +186,6 @@ class RangePolicy:
         if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
             raise ConfigError(f"the bucket range must start above 0 and finite, not {self.initial!r}")
         if type(self.decay) not in (int, float) or not 0 < self.decay < float("inf"):
-            raise ConfigError(f"range decay must be above 0 and finite, not {self.decay!r}: the range must never reach 0")
+            raise ConfigError(
+                f"range decay must be above 0 and finite, not {self.decay!r}: the range must never reach 0"
+            )

@@ -1,4 +1,6 @@
-"""One of the two parties: its id, its channel and its correlations. A session keeps the base OTs of a pair of servers over many rounds."""
+"""One of the two parties: its id, its channel and its correlations. A session keeps the base OTs of a pair of servers
+over many rounds.
+"""
 
 import hashlib
 from typing import Self
@@ -25,7 +27,9 @@ class Party:
         self.randomness = randomness  # for masks of this party's own
 
     def halves(self, count: int) -> tuple[slice, slice]:
-        """Where this party is the OT sender in a batch of `count`, and where the receiver: party 0 sends in the first half. The border is at a whole word of bits."""
+        """Where this party is the OT sender in a batch of `count`, and where the receiver: party 0 sends in the first
+        half. The border is at a whole word of bits.
+        """
         first, second = slice(0, _border(count)), slice(_border(count), count)
         return (first, second) if self.id == 0 else (second, first)
 
@@ -42,7 +46,15 @@ def half_counts(count: int) -> tuple[int, int]:
 class Session:
     """Base OTs in both directions. Dropped by both parties after any failure: their counters may no longer agree."""
 
-    def __init__(self, party_id: int, session_id: bytes, receiver_leaves: list[list[bytes]], delta: np.ndarray, sender_leaves: list[list[bytes]], entropy: Entropy) -> None:
+    def __init__(
+        self,
+        party_id: int,
+        session_id: bytes,
+        receiver_leaves: list[list[bytes]],
+        delta: np.ndarray,
+        sender_leaves: list[list[bytes]],
+        entropy: Entropy,
+    ) -> None:
         self._id, self._session_id, self._entropy = party_id, session_id, entropy
         self._receiver_leaves, self._delta, self._sender_leaves = receiver_leaves, delta, sender_leaves
         self._lanes: set[int] = set()
@@ -54,7 +66,9 @@ class Session:
     def establish(
         cls, party_id: int, channel: Channel, session_id: bytes, params: ProtocolParams, entropy: Entropy = os_entropy
     ) -> Self:
-        """Make the base OTs, both directions, with the other party doing the same. `session_id`: 16 bytes that no earlier session had, agreed on before."""
+        """Make the base OTs, both directions, with the other party doing the same. `session_id`: 16 bytes that no
+        earlier session had, agreed on before.
+        """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes")
         bound = hashlib.sha256(session_id + repr(sorted(params.agreement().items())).encode()).digest()
@@ -67,7 +81,9 @@ class Session:
         return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy)
 
     def party(self, lane: int, channel: Channel) -> Party:
-        """The party of one lane: streams and tweaks of its own. Each lane is made once, or its correlations would repeat."""
+        """The party of one lane: streams and tweaks of its own. Each lane is made once, or its correlations would
+        repeat.
+        """
         if lane in self._lanes or not 0 <= lane < 1 << 16:
             raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
         self._lanes.add(lane)

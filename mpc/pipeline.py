@@ -1,4 +1,6 @@
-"""One round on shares: cut in chunks of coordinates, so that memory is bounded, and spread over lanes, so that one lane computes while another waits for the link."""
+"""One round on shares: cut in chunks of coordinates, so that memory is bounded, and spread over lanes, so that one lane
+computes while another waits for the link.
+"""
 
 import threading
 import time
@@ -23,7 +25,9 @@ Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
 
 @dataclass(frozen=True)
 class Cost:
-    """What one party counted over all its lanes in one round. `ots` counts both directions; `rounds` is the longest lane's."""
+    """What one party counted over all its lanes in one round. `ots` counts both directions; `rounds` is the longest
+    lane's.
+    """
 
     ots: int = 0
     bytes_sent: int = 0
@@ -40,18 +44,26 @@ class Cost:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`values`: what the servers learn (bucket indices uint16 or ring elements), or, for result_to = "clients", this party's additive shares."""
+    """`values`: what the servers learn (bucket indices uint16 or ring elements), or, for result_to = "clients", this
+    party's additive shares.
+    """
 
     values: NDArray[Any]
     cost: Cost
 
 
 def run_round(
-    parties: Sequence[Party], round: RoundParams, protocol: ProtocolParams, uploads: Sequence[share.Upload], progress: Progress | None = None
+    parties: Sequence[Party],
+    round: RoundParams,
+    protocol: ProtocolParams,
+    uploads: Sequence[share.Upload],
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Compute the median of `uploads`, one party's shares of all clients in the order both parties agreed on. The other party does the same at the same time.
+    """Compute the median of `uploads`, one party's shares of all clients in the order both parties agreed on. The other
+    party does the same at the same time.
 
-    `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after the channels of all are closed.
+    `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after the channels of all
+    are closed.
     """
     if not 1 <= len(uploads) <= round.max_clients:
         raise InputError(f"{len(uploads)} uploads for a round of 1 to {round.max_clients} clients")
@@ -79,7 +91,9 @@ def demand(round: RoundParams, clients: int, dim: int) -> Demand:
 
 
 def warm_up() -> None:
-    """Compile every kernel a round uses (or load it from the cache on disk), for every ring dtype, on small inputs of both parties in this process."""
+    """Compile every kernel a round uses (or load it from the cache on disk), for every ring dtype, on small inputs of
+    both parties in this process.
+    """
     protocol = ProtocolParams(lanes=1)
     channels = local_pair()
     rounds = [RoundParams("bucketed", 2, 2, ring_bits=bits) for bits in (4, 16, 32, 64)]
@@ -93,7 +107,9 @@ def warm_up() -> None:
             for round in rounds:
                 layout = round.layout
                 packed = np.zeros((layout.rows, layout.row_words), np.uint64)
-                run_round([party], round, protocol, [share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))])
+                run_round(
+                    [party], round, protocol, [share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))]
+                )
         except BaseException as error:
             errors.append(error)
             channels[party_id].close()
@@ -114,20 +130,30 @@ def _chunk(party: Party, round: RoundParams, uploads: Sequence[share.Upload], be
         counts = np.zeros((layout.rows, end - begin), ring.dtype(round.ring_bits))
         for upload in uploads:
             counts += share.read(upload, layout, begin, end)
-        return bucketed.median(party, ring.reduce(counts, round.ring_bits), len(uploads), round.ring_bits, round.schedule)
+        return bucketed.median(
+            party, ring.reduce(counts, round.ring_bits), len(uploads), round.ring_bits, round.schedule
+        )
     values = np.concatenate([share.read(upload, layout, begin, end) for upload in uploads])
     element = pairwise.median(party, values, round.ring_bits, round.selection)
     return open_ring(party, element, round.ring_bits) if round.result_to == "servers" else element
 
 
-def _agree_on_chunks(party: Party, round: RoundParams, protocol: ProtocolParams, clients: int, lanes: int) -> list[tuple[int, int]]:
+def _agree_on_chunks(
+    party: Party, round: RoundParams, protocol: ProtocolParams, clients: int, lanes: int
+) -> list[tuple[int, int]]:
     """Cut the coordinates. The sizes are LOCAL wishes, so the parties exchange them and take the smaller: one round."""
     mine = np.array([protocol.chunk, protocol.batch], np.uint64)
     theirs = party.channel.exchange("chunks", mine)
     if (theirs < share.SLICE_ALIGN).any():
-        raise PeerProtocolError(f"the peer wishes for chunks of {theirs.tolist()}, fewer than {share.SLICE_ALIGN} coordinates")
+        raise PeerProtocolError(
+            f"the peer wishes for chunks of {theirs.tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
+        )
     chunk, batch = (int(size) for size in np.minimum(mine, theirs))
-    at_once = bucketed.comparisons(round.buckets, round.schedule) if round.method == "bucketed" else max(1, pairwise.comparisons(clients))
+    at_once = (
+        bucketed.comparisons(round.buckets, round.schedule)
+        if round.method == "bucketed"
+        else max(1, pairwise.comparisons(clients))
+    )
     # no larger than an even share of the lanes, in whole slices, and never less than one
     size = min(chunk, batch // at_once, -(-round.dim // lanes))
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
@@ -135,7 +161,9 @@ def _agree_on_chunks(party: Party, round: RoundParams, protocol: ProtocolParams,
 
 
 def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
-    """Call lane(0), lane(1), .. each on a thread of its own; the first error closes all channels, so that no lane waits on, and is raised."""
+    """Call lane(0), lane(1), .. each on a thread of its own; the first error closes all channels, so that no lane waits
+    on, and is raised.
+    """
     errors: list[BaseException] = []
     lock = threading.Lock()
 
@@ -148,7 +176,10 @@ def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
             for party in parties:
                 party.channel.close()
 
-    threads = [threading.Thread(target=guarded, args=(number,), name=f"lane-{number}", daemon=True) for number in range(len(parties))]
+    threads = [
+        threading.Thread(target=guarded, args=(number,), name=f"lane-{number}", daemon=True)
+        for number in range(len(parties))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

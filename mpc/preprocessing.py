@@ -1,17 +1,19 @@
 """Correlations, made ahead of the inputs and handed out once.
 
-Both parties make the same kinds in the same order, half of them in each direction, so that both do the same work and both directions of the link
-carry the same bytes. Four kinds:
+Both parties make the same kinds in the same order, half of them in each direction, so that both do the same work and
+both directions of the link carry the same bytes. Four kinds:
 
 `Tables(m, w)`     random 1-of-2^m OT of w-bit messages (w = 1, 2), what a leaf of a comparison needs: m OTs
-`Triples(w)`       random bits a, b_1..b_w and XOR shares of a, b_k and c_k = a & b_k, 64 to a word: 2 OTs a bit, one each way
+`Triples(w)`       random bits a, b_1..b_w and XOR shares of them and of c_k = a & b_k, 64 to a word: 2 OTs a bit
 `RandomOts(l)`     random 1-of-2 OT of ring elements, what a multiplexer needs: 1 OT
-`DaBits(l)`        a random bit shared both over XOR and over Z_2^l: 1 OT and l bits, what turns a shared bit into a shared number
+`DaBits(l)`        a random bit shared over XOR and over Z_2^l, what turns a bit into a number: 1 OT and l bits
 
-A triple comes from one random OT in each direction: with u the receiver's choice and r_0, r_1 the sender's keys, r_u = r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the product of u and
-r_0 ^ r_1. Each party's a is its choice in one direction, its b_k bit k of r_0 ^ r_1 in the other; the products of a party's own bits it adds by itself.
+A triple comes from one random OT in each direction: with u the receiver's choice and r_0, r_1 the sender's keys, r_u =
+r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the product of u and r_0 ^ r_1. Each party's a is its choice in one
+direction, its b_k bit k of r_0 ^ r_1 in the other; the products of a party's own bits it adds by itself.
 
-A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c b at the receiver and -r_0 at the sender, and [b ^ c] = b + c - 2 b c.
+A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c b at the receiver and -r_0 at the
+sender, and [b ^ c] = b + c - 2 b c.
 """
 
 import time
@@ -122,9 +124,13 @@ class _Stock:
 
 
 class Pool:
-    """The correlations of one party on one lane. `reserve` at both parties, with the same demand and in the same order, or not at all."""
+    """The correlations of one party on one lane. `reserve` at both parties, with the same demand and in the same order,
+    or not at all.
+    """
 
-    def __init__(self, party_id: int, channel: Channel, sender: RandomOtSender, receiver: RandomOtReceiver, randomness: Stream) -> None:
+    def __init__(
+        self, party_id: int, channel: Channel, sender: RandomOtSender, receiver: RandomOtReceiver, randomness: Stream
+    ) -> None:
         self._id, self._channel = party_id, channel
         self._sender, self._receiver, self._randomness = sender, receiver, randomness
         self._sent: defaultdict[Kind, _Stock] = defaultdict(_Stock)
@@ -136,13 +142,21 @@ class Pool:
         """OTs made so far, both directions."""
         return self._sender.index + self._receiver.index
 
+    def random_keys(self, count: int, sending: bool) -> None:
+        """Make `count` random OTs (at most softspoken.BLOCK) in one direction and drop them: what benchmarks time."""
+        (self._sender if sending else self._receiver).extend(count)
+
     def reserve(self, demand: Demand) -> None:
         """Make what the stock lacks of `demand`. Two rounds at most, however much it is."""
         start = time.perf_counter()
         me, peer = self._id, 1 - self._id
         # one item at least in either direction: a batch too small to be halved still takes none of the other
         missing = [
-            (kind, max(1, demand.counts[kind][me]) - self._sent[kind].count, max(1, demand.counts[kind][peer]) - self._received[kind].count)
+            (
+                kind,
+                max(1, demand.counts[kind][me]) - self._sent[kind].count,
+                max(1, demand.counts[kind][peer]) - self._received[kind].count,
+            )
             for kind in sorted(demand.counts, key=_rank)
         ]
         # The receiver's half first: its messages are on their way while it works, and wait for nothing.
@@ -194,7 +208,9 @@ class Pool:
 
     # What the protocols take. Counts are of this party's own role.
 
-    def tables(self, kind: Tables, as_sender: int, as_receiver: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.uint8]]:
+    def tables(
+        self, kind: Tables, as_sender: int, as_receiver: int
+    ) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.uint8]]:
         """The tables to send from, and the positions and pads to receive with."""
         self._top_up(kind, as_sender, as_receiver)
         (tables,) = self._sent[kind].take(as_sender)
@@ -206,7 +222,7 @@ class Pool:
         self._top_up(kind, words, words)
         b, product_sent = self._sent[kind].take(words)
         a, product_received = self._received[kind].take(words)
-        return a, b, (a & b) ^ product_sent ^ product_received
+        return a, b, np.bitwise_and(a, b) ^ product_sent ^ product_received
 
     def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int) -> tuple[OtSender, OtReceiver]:
         self._top_up(kind, as_sender, as_receiver)
@@ -215,7 +231,9 @@ class Pool:
         return OtSender(kind.bits, keys0, keys1), OtReceiver(kind.bits, choices, keys)
 
     def dabits(self, kind: DaBits, as_sender: int, as_receiver: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """Bits and their ring shares, those made as the sender of the lower party's half first: in the order of the batch."""
+        """Bits and their ring shares, those made as the sender of the lower party's half first: in the order of the
+        batch.
+        """
         self._top_up(kind, as_sender, as_receiver)
         sent, received = self._sent[kind].take(as_sender), self._received[kind].take(as_receiver)
         first, second = (sent, received) if self._id == 0 else (received, sent)
@@ -227,10 +245,16 @@ class Pool:
 
 
 def _blocks(kind: Kind, missing: int) -> Iterable[int]:
-    """Sizes of the blocks of OTs that make at least `missing` items: a function of the kind and the count alone, so the same at both parties."""
+    """Sizes of the blocks of OTs that make at least `missing` items: a function of the kind and the count alone, so the
+    same at both parties.
+    """
     while missing > 0:
         # a triple's item is 64 OTs, and a block a multiple of ALIGN of them
-        items = min(BLOCK // 64, -(-missing // 2) * 2) if isinstance(kind, Triples) else one_of_n.block_items(kind.ots, missing)
+        items = (
+            min(BLOCK // 64, -(-missing // 2) * 2)
+            if isinstance(kind, Triples)
+            else one_of_n.block_items(kind.ots, missing)
+        )
         yield items
         missing -= items
 

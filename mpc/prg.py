@@ -12,7 +12,8 @@ from mpc.errors import InputError
 SEED_BYTES = 16
 BLOCK_WORDS = 2  # an AES block is 128 bits
 
-# Where seeds come from. Protocol objects take one as an argument so that tests can pin transcripts; nothing configurable reaches it.
+# Where seeds come from. Protocol objects take one as an argument so that tests can pin transcripts; nothing
+# configurable reaches it.
 Entropy = Callable[[int], bytes]
 os_entropy: Entropy = os.urandom
 
@@ -20,7 +21,9 @@ _ZEROS = memoryview(bytes(1 << 16))  # what the key stream is XORed to, a call a
 
 
 class Stream:
-    """The key stream of one seed: `fill` writes its next bytes. `nonce` (64 bits) separates streams of one seed, `block` skips 16-byte blocks."""
+    """The key stream of one seed: `fill` writes its next bytes. `nonce` (64 bits) separates streams of one seed,
+    `block` skips 16-byte blocks.
+    """
 
     def __init__(self, seed: bytes, nonce: int = 0, block: int = 0) -> None:
         if len(seed) != SEED_BYTES:
@@ -33,7 +36,7 @@ class Stream:
 
     def fill(self, out: NDArray[np.uint64]) -> None:
         """Overwrite a contiguous array with the next `out.nbytes` bytes of the stream."""
-        view = memoryview(out).cast("B")
+        view = out.data.cast("B")
         for start in range(0, len(view), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
             self._update(_ZEROS[: len(part)], part)

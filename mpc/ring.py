@@ -1,7 +1,8 @@
 """Arithmetic in Z_2^l, 2 <= l <= 64, on the smallest unsigned dtype that holds l bits.
 
-numpy's unsigned arithmetic is already modulo 2^8, 2^16, 2^32 or 2^64, and Z_2^l is its quotient, so sums and products may be left unreduced and masked once
-at the end: `reduce`. On the wire and on disk an array is packed to l bits a value.
+numpy's unsigned arithmetic is already modulo 2^8, 2^16, 2^32 or 2^64, and Z_2^l is its quotient, so sums and products
+may be left unreduced and masked once at the end: `reduce`. On the wire and on disk an array is packed to l bits a
+value.
 """
 
 import numpy as np
@@ -55,7 +56,9 @@ def packed_words(count: int, bits: int) -> int:
 def pack(values: NDArray, bits: int) -> NDArray[np.uint64]:
     """Pack a flat array to `bits` (1..64) bits a value, little-endian, zero-padded to whole words."""
     flat = np.ascontiguousarray(values).reshape(-1)
-    if bits == 8 * flat.dtype.itemsize and flat.nbytes % 8 == 0:  # nothing to squeeze: the same bytes, without a pass over them
+    if (
+        bits == 8 * flat.dtype.itemsize and flat.nbytes % 8 == 0
+    ):  # nothing to squeeze: the same bytes, without a pass over them
         return flat.view(np.uint64)
     words = np.zeros(packed_words(flat.size, bits), np.uint64)
     packing.pack_values(flat, bits, words)
@@ -70,10 +73,11 @@ def unpack(words: NDArray[np.uint64], bits: int, count: int) -> NDArray:
 
 
 def count_bits(clients: int, rank: int | None = None) -> int:
-    """Bits of the smallest ring in which `H >= rank` is the sign of `H - rank` for every count H in 0..clients (protocols.md 2).
+    """Bits of the smallest ring in which `H >= rank` is the sign of `H - rank` for every count H in 0..clients
+    (protocols.md 2).
 
-    The default rank is the lower median's, ceil(clients / 2). It grows with neither argument alone, so a ring sized for the most clients that may come fits
-    the median of fewer.
+    The default rank is the lower median's, ceil(clients / 2). It grows with neither argument alone, so a ring sized for
+    the most clients that may come fits the median of fewer.
     """
     rank = median_rank(clients) if rank is None else rank
     bits = MIN_BITS

@@ -1,7 +1,8 @@
 """Additive shares over Z_2^l and XOR shares. protocols.md section 2.
 
-`[x]_0 + [x]_1 = x (mod 2^l)`: one share is the AES-CTR expansion of a 16-byte seed, the other is x minus it, so a client uploads its vector once and not
-twice. Both forms are rows of l-bit packed words, and a server reads either a slice at a time: `Upload`.
+`[x]_0 + [x]_1 = x (mod 2^l)`: one share is the AES-CTR expansion of a 16-byte seed, the other is x minus it, so a
+client uploads its vector once and not twice. Both forms are rows of l-bit packed words, and a server reads either a
+slice at a time: `Upload`.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ SLICE_ALIGN = 64 * BLOCK_WORDS
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits; every row is padded to whole AES blocks."""
+    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits; every row is padded to whole
+    AES blocks.
+    """
 
     rows: int
     columns: int
@@ -82,7 +85,9 @@ def split(values: NDArray, bits: int, entropy: Entropy = os_entropy) -> tuple[Se
 
 
 def read(upload: Upload, layout: Layout, start: int, stop: int, rows: slice | None = None) -> NDArray:
-    """Columns [start, stop) of a share as ring elements, shape (rows, stop - start). `start` is a multiple of SLICE_ALIGN."""
+    """Columns [start, stop) of a share as ring elements, shape (rows, stop - start). `start` is a multiple of
+    SLICE_ALIGN.
+    """
     if start % SLICE_ALIGN:
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
     chosen = range(layout.rows)[rows or slice(None)]
@@ -101,9 +106,9 @@ def combine(one: NDArray, other: NDArray, bits: int) -> NDArray:
     return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits)
 
 
-def split_bits(words: NDArray[np.uint64], entropy: Entropy = os_entropy) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def split_bits(
+    words: NDArray[np.uint64], entropy: Entropy = os_entropy
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """XOR shares of packed bits: a uniform array and `words` XOR it."""
     mask = Stream(entropy(16)).words(words.size).reshape(words.shape)
     return mask, words ^ mask
-
-

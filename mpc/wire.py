@@ -1,9 +1,9 @@
 """Frames: a small msgpack header and raw array buffers beside it.
 
-A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack map
-`{"v": VERSION, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`; parts 1.. are the arrays' bytes, little-endian and
-C-contiguous, in the order of `a`. Nothing is left over and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length
-that is not the shape's, a missing or a surplus part. There is no pickle anywhere.
+A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack map `{"v": VERSION,
+"t": type, "b": fields, "a": [[name, dtype, shape], ...]}`; parts 1.. are the arrays' bytes, little-endian and
+C-contiguous, in the order of `a`. Nothing is left over and nothing is guessed: `unpack` refuses another version, an
+unknown dtype, a length that is not the shape's, a missing or a surplus part. There is no pickle anywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,10 +50,12 @@ def pack(
             raise LocalProtocolError(f"array {name!r}: dtype {array.dtype} has no name on the wire")
         flat = np.ascontiguousarray(array).reshape(-1)
         described.append((name, dtype_name, list(array.shape)))
-        buffers.append(memoryview(flat.view(np.uint8)))
+        buffers.append(flat.view(np.uint8).data)
     header = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields or {}), "a": described})
     if len(header) > MAX_HEADER_BYTES:
-        raise LocalProtocolError(f"the header of a {type!r} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}")
+        raise LocalProtocolError(
+            f"the header of a {type!r} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}"
+        )
     return [header, *buffers]
 
 
@@ -70,7 +72,9 @@ def unpack(parts: Sequence[Part]) -> Message:
     if not isinstance(header, dict) or set(header) != {"v", "t", "b", "a"}:
         raise FrameError("the header does not have exactly the keys v, t, b, a")
     if header["v"] != VERSION:
-        raise FrameError(f"frame version {header['v']!r}, this program speaks {VERSION}: install the same release on both ends")
+        raise FrameError(
+            f"frame version {header['v']!r}, this program speaks {VERSION}: install the same release on both ends"
+        )
     kind, fields, described = header["t"], header["b"], header["a"]
     if not isinstance(kind, str) or not isinstance(fields, dict) or not isinstance(described, list):
         raise FrameError("the header's values have the wrong types")

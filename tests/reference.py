@@ -15,7 +15,9 @@ def pack(values: list[int], bits: int) -> list[int]:
 def fold(leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(rows, sum) of GGM leaves (q, w)."""
     q = len(leaves)
-    rows = [np.bitwise_xor.reduce([leaves[x] for x in range(q) if x >> j & 1], axis=0) for j in range(q.bit_length() - 1)]
+    rows = [
+        np.bitwise_xor.reduce([leaves[x] for x in range(q) if x >> j & 1], axis=0) for j in range(q.bit_length() - 1)
+    ]
     return np.array(rows), np.bitwise_xor.reduce(leaves, axis=0)
 
 

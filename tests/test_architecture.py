@@ -46,8 +46,13 @@ def test_mpc_is_documented_in_dependency_order() -> None:
     """Each module imports only those named before it, and every module is named."""
     assert mpc.__doc__
     order = re.findall(r"`([a-z_.]+)`", mpc.__doc__)
-    files = {path.relative_to(ROOT / "mpc").with_suffix("").as_posix().replace("/", "."): path for path in (ROOT / "mpc").rglob("*.py")}
-    modules = {name: path for name, path in files.items() if not name.endswith("__init__") and not name.startswith("kernels.")}
+    files = {
+        path.relative_to(ROOT / "mpc").with_suffix("").as_posix().replace("/", "."): path
+        for path in (ROOT / "mpc").rglob("*.py")
+    }
+    modules = {
+        name: path for name, path in files.items() if not name.endswith("__init__") and not name.startswith("kernels.")
+    }
     assert sorted(order) == sorted([*modules, "kernels"])
     for position, name in enumerate(order):
         paths = (ROOT / "mpc" / "kernels").glob("*.py") if name == "kernels" else [modules[name]]

@@ -99,7 +99,10 @@ def test_tables_and_pads_agree(m: int, slot: int) -> None:
     """The receiver's pad is the sender's chunk at its choice, by the definition with XORs of chunks."""
     count, chunk = 128, (1 << slot) - 1
     keys0, keys1, choice_words = words(m * count, 2), words(m * count, 2), words(m * count // 64)
-    masks = np.array([[sum(chunk << slot * i for i in range(1 << m) if i >> j & 1 == b) for b in (0, 1)] for j in range(m)], np.uint64)
+    masks = np.array(
+        [[sum(chunk << slot * i for i in range(1 << m) if i >> j & 1 == b) for b in (0, 1)] for j in range(m)],
+        np.uint64,
+    )
     made = np.empty((count, 1), np.uint64)
     tables.combine_keys(keys0, keys1, masks[:, :, None], made)
     chosen_bits = np.empty(m * count, np.uint8)
@@ -136,7 +139,10 @@ def test_leaf_messages(bits: int, shift: int) -> None:
         if slot == 2 and bits != 4:
             continue
         made = RNG.integers(0, 1 << slot * positions, count, np.uint64).astype(np.uint32)
-        pads = np.array([int(table) >> slot * int(choice) & (2**slot - 1) for table, choice in zip(made, choices, strict=True)], np.uint8)
+        pads = np.array(
+            [int(table) >> slot * int(choice) & (2**slot - 1) for table, choice in zip(made, choices, strict=True)],
+            np.uint8,
+        )
         shares = words(slot, 2)
         reply = np.empty_like(made)
         if slot == 2:

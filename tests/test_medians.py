@@ -32,10 +32,16 @@ def columns(rng: np.random.Generator, clients: int, low: int, high: int) -> np.n
     return np.concatenate([random, ties, same, extremes, ordered, ordered[::-1]], axis=1)
 
 
-def bucketed_round(lanes: Lanes, index: np.ndarray, buckets: int, schedule: str, bits: int = 0) -> tuple[Outcome, Outcome]:
+def bucketed_round(
+    lanes: Lanes, index: np.ndarray, buckets: int, schedule: str, bits: int = 0
+) -> tuple[Outcome, Outcome]:
     clients, dim = index.shape
     params = RoundParams("bucketed", dim, clients, ring_bits=bits, buckets=buckets, schedule=schedule)
-    return run_rounds(lanes, params, [share.split(encode.cumulative(row.astype(np.uint16), buckets), params.ring_bits) for row in index])
+    return run_rounds(
+        lanes,
+        params,
+        [share.split(encode.cumulative(row.astype(np.uint16), buckets), params.ring_bits) for row in index],
+    )
 
 
 def pairwise_round(lanes: Lanes, values: np.ndarray, bits: int, **options: str) -> tuple[Outcome, Outcome]:
@@ -125,7 +131,9 @@ def test_local_parameters_change_no_output(method: str) -> None:
     """Chunks and batches are LOCAL: the parties may even differ in them."""
     rng = np.random.default_rng(9)
     dim, clients = 1500, 3
-    params = RoundParams(method, dim, clients, **({} if method == "bucketed" else {"ring_bits": 32, "fraction_bits": 0}))  # type: ignore[arg-type]
+    params = RoundParams(
+        method, dim, clients, **({} if method == "bucketed" else {"ring_bits": 32, "fraction_bits": 0})
+    )  # type: ignore[arg-type]
     if method == "bucketed":
         values = rng.integers(0, 8, (clients, dim))
         shares = [share.split(encode.cumulative(row.astype(np.uint16), 8), params.ring_bits) for row in values]
@@ -155,7 +163,13 @@ def test_progress_reaches_the_whole(lanes: Lanes) -> None:
     params = RoundParams("bucketed", 1000, 2)
     shares = [share.split(encode.cumulative(np.zeros(1000, np.uint16), 8), params.ring_bits) for _ in range(2)]
     run_both(
-        lambda j: run_round(lanes[j], params, ProtocolParams(), [pair[j] for pair in shares], (lambda *at: seen.append(at)) if j == 0 else None)
+        lambda j: run_round(
+            lanes[j],
+            params,
+            ProtocolParams(),
+            [pair[j] for pair in shares],
+            (lambda *at: seen.append(at)) if j == 0 else None,
+        )
     )
     assert seen[-1] == (1000, 1000) and seen == sorted(seen)
 
@@ -181,7 +195,10 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
     """Nothing is made on the spot after `reserve`, and what is left over is less than one alignment of each kind."""
     both = make_parties()
-    shares = [share.split(np.zeros((params.layout.rows, params.dim), ring.dtype(params.ring_bits)), params.ring_bits) for _ in range(8)]
+    shares = [
+        share.split(np.zeros((params.layout.rows, params.dim), ring.dtype(params.ring_bits)), params.ring_bits)
+        for _ in range(8)
+    ]
     outcome, _ = run_rounds(both, params, shares)
     asked = demand(params, 8, params.dim).counts
     exact = sum(kind.ots * sum(pair) for kind, pair in asked.items())

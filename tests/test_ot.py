@@ -47,7 +47,9 @@ def test_base_ot_keys_are_bound_to_the_session() -> None:
     one, two = local_pair()
     sender = BaseOtSender(one, SESSION)
     sender.announce()
-    pairs, keys = run_both(lambda j: sender.keys(2) if j == 0 else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8)))  # type: ignore[arg-type,return-value]
+    pairs, keys = run_both(
+        lambda j: sender.keys(2) if j == 0 else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8))
+    )  # type: ignore[arg-type,return-value]
     assert not {key for pair in pairs for key in pair} & set(keys)
 
 
@@ -103,7 +105,9 @@ def test_extension_wire_bits() -> None:
 def test_lanes_share_nothing() -> None:
     """The same base OTs on two lanes give unrelated keys and tweaks."""
     one, two = local_pair()
-    leaves, (delta, holes) = run_both(lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4))  # type: ignore[arg-type,return-value]
+    leaves, (delta, holes) = run_both(
+        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
+    )  # type: ignore[arg-type,return-value]
     keys = [RandomOtReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)]  # type: ignore[arg-type]
     assert not (keys[0] == keys[1]).any()
     del delta, holes
@@ -131,9 +135,11 @@ def test_one_of_n(index_bits: int, width: int) -> None:
     messages = (messages & np.uint64((1 << width) - 1)).astype(ring.dtype(width))
     choices = RNG.integers(0, 1 << index_bits, count).astype(np.uint8)
     _, got = run_both(
-        lambda j: OneOfNSender(sender._channel, sender).send(messages, width)
-        if j == 0
-        else OneOfNReceiver(receiver._channel, receiver).receive(choices, index_bits, width)
+        lambda j: (
+            OneOfNSender(sender._channel, sender).send(messages, width)
+            if j == 0
+            else OneOfNReceiver(receiver._channel, receiver).receive(choices, index_bits, width)
+        )
     )
     assert (got == messages[np.arange(count), choices]).all()
 
@@ -151,7 +157,11 @@ def test_chosen_and_correlated_one_of_two(bits: int, count: int) -> None:
     parties = [lanes[0] for lanes in make_parties()]
     m0, m1, delta = (ring.reduce(RNG.integers(0, 2**64, count, np.uint64), bits) for _ in range(3))
     choice = RNG.integers(0, 2, count).astype(np.uint8)
-    stock = run_both(lambda j: [parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count))) for _ in range(2)])
+    stock = run_both(
+        lambda j: [
+            parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count))) for _ in range(2)
+        ]
+    )
     (sender, _), (sender2, _) = stock[0]
     (_, receiver), (_, receiver2) = stock[1]
     chosen = receiver.finish_chosen(choice, sender.chosen(receiver.request(choice), m0, m1))

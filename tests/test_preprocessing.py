@@ -39,7 +39,9 @@ def test_dabits_agree(bits: int) -> None:
 @pytest.mark.parametrize("kind", [Tables(1, 1), Tables(3, 1), Tables(4, 1), Tables(4, 2)])
 def test_tables_agree_with_their_pads(kind: Tables) -> None:
     parties = pair()
-    (sent0, choices0, pads0), (sent1, choices1, pads1) = run_both(lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70))))
+    (sent0, choices0, pads0), (sent1, choices1, pads1) = run_both(
+        lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70)))
+    )
     for tables, choices, pads in ((sent0, choices1, pads1), (sent1, choices0, pads0)):
         chunk = tables.astype(np.uint64) >> (choices.astype(np.uint64) * np.uint64(kind.width))
         assert ((chunk & np.uint64(2**kind.width - 1)) == pads).all() and len(pads) in (70, 9)
@@ -72,7 +74,9 @@ def test_demands_add_and_multiply() -> None:
 
 
 def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds, and is consumed once."""
+    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds, and is consumed
+    once.
+    """
     used: dict[str, set[tuple[int, int]]] = {"sender": set(), "receiver": set()}
 
     def record(role: str, index: int, stream: int, count: int) -> None:
@@ -89,7 +93,10 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(cls, "extend", extend)
     sides = make_parties(lanes=2)
-    demands = [Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)}), Demand({RandomOts(8): (300, 300)})]
+    demands = [
+        Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)}),
+        Demand({RandomOts(8): (300, 300)}),
+    ]
     for lane in range(2):
         for demand in demands * 2:
             run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
@@ -120,7 +127,11 @@ def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     sender = parties[0].pool._sender
     streams: list[int] = []
     original = kernels.sigma_and_tweak
-    monkeypatch.setattr(kernels, "sigma_and_tweak", lambda keys, index, stream, out: (streams.append(int(stream)), original(keys, index, stream, out)))
+    monkeypatch.setattr(
+        kernels,
+        "sigma_and_tweak",
+        lambda keys, index, stream, out: (streams.append(int(stream)), original(keys, index, stream, out)),
+    )
     parties[1].pool._receiver.extend(128)
     keys0, _ = sender.extend(128)
     sender.expand(keys0, 3)

@@ -1,7 +1,8 @@
 """What a single server sees: uniform until something is opened, whatever the inputs, and then a function of the result.
 
-Uniformity is a chi-square test on the bytes of each kind of message. Its threshold is passed by a uniform source once in a million; a run makes about a hundred
-such tests, so a false alarm comes about once in ten thousand runs. That the test can fail is tested too: with all correlations and masks zero every kind of message fails it.
+Uniformity is a chi-square test on the bytes of each kind of message. Its threshold is passed by a uniform source once
+in a million; a run makes about a hundred such tests, so a false alarm comes about once in ten thousand runs. That the
+test can fail is tested too: with all correlations and masks zero every kind of message fails it.
 """
 
 import hashlib
@@ -58,7 +59,11 @@ class Recorder(Channel):
 
 def inputs(params: RoundParams, kind: str) -> np.ndarray:
     """One row of plain values a client."""
-    low, high = (0, params.buckets - 1) if params.method == "bucketed" else (-(2 ** (params.ring_bits - 2)), 2 ** (params.ring_bits - 2) - 1)
+    low, high = (
+        (0, params.buckets - 1)
+        if params.method == "bucketed"
+        else (-(2 ** (params.ring_bits - 2)), 2 ** (params.ring_bits - 2) - 1)
+    )
     if kind == "zero":
         return np.zeros((CLIENTS, DIM), np.int64)
     if kind == "extreme":
@@ -68,7 +73,9 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
 
 def shares_of(params: RoundParams, values: np.ndarray, entropy=None) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
     rows = [
-        encode.cumulative(row.astype(np.uint16), params.buckets) if params.method == "bucketed" else ring.reduce(row[None], params.ring_bits)
+        encode.cumulative(row.astype(np.uint16), params.buckets)
+        if params.method == "bucketed"
+        else ring.reduce(row[None], params.ring_bits)
         for row in values
     ]
     return [share.split(row, params.ring_bits, *([entropy] if entropy else [])) for row in rows]
@@ -87,9 +94,14 @@ def test_everything_received_before_the_opening_is_uniform(name: str, kind: str)
     params = ROUNDS[name]
     for view in views(params, inputs(params, kind)):
         labels = {label for label, _ in view}
-        assert labels <= MASKED | PUBLIC | {"ot.corrections", "dabits"} and {"leaf.request", "leaf.reply", "ot.corrections"} <= labels
+        assert (
+            labels <= MASKED | PUBLIC | {"ot.corrections", "dabits"}
+            and {"leaf.request", "leaf.reply", "ot.corrections"} <= labels
+        )
         for label in sorted(labels - PUBLIC):
-            assert looks_uniform(np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])), label
+            assert looks_uniform(
+                np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])
+            ), label
 
 
 def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,10 +110,18 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Stream, "words", lambda self, count: np.zeros(count, np.uint64))
 
     def tables(self, kind: Tables, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-        return np.zeros(as_sender, ring.dtype(kind.width << kind.index_bits)), np.zeros(as_receiver, np.uint8), np.zeros(as_receiver, np.uint8)
+        return (
+            np.zeros(as_sender, ring.dtype(kind.width << kind.index_bits)),
+            np.zeros(as_receiver, np.uint8),
+            np.zeros(as_receiver, np.uint8),
+        )
 
     def triples(self, kind: Triples, words: int):  # type: ignore[no-untyped-def]
-        return np.zeros(words, np.uint64), np.zeros((kind.width, words), np.uint64), np.zeros((kind.width, words), np.uint64)
+        return (
+            np.zeros(words, np.uint64),
+            np.zeros((kind.width, words), np.uint64),
+            np.zeros((kind.width, words), np.uint64),
+        )
 
     def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
         keys = np.zeros(as_sender, ring.dtype(kind.bits))
@@ -122,7 +142,9 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     assert (ring.signed(outcomes[0].values, 32) == reference.lower_median(values)).all()
     for view in (end.received for end in pairs[0]):  # type: ignore[attr-defined]
         for label in MASKED:
-            if not looks_uniform(np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])):
+            if not looks_uniform(
+                np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])
+            ):
                 caught.add(label)
     assert caught == MASKED
 
@@ -131,7 +153,10 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
 def test_the_shape_of_a_view_does_not_depend_on_the_inputs(name: str) -> None:
     """Labels, dtypes and sizes of all messages, in order: the same for every input."""
     params = ROUNDS[name]
-    shapes = [[[(label, array.dtype, array.shape) for label, array in view] for view in views(params, inputs(params, kind))] for kind in INPUTS]
+    shapes = [
+        [[(label, array.dtype, array.shape) for label, array in view] for view in views(params, inputs(params, kind))]
+        for kind in INPUTS
+    ]
     assert shapes[0] == shapes[1] == shapes[2]
 
 
@@ -170,7 +195,9 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(schedule: str, monk
     run_rounds(make_parties(), params, shares_of(params, values))
     result = reference.lower_median(values)
     if schedule == "scan":
-        assert (opened[0].reshape(params.buckets - 1, DIM) == (np.arange(params.buckets - 1)[:, None] >= result)).all() and len(opened) == 1
+        assert (
+            opened[0].reshape(params.buckets - 1, DIM) == (np.arange(params.buckets - 1)[:, None] >= result)
+        ).all() and len(opened) == 1
         return
     # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
     low, high = np.zeros(DIM, int), np.full(DIM, params.buckets - 1)
@@ -188,11 +215,19 @@ def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest
     opened: list[str] = []
     for module, name in ((pairwise, "open_bits"), (pipeline, "open_ring")):
         original = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda party, *rest, name=name, original=original: (opened.append(name), original(party, *rest))[1])
-    params = RoundParams("pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to)
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda party, *rest, name=name, original=original: (opened.append(name), original(party, *rest))[1],
+        )
+    params = RoundParams(
+        "pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to
+    )
     values = inputs(params, "random")
     outcomes = run_rounds(make_parties(), params, shares_of(params, values))
-    assert set(opened) == ({"open_bits"} if selection == "opened" else set()) | ({"open_ring"} if result_to == "servers" else set())
+    assert set(opened) == ({"open_bits"} if selection == "opened" else set()) | (
+        {"open_ring"} if result_to == "servers" else set()
+    )
     if result_to == "servers":
         assert (ring.signed(outcomes[0].values, 32) == reference.lower_median(values)).all()
     else:
@@ -208,7 +243,9 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_are_pinned(name: str) -> None:
-    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of the protocol, and needs a new release number on the wire."""
+    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of the protocol, and
+    needs a new release number on the wire.
+    """
     params = ROUNDS[name]
     pairs = [tuple(Recorder(end) for end in local_pair())]
     entropy = [deterministic_entropy(seed) for seed in (1, 2)]

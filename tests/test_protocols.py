@@ -80,8 +80,12 @@ def test_comparisons_of_signed_values(parties: list[Party], bits: int, count: in
     for i, (a, b) in enumerate([(low, high), (high, low), (low, low), (high, high)][:count]):
         x[i], y[i] = a, b
     xs, ys = additive(ring.reduce(x, bits), bits, RNG), additive(ring.reduce(y, bits), bits, RNG)
-    assert (opened(parties, run_both(lambda j: compare.greater(parties[j], xs[j], ys[j], bits)), count) == (x > y)).all()
-    assert (opened(parties, run_both(lambda j: compare.at_least(parties[j], xs[j], ys[j], bits)), count) == (x >= y)).all()
+    assert (
+        opened(parties, run_both(lambda j: compare.greater(parties[j], xs[j], ys[j], bits)), count) == (x > y)
+    ).all()
+    assert (
+        opened(parties, run_both(lambda j: compare.at_least(parties[j], xs[j], ys[j], bits)), count) == (x >= y)
+    ).all()
 
 
 @pytest.mark.parametrize("count", BATCHES)
@@ -96,7 +100,9 @@ def test_equality_of_shared_values(parties: list[Party], bits: int, count: int) 
 def test_conjunctions(parties: list[Party], count: int) -> None:
     bits, shares = zip(*(shared_bits(count) for _ in range(5)), strict=True)
     products = run_both(
-        lambda j: boolean.conjunctions(parties[j], [(shares[0][j], [shares[1][j], shares[2][j]]), (shares[3][j], [shares[4][j]])])
+        lambda j: boolean.conjunctions(
+            parties[j], [(shares[0][j], [shares[1][j], shares[2][j]]), (shares[3][j], [shares[4][j]])]
+        )
     )
     for term, k, x, y in ((0, 0, 0, 1), (0, 1, 0, 2), (1, 0, 3, 4)):
         got = opened(parties, (products[0][term][k], products[1][term][k]), count)

@@ -78,7 +78,9 @@ def test_bucketize_matches_its_definition(values: list[float], centre: float, wi
 
 def test_bucketize_edges_and_inverse() -> None:
     width, buckets = 1.0, 8
-    assert encode.bucketize([-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf], 0.0, width, buckets).tolist() == [0, 0, 1, 4, 6, 7, 7]
+    assert encode.bucketize(
+        [-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf], 0.0, width, buckets
+    ).tolist() == [0, 0, 1, 4, 6, 7, 7]
     index = np.arange(buckets)
     middle = encode.quantize(index, 0.0, width, buckets)
     assert encode.bucketize(middle, 0.0, width, buckets).tolist() == index.tolist()
@@ -98,7 +100,13 @@ def test_bad_ranges_are_refused(buckets: int, width: float) -> None:
 def test_range_policies() -> None:
     before, after = np.zeros(4), np.array([0.0, 1.0, -3.0, 0.5])
     moved = np.abs(after)
-    expected = {"coordinate": 2 * moved + 0.05, "mean": 2 * moved.mean() + 0.05, "linf": 6.05, "l1": 9.05, "constant": 0.7}
+    expected = {
+        "coordinate": 2 * moved + 0.05,
+        "mean": 2 * moved.mean() + 0.05,
+        "linf": 6.05,
+        "l1": 9.05,
+        "constant": 0.7,
+    }
     for policy, wanted in expected.items():
         got = encode.next_range(RangePolicy(policy, 0.1, 0.1), 0.7, before, after, number=2)
         np.testing.assert_allclose(got, wanted)

@@ -17,7 +17,9 @@ GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 0, 2)])
 def test_frames_round_trip(name: str, shape: tuple[int, ...]) -> None:
     array = np.arange(int(np.prod(shape)), dtype=wire.DTYPES[name]).reshape(shape)
-    parts = wire.pack("kind", {"a": 1, "b": "text", "c": b"raw"}, {"one": array, "two": array[..., ::-1] if shape else array})
+    parts = wire.pack(
+        "kind", {"a": 1, "b": "text", "c": b"raw"}, {"one": array, "two": array[..., ::-1] if shape else array}
+    )
     message = wire.unpack([bytes(part) for part in parts])
     assert message.type == "kind" and message.fields == {"a": 1, "b": "text", "c": b"raw"}
     assert message.arrays["one"].dtype == array.dtype and message.arrays["one"].shape == shape
@@ -49,7 +51,12 @@ def test_bad_frames_are_refused(change: dict[str, object], body: bytes) -> None:
 
 
 def test_missing_parts_and_surplus_parts_are_refused() -> None:
-    for parts in ([], [msgpack.packb(GOOD)], [msgpack.packb(GOOD), bytes(8), bytes(8)], [bytes(wire.MAX_HEADER_BYTES + 1)]):
+    for parts in (
+        [],
+        [msgpack.packb(GOOD)],
+        [msgpack.packb(GOOD), bytes(8), bytes(8)],
+        [bytes(wire.MAX_HEADER_BYTES + 1)],
+    ):
         with pytest.raises(FrameError):
             wire.unpack(parts)
 
@@ -64,7 +71,9 @@ def test_random_bytes_are_a_frame_error_or_a_message(parts: list[bytes]) -> None
 
 
 def test_messages_do_not_print_arrays() -> None:
-    message = wire.unpack([bytes(part) for part in wire.pack("x", {"secret": 7}, {"share": np.array([12345], np.uint64)})])
+    message = wire.unpack(
+        [bytes(part) for part in wire.pack("x", {"secret": 7}, {"share": np.array([12345], np.uint64)})]
+    )
     assert "12345" not in repr(message) and "7" not in repr(message)
 
 

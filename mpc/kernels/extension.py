@@ -14,7 +14,8 @@ _COLUMNS = 16  # words of a row transposed at once
 
 @kernel
 def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
-    """leaves (q, w), overwritten; rows (k, w), q = 2^k: rows[j] = XOR of leaves whose index has bit j set; leaves[0] becomes the XOR of all.
+    """leaves (q, w), overwritten; rows (k, w), q = 2^k: rows[j] = XOR of leaves whose index has bit j set; leaves[0]
+    becomes the XOR of all.
 
     Leaves are added in pairs, one index bit a level, so a leaf is read twice and not k times.
     """

@@ -1,7 +1,8 @@
 """Leaf tables: random 1-of-2^m OT from m random OTs, and the online step that masks and reads them.
 
-A table holds 2^m chunks in the low bits of its words, chunk i in bits [i s, (i+1) s), s = `slot` a power of two. Item `a` of `count` uses the OTs a, a + count, ..,
-a + (m-1) count of its block, so that neighbours in a row belong to neighbouring items.
+A table holds 2^m chunks in the low bits of its words, chunk i in bits [i s, (i+1) s), s = `slot` a power of two. Item
+`a` of `count` uses the OTs a, a + count, .., a + (m-1) count of its block, so that neighbours in a row belong to
+neighbouring items.
 """
 
 from typing import Any
@@ -16,7 +17,9 @@ from mpc.kernels.jit import kernel
 def combine_keys(
     keys0: NDArray[np.uint64], keys1: NDArray[np.uint64], masks: NDArray[np.uint64], out: NDArray[Any]
 ) -> None:
-    """out (count, W): chunk i = XOR_j chunk i of keys_{i_j} of OT j. keys (m count, >= W), masks (m, 2, W): which chunks have i_j = 0, 1."""
+    """out (count, W): chunk i = XOR_j chunk i of keys_{i_j} of OT j. keys (m count, >= W), masks (m, 2, W): which
+    chunks have i_j = 0, 1.
+    """
     count, words = out.shape
     for word in range(words):
         for item in range(count):
@@ -29,9 +32,16 @@ def combine_keys(
 
 @kernel
 def choose_chunks(
-    keys: NDArray[np.uint64], choice_words: NDArray[np.uint64], slot: int, width: int, choices: NDArray[np.uint8], pads: NDArray[Any]
+    keys: NDArray[np.uint64],
+    choice_words: NDArray[np.uint64],
+    slot: int,
+    width: int,
+    choices: NDArray[np.uint8],
+    pads: NDArray[Any],
 ) -> None:
-    """What the receiver knows of a table: choices[a] = sum_j c_j 2^j and pads[a] = XOR_j chunk choices[a] of its key of OT j, `width` bits."""
+    """What the receiver knows of a table: choices[a] = sum_j c_j 2^j and pads[a] = XOR_j chunk choices[a] of its key of
+    OT j, `width` bits.
+    """
     count = pads.shape[0]
     levels = keys.shape[0] // count
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
@@ -49,7 +59,9 @@ def choose_chunks(
 
 
 @kernel
-def request_leaves(values: NDArray[Any], shift: int, choices: NDArray[np.uint8], leaf_mask: int, out: NDArray[np.uint8]) -> None:
+def request_leaves(
+    values: NDArray[Any], shift: int, choices: NDArray[np.uint8], leaf_mask: int, out: NDArray[np.uint8]
+) -> None:
     """out = choice ^ leaf: what the receiver asks for. leaf = (value >> shift) & leaf_mask, at most 4 bits."""
     s = np.uint64(shift)
     m = np.uint64(leaf_mask)
@@ -59,8 +71,17 @@ def request_leaves(values: NDArray[Any], shift: int, choices: NDArray[np.uint8],
 
 @kernel
 def _shuffle(table: np.uint64, request: np.uint64, slot: int) -> np.uint64:
-    """Chunk i of the result is chunk i ^ request of a table of up to 16 chunks of 1 or 2 bits, without a branch on the request."""
-    one, two, three, four, eight, sixteen = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(8), np.uint64(16)
+    """Chunk i of the result is chunk i ^ request of a table of up to 16 chunks of 1 or 2 bits, without a branch on the
+    request.
+    """
+    one, two, three, four, eight, sixteen = (
+        np.uint64(1),
+        np.uint64(2),
+        np.uint64(3),
+        np.uint64(4),
+        np.uint64(8),
+        np.uint64(16),
+    )
     if slot == 1:
         m1, m2, m4, m8 = np.uint64(0x5555), np.uint64(0x3333), np.uint64(0x0F0F), np.uint64(0x00FF)
         s1, s2, s4, s8 = one, two, four, eight
@@ -84,7 +105,13 @@ def _shuffle(table: np.uint64, request: np.uint64, slot: int) -> np.uint64:
 
 @kernel
 def reply_greater(
-    values: NDArray[Any], shift: int, leaf_mask: int, tables: NDArray[Any], requests: NDArray[np.uint8], shares: NDArray[np.uint64], out: NDArray[Any]
+    values: NDArray[Any],
+    shift: int,
+    leaf_mask: int,
+    tables: NDArray[Any],
+    requests: NDArray[np.uint8],
+    shares: NDArray[np.uint64],
+    out: NDArray[Any],
 ) -> None:
     """The sender's masked messages, 1 bit a chunk: 1{leaf > i} ^ share, under the table's pads. `shares` packed."""
     every = np.uint64(0xFFFF)
@@ -98,7 +125,13 @@ def reply_greater(
 
 @kernel
 def reply_equal(
-    values: NDArray[Any], shift: int, leaf_mask: int, tables: NDArray[Any], requests: NDArray[np.uint8], shares: NDArray[np.uint64], out: NDArray[Any]
+    values: NDArray[Any],
+    shift: int,
+    leaf_mask: int,
+    tables: NDArray[Any],
+    requests: NDArray[np.uint8],
+    shares: NDArray[np.uint64],
+    out: NDArray[Any],
 ) -> None:
     """As `reply_greater`, for 1{leaf = i}."""
     every = np.uint64(0xFFFF)
@@ -106,15 +139,26 @@ def reply_equal(
     for i in range(values.shape[0]):
         leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
         share = (shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1) ^ (np.uint64(1) << leaf) ^ (every & (np.uint64(0) - share))
+        out[i] = (
+            _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)
+            ^ (np.uint64(1) << leaf)
+            ^ (every & (np.uint64(0) - share))
+        )
 
 
 @kernel
 def reply_both(
-    values: NDArray[Any], shift: int, tables: NDArray[np.uint32], requests: NDArray[np.uint8],
-    greater_shares: NDArray[np.uint64], equal_shares: NDArray[np.uint64], out: NDArray[np.uint32],
+    values: NDArray[Any],
+    shift: int,
+    tables: NDArray[np.uint32],
+    requests: NDArray[np.uint8],
+    greater_shares: NDArray[np.uint64],
+    equal_shares: NDArray[np.uint64],
+    out: NDArray[np.uint32],
 ) -> None:
-    """As `reply_greater` on 4-bit leaves with 2 bits a chunk: 1{leaf > i} in the low one, 1{leaf = i} in the high one."""
+    """As `reply_greater` on 4-bit leaves with 2 bits a chunk: 1{leaf > i} in the low one, 1{leaf = i} in the high
+    one.
+    """
     low, high = np.uint64(0x55555555), np.uint64(0xAAAAAAAA)
     for i in range(values.shape[0]):
         leaf = np.uint64(2) * ((np.uint64(values[i]) >> np.uint64(shift)) & np.uint64(15))
@@ -127,9 +171,17 @@ def reply_both(
 
 @kernel
 def finish_leaves(
-    values: NDArray[Any], shift: int, leaf_mask: int, slot: int, pads: NDArray[np.uint8], replies: NDArray[Any], out: NDArray[np.uint64]
+    values: NDArray[Any],
+    shift: int,
+    leaf_mask: int,
+    slot: int,
+    pads: NDArray[np.uint8],
+    replies: NDArray[Any],
+    out: NDArray[np.uint64],
 ) -> None:
-    """The receiver's shares, packed: out[k] bit i = bit k of (chunk leaf of reply i) ^ pad i, k < slot. Unused bits are 0."""
+    """The receiver's shares, packed: out[k] bit i = bit k of (chunk leaf of reply i) ^ pad i, k < slot. Unused bits are
+    0.
+    """
     count = values.shape[0]
     m = np.uint64(leaf_mask)
     for word in range(out.shape[1]):

@@ -1,15 +1,17 @@
 """The bucketed median (the paper's Algorithm 3, with protocols.md 7.4 and 7.5).
 
-Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the cumulative histogram, H(y) = number of clients in buckets 0..y, shared over
-the small count ring. The result is min {y : H(y) >= k}, k the rank (ceil(n/2) for the lower median), and H(b-1) = n is never computed.
+Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the cumulative histogram, H(y)
+= number of clients in buckets 0..y, shared over the small count ring. The result is min {y : H(y) >= k}, k the rank
+(ceil(n/2) for the lower median), and H(b-1) = n is never computed.
 
-m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are functions of the result: m(y) = 1{y >= result}. Nothing else is opened;
-the histogram never is.
+m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are functions of the result:
+m(y) = 1{y >= result}. Nothing else is opened; the histogram never is.
 
-This input mode trusts the clients to share 0/1 vectors that are monotone: a client that shares other numbers adds them to every count, and can move the result at will.
+This input mode trusts the clients to share 0/1 vectors that are monotone: a client that shares other numbers adds them
+to every count, and can move the result at will.
 
-Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect` compares ceil(log2 b) thresholds a coordinate one
-after another and opens each.
+Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect` compares ceil(log2 b)
+thresholds a coordinate one after another and opens each.
 """
 
 from typing import Any
@@ -24,7 +26,9 @@ from mpc.party import Party
 from mpc.preprocessing import Demand
 
 
-def median(party: Party, counts: NDArray[Any], clients: int, bits: int, schedule: str, rank: int | None = None) -> NDArray[np.uint16]:
+def median(
+    party: Party, counts: NDArray[Any], clients: int, bits: int, schedule: str, rank: int | None = None
+) -> NDArray[np.uint16]:
     """The bucket of the element of rank k in each coordinate, known to both parties.
 
     `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or "bisect".
@@ -47,7 +51,9 @@ def _scan(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
 
 
 def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
-    """The same number of steps in every coordinate. One that is settled early compares its result once more, whose bit is known: m(y) of the result or below b-1."""
+    """The same number of steps in every coordinate. One that is settled early compares its result once more, whose bit
+    is known: m(y) of the result or below b-1.
+    """
     thresholds, dim = centred.shape
     low, high = np.zeros(dim, np.int64), np.full(dim, thresholds, np.int64)  # the result is in low..high
     column = np.arange(dim)

@@ -1,12 +1,15 @@
-"""The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md 6, 7.2, 7.3). Quadratic in the clients.
+"""The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md 6, 7.2, 7.3).
+Quadratic in the clients.
 
-z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values, so pos_i = sum_x z_ix is a permutation of 0..n-1 and exactly one client has
-pos_i = k - 1. Its value is the element of rank k.
+z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values, so pos_i = sum_x z_ix is a
+permutation of 0..n-1 and exactly one client has pos_i = k - 1. Its value is the element of rank k.
 
-Selections: `oblivious` (default) computes sum_i 1{pos_i = k-1} w_i on shares and opens nothing. `opened` opens the n bits 1{pos_i = k-1} of every coordinate, as the paper does: both servers learn
-*which client* holds the median of each coordinate. It saves the multiplexers and is kept only to compare costs.
+Selections: `oblivious` (default) computes sum_i 1{pos_i = k-1} w_i on shares and opens nothing. `opened` opens the n
+bits 1{pos_i = k-1} of every coordinate, as the paper does: both servers learn *which client* holds the median of each
+coordinate. It saves the multiplexers and is kept only to compare costs.
 
-The returned shares are of the element itself; who gets them is the caller's choice (`reveal.open_ring` at the servers, or sent to the clients).
+The returned shares are of the element itself; who gets them is the caller's choice (`reveal.open_ring` at the servers,
+or sent to the clients).
 """
 
 from typing import Any
@@ -24,7 +27,8 @@ from mpc.preprocessing import Demand
 def median(party: Party, values: NDArray[Any], bits: int, selection: str, rank: int | None = None) -> NDArray[Any]:
     """Shares of the element of rank k in each coordinate.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; inputs are signed and within [-2^(l-2), 2^(l-2)); `selection`: "oblivious" or "opened".
+    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; inputs are signed and within [-2^(l-2),
+    2^(l-2)); `selection`: "oblivious" or "opened".
     """
     clients, dim = values.shape
     rank = ring.median_rank(clients) if rank is None else rank

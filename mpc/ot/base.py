@@ -1,10 +1,13 @@
-"""Base OT: random 1-of-2 OTs from public-key cryptography over ed25519 (Chou and Orlandi, LATINCRYPT 2015; semi-honest).
+"""Base OT: random 1-of-2 OTs from public-key cryptography over ed25519 (Chou and Orlandi, LATINCRYPT 2015;
+semi-honest).
 
-Identity: the sender publishes A = aG; for choice c the receiver sends B = bG + cA. The sender's keys are H(aB) and H(a(B - A)), the receiver's is
-H(bA) = H(a(B - cA)): the one of its choice, while the other, H of a^2 G away, is a Diffie-Hellman value of A with itself. H is SHA-256 over
-the session id, the index and the whole transcript (A, B), so keys of different sessions, directions and positions never agree.
+Identity: the sender publishes A = aG; for choice c the receiver sends B = bG + cA. The sender's keys are H(aB) and
+H(a(B - A)), the receiver's is H(bA) = H(a(B - cA)): the one of its choice, while the other, H of a^2 G away, is a
+Diffie-Hellman value of A with itself. H is SHA-256 over the session id, the index and the whole transcript (A, B), so
+keys of different sessions, directions and positions never agree.
 
-B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size. Group arithmetic is libsodium's.
+B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size. Group arithmetic is
+libsodium's.
 """
 
 import hashlib
@@ -37,7 +40,9 @@ def _checked(point: bytes, what: str) -> bytes:
 
 
 def _key(session: bytes, index: int, a_point: bytes, b_point: bytes, shared: bytes) -> bytes:
-    return hashlib.sha256(b"securemedian base OT" + session + index.to_bytes(4, "little") + a_point + b_point + shared).digest()[:SEED_BYTES]
+    return hashlib.sha256(
+        b"securemedian base OT" + session + index.to_bytes(4, "little") + a_point + b_point + shared
+    ).digest()[:SEED_BYTES]
 
 
 class BaseOtSender:
@@ -79,7 +84,10 @@ class BaseOtReceiver:
         points = []
         for choice, secret in zip(choices, secrets, strict=True):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
-            candidates = (own, sodium.crypto_core_ed25519_add(own, a_point))  # both made, one taken: the same work for either choice
+            candidates = (
+                own,
+                sodium.crypto_core_ed25519_add(own, a_point),
+            )  # both made, one taken: the same work for either choice
             points.append(candidates[int(choice)])
         self._channel.send("base.B", np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES))
         return [

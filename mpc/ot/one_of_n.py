@@ -1,8 +1,10 @@
-"""Random 1-of-2^m OT from m random 1-of-2 OTs, and what it takes to use one (protocols.md section 4; Naor and Pinkas, CRYPTO 1999).
+"""Random 1-of-2^m OT from m random 1-of-2 OTs, and what it takes to use one (protocols.md section 4; Naor and Pinkas,
+CRYPTO 1999).
 
-The sender's pad at position i is XOR_j chunk i of r_{j, i_j}, where i_j is bit j of i; the receiver, with c_j the choice of OT j, knows the keys r_{j, c_j} and so the pad at
-position c alone. Every position takes its own chunk of the keys: XORing whole keys would make four pads of two OTs sum to zero. Where 2^m chunks do not fit the 128
-bits of a key, the keys are first expanded by the hash of the extension, under tweaks of their own.
+The sender's pad at position i is XOR_j chunk i of r_{j, i_j}, where i_j is bit j of i; the receiver, with c_j the
+choice of OT j, knows the keys r_{j, c_j} and so the pad at position c alone. Every position takes its own chunk of the
+keys: XORing whole keys would make four pads of two OTs sum to zero. Where 2^m chunks do not fit the 128 bits of a key,
+the keys are first expanded by the hash of the extension, under tweaks of their own.
 
 Online the receiver sends d = c ^ x (m bits, uniform) and the sender message i under pad i ^ d.
 """
@@ -42,7 +44,10 @@ def _masks(index_bits: int, width: int) -> NDArray[np.uint64]:
     slot = slot_bits(width)
     position = np.repeat(np.arange(1 << index_bits), slot)
     position = np.pad(position, (0, -position.size % 64), constant_values=-1)
-    rows = [[np.packbits((position >= 0) & (position >> j & 1 == b), bitorder="little").view(np.uint64) for b in (0, 1)] for j in range(index_bits)]
+    rows = [
+        [np.packbits((position >= 0) & (position >> j & 1 == b), bitorder="little").view(np.uint64) for b in (0, 1)]
+        for j in range(index_bits)
+    ]
     return np.array(rows)
 
 
@@ -110,7 +115,9 @@ class OneOfNReceiver:
             positions, pads = receiver_pads(self._extension, index_bits, width, block_items(index_bits, wanted.size))
             self._channel.send("one_of_n.request", positions[: wanted.size] ^ wanted)
             words = ring.packed_words(wanted.size << index_bits, width)
-            reply = ring.unpack(self._channel.recv("one_of_n.reply", np.uint64, (words,)), width, wanted.size << index_bits)
+            reply = ring.unpack(
+                self._channel.recv("one_of_n.reply", np.uint64, (words,)), width, wanted.size << index_bits
+            )
             received.append(reply.reshape(wanted.size, -1)[np.arange(wanted.size), wanted] ^ pads[: wanted.size])
         return np.concatenate(received) if received else np.empty(0, ring.dtype(width))
 

@@ -1,11 +1,13 @@
 """1-of-2 OT of ring elements: random, made chosen or correlated with one short message each way (Beaver, CRYPTO 1995).
 
-From a random OT (sender r_0, r_1; receiver c, r_c) and a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d} the receiver knows r'_x, so
+From a random OT (sender r_0, r_1; receiver c, r_c) and a choice x the receiver sends d = c ^ x, which is uniform. With
+r'_i = r_{i ^ d} the receiver knows r'_x, so
 
     chosen      the sender sends m_i - r'_i for i = 0, 1;                    the receiver ends with m_x
     correlated  the sender sends delta + r'_0 - r'_1 and keeps -r'_0;        the receiver ends with r'_0 + x delta
 
-and the two ends of the correlated form are additive shares of x delta. A batch is used once: its first request or reply takes it.
+and the two ends of the correlated form are additive shares of x delta. A batch is used once: its first request or reply
+takes it.
 
 Arrays are ring elements of `bits` bits; requests are packed bits, replies packed to `bits` bits a value.
 """
@@ -59,7 +61,9 @@ class OtSender(_Once):
     def correlated(self, request: Words, deltas: Ring) -> tuple[Words, Ring]:
         """The reply, and the sender's share -r'_0 of x delta."""
         pad0, pad1 = self._permuted(request)
-        return ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits), ring.reduce(np.zeros_like(pad0) - pad0, self.bits)
+        return ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits), ring.reduce(
+            np.zeros_like(pad0) - pad0, self.bits
+        )
 
 
 @dataclass

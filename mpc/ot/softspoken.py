@@ -1,17 +1,21 @@
-"""SoftSpokenOT: millions of random 1-of-2 OTs from 128 base OTs (Roy, CRYPTO 2022, Sections 3 and 4; semi-honest, repetition code).
+"""SoftSpokenOT: millions of random 1-of-2 OTs from 128 base OTs (Roy, CRYPTO 2022, Sections 3 and 4; semi-honest,
+repetition code).
 
-With k = `ot_field_bits`, q = 2^k and 128/k blocks. In block i the extension *receiver* knows q leaves r_x of a GGM tree, the *sender* all but the one at its
-secret Delta_i. Expanding every leaf to n bits,
+With k = `ot_field_bits`, q = 2^k and 128/k blocks. In block i the extension *receiver* knows q leaves r_x of a GGM
+tree, the *sender* all but the one at its secret Delta_i. Expanding every leaf to n bits,
 
-    u_i = XOR_x r_x,   v_i = XOR_x x r_x   (receiver),      w_i = XOR_x (Delta_i ^ x) r_x = v_i ^ Delta_i u_i   (sender),
+    receiver:  u_i = XOR_x r_x,   v_i = XOR_x x r_x
+    sender:    w_i = XOR_x (Delta_i ^ x) r_x = v_i ^ Delta_i u_i
 
-since the missing leaf has factor 0. The receiver takes u = u_0 as its choice bits and sends c_i = u_i ^ u for the other blocks, n bits each, so that the
-sender gets w_i = v_i ^ Delta_i u. Column by column that is W = V ^ u Delta over 128 bits, and
+since the missing leaf has factor 0. The receiver takes u = u_0 as its choice bits and sends c_i = u_i ^ u for the other
+blocks, n bits each, so that the sender gets w_i = v_i ^ Delta_i u. Column by column that is W = V ^ u Delta over 128
+bits, and
 
     the sender's keys are H(t, W), H(t, W ^ Delta), the receiver's is H(t, V) = the key of choice u,
 
-H(t, x) = pi(sigma(x) ^ t) ^ sigma(x) ^ t with pi = AES under a public key of the session (Guo, Katz, Wang, Yu, S&P 2020). The tweak t = (index, lane and direction) is
-unique in a session: `index` only grows, and a lane's streams are expanded once, in order.
+H(t, x) = pi(sigma(x) ^ t) ^ sigma(x) ^ t with pi = AES under a public key of the session (Guo, Katz, Wang, Yu, S&P
+2020). The tweak t = (index, lane and direction) is unique in a session: `index` only grows, and a lane's streams are
+expanded once, in order.
 
 Wire: 128/k - 1 bits an OT, from receiver to sender, uniform. One message a block; blocks do not wait for each other.
 """
@@ -31,8 +35,9 @@ from mpc.params import SECURITY_BITS
 from mpc.prg import SEED_BYTES, Entropy, Stream, os_entropy
 
 ALIGN = 128  # OTs: a row of a block is whole AES blocks
-BLOCK = 1 << 17  # OTs in one call of `extend` at most: long enough for AES calls to cost nothing beside their work, short enough for the cache
-
+# OTs in one call of `extend` at most: AES calls long enough to cost nothing beside their work, rows short enough for
+# the cache.
+BLOCK = 1 << 17
 
 
 def _double(node: bytes) -> tuple[bytes, bytes]:
@@ -44,8 +49,12 @@ def _xor(values: list[bytes]) -> bytes:
     return np.bitwise_xor.reduce(np.frombuffer(b"".join(values), np.uint64).reshape(len(values), -1), axis=0).tobytes()
 
 
-def receiver_setup(channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy) -> list[list[bytes]]:
-    """The extension receiver's GGM leaves, blocks x q. It is the base OT *sender*: per tree level it offers the XOR of all left and of all right nodes."""
+def receiver_setup(
+    channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy
+) -> list[list[bytes]]:
+    """The extension receiver's GGM leaves, blocks x q. It is the base OT *sender*: per tree level it offers the XOR of
+    all left and of all right nodes.
+    """
     base = BaseOtSender(channel, session, entropy)
     base.announce()
     keys = base.keys(SECURITY_BITS)
@@ -61,8 +70,12 @@ def receiver_setup(channel: Channel, session: bytes, field_bits: int, entropy: E
     return leaves
 
 
-def sender_setup(channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
-    """Delta as 128 bits (bit j of block i at i k + j), and per block the leaves with the one at Delta_i left empty. Base OT *receiver*."""
+def sender_setup(
+    channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy
+) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
+    """Delta as 128 bits (bit j of block i at i k + j), and per block the leaves with the one at Delta_i left empty.
+    Base OT *receiver*.
+    """
     delta = np.unpackbits(np.frombuffer(entropy(SECURITY_BITS // 8), np.uint8), bitorder="little")
     paths = delta.reshape(-1, field_bits)[:, ::-1]  # the root's bit is the index's top bit
     keys = BaseOtReceiver(channel, session, entropy).keys(1 - paths.reshape(-1))
@@ -111,7 +124,9 @@ class _Extension:
         return count // 64
 
     def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-        """H under `blocks` fresh tweaks of each key of the last `extend`: (count, 2 blocks) words where 128 bits are too few."""
+        """H under `blocks` fresh tweaks of each key of the last `extend`: (count, 2 blocks) words where 128 bits are
+        too few.
+        """
         first = self.index - len(keys)
         out = np.empty((len(keys), blocks, 2), np.uint64)
         for block in range(blocks):
@@ -122,27 +137,33 @@ class _Extension:
 
     def _encrypt(self, blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """blocks ^= pi(blocks), in place: the last step of H."""
-        images = self._buffer("pi", len(blocks) + 1, 2)  # one block more than is written: `update_into` asks for the room
+        images = self._buffer(
+            "pi", len(blocks) + 1, 2
+        )  # one block more than is written: `update_into` asks for the room
         self._pi(_bytes(blocks), _bytes(images))
         kernels.xor_into(blocks, images[:-1])
         return blocks
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
-    return memoryview(array).cast("B")
+    return array.data.cast("B")
 
 
 class RandomOtReceiver(_Extension):
     """Makes random choice bits and the key of each choice."""
 
     def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """`count` OTs (a multiple of ALIGN, at most BLOCK): packed choices (count/64,) and keys (count, 2), views that the next call overwrites."""
+        """`count` OTs (a multiple of ALIGN, at most BLOCK): packed choices (count/64,) and keys (count, 2), views that
+        the next call overwrites.
+        """
         words = self._check(count)
         k, q = self.field_bits, 1 << self.field_bits
         rows = self._buffer("rows", SECURITY_BITS, words)
         leaves = self._buffer("leaves", q, words)
         choices = self._buffer("choices", words)
-        corrections = np.empty((SECURITY_BITS // k - 1, words), np.uint64)  # new each time: the channel may still be sending the last
+        corrections = np.empty(
+            (SECURITY_BITS // k - 1, words), np.uint64
+        )  # new each time: the channel may still be sending the last
         for block, tree in enumerate(self._streams):
             for x, stream in enumerate(tree):
                 assert stream is not None  # the receiver knows every leaf
@@ -163,17 +184,32 @@ class RandomOtSender(_Extension):
     """Makes two random keys per OT. Holds Delta, which never leaves this object."""
 
     def __init__(
-        self, channel: Channel, session: bytes, delta: NDArray[np.uint8], leaves: list[list[bytes]], lane: int, direction: int
+        self,
+        channel: Channel,
+        session: bytes,
+        delta: NDArray[np.uint8],
+        leaves: list[list[bytes]],
+        lane: int,
+        direction: int,
     ) -> None:
-        # fold() weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x, and the missing one with 0
+        # fold() weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x, and the missing one
+        # with 0
         weights = (delta.reshape(len(leaves), -1).astype(np.int64) << np.arange(delta.size // len(leaves))).sum(axis=1)
-        super().__init__(channel, session, [[tree[y ^ int(d)] for y in range(len(tree))] for tree, d in zip(leaves, weights, strict=True)], lane, direction)
+        super().__init__(
+            channel,
+            session,
+            [[tree[y ^ int(d)] for y in range(len(tree))] for tree, d in zip(leaves, weights, strict=True)],
+            lane,
+            direction,
+        )
         self._masks = np.uint64(0) - delta.astype(np.uint64)
         low, high = np.packbits(delta, bitorder="little").view(np.uint64)
         self._sigma_delta = (low ^ high, low)
 
     def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """`count` OTs: the keys of choice 0 and of choice 1, each (count, 2), views that the next call overwrites. Waits for the receiver's corrections."""
+        """`count` OTs: the keys of choice 0 and of choice 1, each (count, 2), views that the next call overwrites.
+        Waits for the receiver's corrections.
+        """
         words = self._check(count)
         k, q = self.field_bits, 1 << self.field_bits
         rows = self._buffer("rows", SECURITY_BITS, words)

@@ -1,0 +1,193 @@
+"""`securemedian bench ot|compare|median`: what the protocols cost on this machine."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.work import Point
+from mpc import params
+
+DEFAULT_OTS = 1 << 23
+DEFAULT_COMPARISONS = 1 << 20
+TABLE_WIDTH = 112  # a narrower terminal folds the lines, which reads better than cut-off figures
+
+
+def add_verbs(verbs: Any) -> None:
+    bench = verbs.add_parser(
+        "bench",
+        help="time oblivious transfer, comparison and medians between two processes over loopback",
+        description="Time the protocols between two processes over loopback, with the servers' own sockets and "
+        "encryption. "
+        "Prints and saves, for each point, seconds, OTs, bytes each way and rounds, counted in the channel; medians of "
+        "the repetitions. Set-up (base OTs, compilation) is not counted.",
+    )
+    kinds = bench.add_subparsers(required=True, metavar="ot|compare|median")
+
+    ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
+    ot.add_argument("--count", type=_count, default=DEFAULT_OTS, help="OTs a repetition (default: %(default)s)")
+    ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
+
+    compare = kinds.add_parser("compare", help="signed comparisons of shared values, preprocessing included")
+    compare.add_argument(
+        "--ring-bits", type=_numbers, default=[32, 64], metavar="L,..", help="rings Z_2^L (default: 32,64)"
+    )
+    compare.add_argument(
+        "--count", type=_count, default=DEFAULT_COMPARISONS, help="comparisons a repetition (default: %(default)s)"
+    )
+    compare.set_defaults(
+        points=lambda o: [Point("compare", "comparison", count=o.count, ring_bits=bits) for bits in o.ring_bits]
+    )
+
+    median = kinds.add_parser("median", help="a whole median on shares")
+    median.add_argument(
+        "--method",
+        type=_methods,
+        default=["bucketed"],
+        metavar="M,..",
+        help=f"from {', '.join(params.METHODS)} (default: bucketed)",
+    )
+    median.add_argument(
+        "--clients",
+        type=_numbers,
+        default=[2, 4, 6, 8, 10],
+        metavar="N,..",
+        help="numbers of clients (default: 2,4,6,8,10)",
+    )
+    median.add_argument("--dim", type=_numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)")
+    median.add_argument("--buckets", type=_numbers, default=[8], metavar="B,..", help="bucketed: buckets (default: 8)")
+    median.add_argument(
+        "--ring-bits",
+        type=_numbers,
+        default=[0],
+        metavar="L,..",
+        help="count ring (bucketed) or value ring (pairwise); 0: the smallest, or 64 (default: 0)",
+    )
+    median.add_argument(
+        "--schedule", type=_schedules, default=["scan"], metavar="S,..", help="bucketed: scan, bisect (default: scan)"
+    )
+    median.set_defaults(points=_median_points)
+
+    for kind in (ot, compare, median):
+        kind.add_argument(
+            "--repeat", type=_count, default=3, help="repetitions a point; the median is kept (default: %(default)s)"
+        )
+        kind.add_argument(
+            "--field-bits",
+            type=int,
+            default=4,
+            choices=(1, 2, 4, 8),
+            help="SoftSpokenOT's k: fewer bytes against more AES (default: 4)",
+        )
+        kind.add_argument("--lanes", type=_count, default=2, help="chunks in flight at once (default: %(default)s)")
+        kind.add_argument("--no-pin", action="store_true", help="do not hold each process to one core")
+        kind.add_argument("--json", type=Path, metavar="FILE", help="save the points as a JSON list")
+        kind.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time all points, print a table, save the JSON."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from benchmarks import harness
+
+    points: list[Point] = options.points(options)
+    protocol = params.ProtocolParams(ot_field_bits=options.field_bits, lanes=options.lanes)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting two processes", total=len(points) * options.repeat)
+        results = harness.run(
+            points,
+            options.repeat,
+            protocol,
+            not options.no_pin,
+            lambda done, point: progress.update(task, completed=done, description=_name(point)),
+        )
+    console.print(_table(results))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        console.print(f"saved to {options.json}")
+
+
+def _table(results: Sequence[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("work", no_wrap=True)
+    for title in ("seconds", "ahead", "online", "M OTs", "MB out", "MB in", "rounds", "k/s", "B each"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for result in results:
+        counted = "per_second" in result
+        table.add_row(
+            _name(Point(**{name: result[name] for name in Point.__dataclass_fields__})),
+            f"{result['seconds']:.3f}",
+            f"{result['preprocessing_seconds']:.3f}",
+            f"{result['online_seconds']:.3f}",
+            f"{result['ots'] / 1e6:.2f}",
+            f"{result['bytes_s0_to_s1'] / 1e6:.2f}",
+            f"{result['bytes_s1_to_s0'] / 1e6:.2f}",
+            str(result["rounds"]),
+            f"{result['per_second'] / 1e3:,.0f}" if counted else "",
+            f"{result['bytes_each']:.1f}" if counted else "",
+        )
+    table.caption = "seconds = ahead of the inputs + online; MB out: S0 to S1, in: S1 to S0; k/s: thousands a second"
+    return table
+
+
+def _name(point: Point) -> str:
+    if point.bench == "ot":
+        return "random OTs"
+    if point.bench == "compare":
+        return f"compare l={point.ring_bits}"
+    detail = f" b={point.buckets} {point.schedule}" if point.method == "bucketed" else ""
+    return f"{point.method} n={point.clients} d={point.dim}{detail}" + (
+        f" l={point.ring_bits}" if point.ring_bits else ""
+    )
+
+
+def _median_points(options: argparse.Namespace) -> list[Point]:
+    """All combinations; buckets and schedules vary bucketed points alone."""
+    points = []
+    for method in options.method:
+        bucketed = method == "bucketed"
+        for clients in options.clients:
+            for dim in options.dim:
+                for bits in options.ring_bits:
+                    for buckets in options.buckets if bucketed else [None]:
+                        for schedule in options.schedule if bucketed else [None]:
+                            points.append(Point("median", method, None, clients, dim, buckets, bits, schedule))
+    return points
+
+
+def _list(text: str, choices: Sequence[str]) -> list[str]:
+    values = text.split(",")
+    for value in values:
+        if value not in choices:
+            raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}")
+    return values
+
+
+def _methods(text: str) -> list[str]:
+    return _list(text, params.METHODS)
+
+
+def _schedules(text: str) -> list[str]:
+    return _list(text, params.SCHEDULES)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number or a list of them, like 2,4,6") from None
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

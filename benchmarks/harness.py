@@ -1,0 +1,148 @@
+"""Runs points in two processes over loopback and gathers the medians of their repetitions."""
+
+import json
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import zmq
+
+from benchmarks.work import Point, round_params
+from mpc.errors import SecureMedianError
+from mpc.params import ProtocolParams
+from mpc.party import SESSION_BYTES
+from mpc.prg import os_entropy
+
+START_LIMIT_S = 180.0
+SILENCE_LIMIT_S = 600.0  # between two finished repetitions
+
+Result = dict[str, Any]
+
+
+class BenchmarkError(SecureMedianError):
+    """A benchmark process stopped or fell silent."""
+
+    code = "benchmark"
+
+
+def run(
+    points: Sequence[Point], repetitions: int, protocol: ProtocolParams, pin: bool, report: Callable[[int, Point], None]
+) -> list[Result]:
+    """One result a point. `report(done, point)` is called after each repetition."""
+    for point in points:
+        if point.bench == "median":
+            round_params(point)  # refused here, before any process starts
+    costs: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
+    with _Processes(points, repetitions, protocol, pin) as processes:
+        for done in range(1, 2 * len(points) * repetitions + 1):
+            party, message = processes.next(SILENCE_LIMIT_S)
+            costs[message["point"]][party].append(message["cost"])
+            report(done // 2, points[message["point"]])
+    return [_result(point, *both) for point, both in zip(points, costs, strict=True)]
+
+
+def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) -> Result:
+    """The median over repetitions of each figure; seconds are those of the slower party."""
+
+    def median(values: Sequence[float]) -> float:
+        return statistics.median_low(values)
+
+    seconds = median([max(a["seconds"], b["seconds"]) for a, b in zip(s0, s1, strict=True)])
+    preprocessing = min(
+        seconds,
+        median([max(a["preprocessing_seconds"], b["preprocessing_seconds"]) for a, b in zip(s0, s1, strict=True)]),
+    )
+    result = asdict(point) | {
+        "seconds": seconds,
+        "preprocessing_seconds": preprocessing,
+        "online_seconds": seconds - preprocessing,
+        "ots": median([cost["ots"] for cost in s0]),
+        "bytes_s0_to_s1": median([cost["bytes_sent"] for cost in s0]),
+        "bytes_s1_to_s0": median([cost["bytes_sent"] for cost in s1]),
+        "rounds": median([max(a["rounds"], b["rounds"]) for a, b in zip(s0, s1, strict=True)]),
+        "repetitions": len(s0),
+    }
+    if point.bench == "median":
+        result["ring_bits"] = round_params(point).ring_bits
+    if point.count is not None:
+        result["per_second"] = point.count / seconds
+        result["bytes_each"] = (result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / point.count
+    return result
+
+
+class _Processes:
+    """Both parties, ended by process id whatever happens."""
+
+    def __init__(self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, pin: bool) -> None:
+        keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
+        common = {
+            "points": [asdict(point) for point in points],
+            "repetitions": repetitions,
+            "protocol": asdict(protocol),
+            "pin": pin,
+            "session": os_entropy(SESSION_BYTES).hex(),
+        }
+        self._jobs = [
+            common
+            | {
+                "party": j,
+                "public": keys[j][0],
+                "secret": keys[j][1],
+                "peer_public": keys[1 - j][0],
+                "endpoint": "tcp://127.0.0.1:*",
+            }
+            for j in range(2)
+        ]
+        self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "_Processes":
+        try:
+            self._start(1)
+            _, message = self.next(START_LIMIT_S)
+            self._jobs[0]["endpoint"] = message["endpoint"]
+            self._start(0)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, party: int) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.party"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._processes.append(process)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(self._jobs[party]) + "\n")
+        process.stdin.close()
+        threading.Thread(target=self._read, args=(party, process.stdout), daemon=True).start()
+
+    def _read(self, party: int, lines: Any) -> None:
+        for line in lines:
+            self._lines.put((party, line))
+        self._lines.put((party, ""))
+
+    def next(self, limit_s: float) -> tuple[int, dict[str, Any]]:
+        """The next line of either party."""
+        try:
+            party, line = self._lines.get(timeout=limit_s)
+        except queue.Empty:
+            raise BenchmarkError(f"no benchmark process reported anything for {limit_s:g} s") from None
+        if not line:
+            raise BenchmarkError(f"the process of S{party} stopped early: its message stands above")
+        return party, json.loads(line)
+
+    def __exit__(self, *_: object) -> None:
+        deadline = time.monotonic() + 5
+        for process in self._processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

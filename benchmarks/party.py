@@ -1,0 +1,71 @@
+"""One of the two processes of a benchmark: `python -m benchmarks.party`, started by `benchmarks.harness`.
+
+Reads one JSON object from standard input, writes one JSON object a line to standard output: S1 first {"endpoint": ..},
+then both, a repetition at a time, {"point": i, "repetition": r, "cost": {..}}. The sockets are those of the servers,
+CURVE included.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import zmq
+
+from benchmarks.work import Point, run_point
+from mpc.channel import Channel
+from mpc.params import ProtocolParams
+from mpc.party import SESSION_BYTES, Session
+from mpc.pipeline import warm_up
+from servers.settings import KeyPair
+from servers.transport import PEER_DOMAIN, PeerPort, authenticate
+
+TIMEOUT_S = 120.0  # the other process compiles its kernels first
+MAX_MESSAGE_BYTES = 1 << 30
+SWITCH_S = 1e-4
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.readline())
+    party_id = job["party"]
+    protocol = ProtocolParams(**job["protocol"])
+    if job["pin"]:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[party_id % len(cores)]})
+    sys.setswitchinterval(SWITCH_S)
+    warm_up()
+    context = zmq.Context()
+    gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
+    keys = KeyPair(job["public"].encode(), job["secret"].encode())
+    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], MAX_MESSAGE_BYTES)
+    links = [port.lane(bytes(SESSION_BYTES), lane, TIMEOUT_S) for lane in range(protocol.lanes)]
+    if party_id == 1:
+        _say({"endpoint": port.endpoint})
+    for link in links:
+        link.meet(party_id)
+    channels = [Channel(link) for link in links]
+    session = Session.establish(party_id, channels[0], bytes.fromhex(job["session"]), protocol)
+    made = 0
+    for i, point in enumerate(Point(**values) for values in job["points"]):
+        for repetition in range(job["repetitions"]):
+            # new lanes each time: nothing is left in stock from the repetition before
+            parties = [session.party(made + lane, channel) for lane, channel in enumerate(channels)]
+            made += len(parties)
+            channels[0].exchange("ready", np.zeros(1, np.uint8))
+            cost = run_point(point, parties, protocol)
+            _say({"point": i, "repetition": repetition, "cost": asdict(cost)})
+    channels[0].exchange("done", np.zeros(1, np.uint8))
+    for link in links:
+        link.release()
+    gate.stop()
+    context.term()
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The command itself: quick, without torch, and kind about mistakes; and the files its verbs read and write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients import files
+from mpc.errors import ConfigError, InputError
+from scripts import cli
+
+
+@pytest.mark.parametrize("code", ["import clients.client", "from scripts import cli; cli.main(['--help'])"])
+def test_torch_and_sklearn_are_not_imported(code: str) -> None:
+    check = f"""
+import sys
+try:
+    {code}
+except SystemExit:
+    pass
+sys.exit(bool({{"torch", "sklearn"}} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+
+
+VERBS = ["keygen", "serve", "submit", *(f"round {action}" for action in ("open", "status", "close", "abort", "result")), "init", "train", "demo", "bench"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*verb.split(), "--help"])
+    assert ended.value.code == 0
+    assert f"securemedian {verb}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("securemedian 0.")
+
+
+def test_our_errors_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["round", "status", str(tmp_path / "none.toml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("securemedian: cannot read")
+    assert error.count("\n") == 1
+
+
+def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scripts.keygen.make_all", interrupted)
+    assert cli.main(["keygen", "unused", "--clients", "2"]) == 130
+
+
+def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
+    for name, model in (("a.npy", np.arange(3.0)), ("a.npz", {"x": np.ones((2, 2), np.float32), "y": np.zeros(1)}), ("noending", np.ones(2))):
+        files.write(tmp_path / name, model)
+        back = files.read(tmp_path / name)
+        assert isinstance(back, dict) == isinstance(model, dict)
+        np.testing.assert_equal(back, model)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.npy").write_text("hello")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.save(tmp_path / "pickle.npy", np.array([{}], object), allow_pickle=True)
+    for name in ("text.npy", "empty.npy", "pickle.npy", "none.npy"):
+        with pytest.raises(InputError, match=name):
+            files.read(tmp_path / name)
+    files.write(tmp_path / "matrix.npy", np.ones((2, 2)))
+    with pytest.raises(InputError, match="flat vector"):
+        files.read_vector(tmp_path / "matrix.npy")
+    with pytest.raises(ConfigError, match="cannot write"):
+        files.write(tmp_path / "no" / "a.npy", np.ones(2))
+
+
+def test_start_models_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert cli.main(["init", "digits", str(tmp_path / "start.npy"), "--seed", "4"]) == 0
+    assert files.read_vector(tmp_path / "start.npy").shape == (2410,)

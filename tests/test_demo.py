@@ -1,0 +1,114 @@
+"""The demo as a person runs it: real daemons, real workers, real images."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import cli
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+COMMAND = [sys.executable, "-m", "scripts.cli", "demo"]
+LIMIT_S = 240  # the first start on a machine compiles the kernels
+
+
+def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """Run the demo to its end; its JSON."""
+    path = tmp_path / "figures.json"
+    done = subprocess.run([*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test accuracy" in done.stdout
+    return json.loads(path.read_text())
+
+
+def check(figures: dict[str, Any], rounds: int) -> None:
+    assert [figure["round"] for figure in figures["rounds"]] == list(range(1, rounds + 1))
+    for figure in figures["rounds"]:
+        assert figure["matches_plaintext"] is True
+        assert 0 <= figure["accuracy"] <= 1
+        assert figure["seconds"] > 0
+        assert figure["bytes_s0_to_s1"] > 0
+        assert figure["bytes_s1_to_s0"] > 0
+        assert figure["left_out"] == {}
+    assert figures["matches_plaintext"] is True
+    assert set(figures["final"]) == {"secure", "plain_mean", "plain_median"}
+    assert figures["final"]["secure"] == figures["rounds"][-1]["accuracy"]
+
+
+def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
+    figures = demo(tmp_path, "--rounds", "4", "--buckets", "6", "--fault", "gaussian", "--fault-from", "2", "--baselines")
+    check(figures, 4)
+    assert figures["final"]["secure"] > 0.8
+    assert figures["final"]["plain_mean"] < 0.5
+    assert len(figures["baselines"]["mean"]) == len(figures["baselines"]["median"]) == 4
+    assert figures["baselines"]["mean"][-1] < 0.5 < figures["baselines"]["median"][-1]
+
+
+def test_pairwise(tmp_path: Path) -> None:
+    figures = demo(tmp_path, "--rounds", "2", "--method", "pairwise", "--clients", "4", "--images", "200")
+    check(figures, 2)
+    assert figures["final"]["secure"] == pytest.approx(figures["final"]["plain_median"], abs=0.01)
+    assert figures["baselines"] == {}
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not there")
+def test_mnist(tmp_path: Path) -> None:
+    figures = demo(tmp_path, "--rounds", "2", "--data", str(MNIST), "--images", "1000")
+    check(figures, 2)
+    assert figures["settings"]["params"]["dim"] == 199_210
+    assert figures["rounds"][1]["accuracy"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--buckets 2", "buckets"),
+        ("--clients 1", "max_clients"),
+        ("--images 5000", "images"),
+        ("--faulty 4", "--faulty"),
+        ("--rounds 0", "--rounds"),
+        ("--range-initial 0", "bucket range"),
+        ("--data .", "MNIST"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", *options.split()]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert said in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([*COMMAND, "--rounds", "1000"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        deadline = time.monotonic() + LIMIT_S
+        while not list(tmp_path.glob("securemedian-demo-*/client-3.log")):  # the last process to be started
+            assert time.monotonic() < deadline and running.poll() is None
+            time.sleep(0.1)
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 128 + number
+    directory = next(tmp_path.glob("securemedian-demo-*"))
+    assert str(directory) in errors.decode()
+    assert not processes_naming(directory)
+
+
+def processes_naming(directory: Path) -> list[str]:
+    """Command lines with a file of `directory`, of processes that are still there."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode())
+        except (OSError, UnicodeDecodeError):
+            continue
+    return [line for line in lines if str(directory) in line]

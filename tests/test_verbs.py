@@ -1,0 +1,172 @@
+"""The Python interface and the verbs `round`, `submit` and `train`, against running daemons."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import files
+from clients.client import Client, Coordinator
+from mpc.errors import RoundFailed
+from mpc.params import RangePolicy, RoundParams
+from scripts import cli, plaintext
+from tests.daemons import WAIT_S, Pair
+
+UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
+START = np.zeros(50, np.float32)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    started = Pair(tmp_path_factory.mktemp("verbs"))
+    try:
+        started.start("s0", "s1")
+        started.link()
+        yield started
+    finally:
+        started.close()
+
+
+def together(functions: list[Callable[[], Any]]) -> list[Any]:
+    """What the functions return, called at the same time."""
+    results: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, f=f: results.update({i: f()}), daemon=True) for i, f in enumerate(functions)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(results) == len(functions)
+    return [results[i] for i in range(len(functions))]
+
+
+def toml(pair: Pair, name: str) -> str:
+    return str(pair.folder / f"{name}.toml")
+
+
+def test_a_training_run_in_python(pair: Pair) -> None:
+    params, policy = RoundParams("bucketed", 50, 3), RangePolicy("mean", 4.0, 0.5)
+    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
+        clients = [Client.from_config(toml(pair, name)) for name in pair.names]
+        for number in (1, 2):
+            round_id = coordinator.open(params, START if number == 1 else None, policy if number == 1 else None)
+            model, width = coordinator.model(round_id)
+            for client, update in zip(clients, UPDATES, strict=True):
+                client.submit({"w": update.reshape(5, 10), "steps": np.array([number])})
+            expected = plaintext.published(UPDATES, params, model, width)
+            assert np.array_equal(coordinator.result(round_id), expected)
+            for client in clients:
+                result = client.result()
+                assert np.array_equal(result["w"], expected.reshape(5, 10))
+                assert result["steps"].tolist() == [number]
+            assert coordinator.status(round_id)["number"] == number
+        for client in clients:
+            client.close()
+
+
+def test_a_round_by_verbs_alone(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    coordinator = toml(pair, "coordinator")
+    files.write(tmp_path / "start.npy", START)
+    opening = [
+        "round",
+        "open",
+        coordinator,
+        "--method",
+        "pairwise",
+        "--max-clients",
+        "3",
+        "--model",
+        str(tmp_path / "start.npy"),
+        "--ring-bits",
+        "32",
+    ]
+    assert cli.main([*opening, "--fraction-bits", "16"]) == 0
+    round_id = capsys.readouterr().out.strip()
+    for name, update in zip(pair.names, UPDATES, strict=True):
+        files.write(tmp_path / f"{name}.npz", {"a": update[:20], "b": update[20:]})
+
+    def submit(name: str) -> int:
+        return cli.main(
+            [
+                "submit",
+                toml(pair, name),
+                str(tmp_path / f"{name}.npz"),
+                "--result",
+                str(tmp_path / f"{name}-result.npz"),
+            ]
+        )
+
+    assert together([lambda name=name: submit(name) for name in pair.names]) == [0, 0, 0]
+    assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
+    result = files.read_vector(tmp_path / "result.npy")
+    assert np.array_equal(
+        result, plaintext.published(UPDATES, RoundParams("pairwise", 50, 3, ring_bits=32, fraction_bits=16), None, None)
+    )
+    for name in pair.names:
+        back = files.read(tmp_path / f"{name}-result.npz")
+        assert isinstance(back, dict)
+        assert np.array_equal(np.concatenate([back["a"], back["b"]]), result)
+    capsys.readouterr()
+    assert cli.main(["round", "status", coordinator, "--round", round_id]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["state"], sorted(status["included"])) == ("published", pair.names)
+
+
+def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    coordinator = toml(pair, "coordinator")
+    opening = ["round", "open", coordinator, "--method", "pairwise", "--max-clients", "3", "--dim", "50", "--reset"]
+    assert cli.main(opening) == 0
+    with Client.from_config(toml(pair, pair.names[0])) as client:
+        client.submit(UPDATES[0])
+        assert cli.main(["round", "abort", coordinator, "--reason", "wrong data"]) == 0
+        with pytest.raises(RoundFailed, match="wrong data"):
+            client.result()
+        assert cli.main(["round", "close", coordinator]) == 2
+        assert "cannot be closed" in capsys.readouterr().err
+        assert cli.main(opening) == 0
+        with Client.from_config(toml(pair, pair.names[1])) as other:
+            client.submit(UPDATES[0])
+            other.submit(UPDATES[1])
+            assert cli.main(["round", "close", coordinator]) == 0
+            assert np.allclose(
+                client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6
+            )  # the lower median of two
+
+
+def test_open_needs_a_size(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["round", "open", toml(pair, "coordinator"), "--max-clients", "3"]) == 2
+    assert "--dim, or --model" in capsys.readouterr().err
+
+
+def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from clients import data, models
+    from clients.worker import Trainer, run
+
+    recipe, digits = models.RECIPES["digits"], data.load(None)
+    start = models.start(recipe, 1)
+    params = RoundParams("pairwise", start.size, 3, ring_bits=32, fraction_bits=20, result_to="clients")
+    trainers = [Trainer.of_part(digits, index, 3, seed=1, images=40) for index in range(3)]
+
+    def work(name: str, trainer: Trainer) -> None:
+        with Client.from_config(toml(pair, name)) as client:
+            run(client, trainer, rounds=2, record=tmp_path, say=lambda _: None)
+
+    def coordinate() -> None:
+        with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
+            for model in (start, None):
+                coordinator.open(params, model)
+                pair.wait("published")
+
+    together([coordinate, *(lambda n=n, t=t: work(n, t) for n, t in zip(pair.names, trainers, strict=True))])
+    first, second = (
+        np.stack([np.load(tmp_path / f"round-{number}-{name}.npy") for name in pair.names]) for number in (1, 2)
+    )
+    middle = plaintext.published(first, params, None, None)
+    assert np.array_equal(second, np.stack([trainer.update(middle, 2) for trainer in trainers]))
