@@ -105,5 +105,5 @@ def next_range(
         return np.asarray(width, np.float64)
     moved = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
     if policy.policy != "coordinate":
-        moved = {"mean": moved.mean, "linf": moved.max, "l1": moved.sum}[policy.policy]()
+        moved = np.asarray({"mean": moved.mean(), "linf": moved.max(), "l1": moved.sum()}[policy.policy])
     return np.asarray(2.0 * moved + policy.decay / number)

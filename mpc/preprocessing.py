@@ -220,9 +220,9 @@ class Pool:
     def triples(self, kind: Triples, words: int) -> tuple[Words, Words, Words]:
         """Shares of a (words,), b (width, words) and c (width, words)."""
         self._top_up(kind, words, words)
-        b, product_sent = self._sent[kind].take(words)
-        a, product_received = self._received[kind].take(words)
-        return a, b, np.bitwise_and(a, b) ^ product_sent ^ product_received
+        b, product_sent = cast(tuple[Words, Words], self._sent[kind].take(words))
+        a, product_received = cast(tuple[Words, Words], self._received[kind].take(words))
+        return a, b, (a & b) ^ product_sent ^ product_received
 
     def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int) -> tuple[OtSender, OtReceiver]:
         self._top_up(kind, as_sender, as_receiver)

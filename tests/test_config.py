@@ -27,7 +27,9 @@ def test_the_samples_name_every_setting():
 
 
 def test_both_samples_agree():
-    assert config.load(SAMPLES / "s0.toml").protocol.agreement() == config.load(SAMPLES / "s1.toml").protocol.agreement()
+    assert (
+        config.load(SAMPLES / "s0.toml").protocol.agreement() == config.load(SAMPLES / "s1.toml").protocol.agreement()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A connection's answers and failures, and a client's way through a round, against small servers with CURVE and an allow-list."""
+"""A connection's answers and failures, and a client's way through a round, against small servers with CURVE and an
+allow-list.
+"""
 
 import threading
 import time

@@ -12,7 +12,16 @@ from servers.peer import Change, PeerWatch, differences
 from servers.session import LIVE, TABLE, CloseAsked, Computed, Failure, Overdue, Round, Start, State, Stored
 
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
-MESSAGES = (Opened("r"), Uploaded("r", "key-a"), Close("r", ["key-a"]), Held("r", []), Run("r", b"?"), Ready("r"), Done("r"), Failed("r", "closed", "why"))
+MESSAGES = (
+    Opened("r"),
+    Uploaded("r", "key-a"),
+    Close("r", ["key-a"]),
+    Held("r", []),
+    Run("r", b"?"),
+    Ready("r"),
+    Done("r"),
+    Failed("r", "closed", "why"),
+)
 OWN = (Stored("key-a"), CloseAsked(), Computed(), Failure("closed", "why"), Overdue())
 DEADLINE_S, ANSWER_S, RUN_S = 100.0, 5.0, 50.0
 
@@ -106,7 +115,10 @@ def test_s1_refuses_a_digest_that_is_not_its_own():
 def test_clients_beyond_the_most_are_cut_alike_at_both():
     both = Both(max_clients=2)
     leader, follower = both.rounds
-    leader.here, follower.here = {"key-a", "key-b", "key-c"}, {"key-a", "key-b", "key-c"}  # the reports of S1 still on their way
+    leader.here, follower.here = (
+        {"key-a", "key-b", "key-c"},
+        {"key-a", "key-b", "key-c"},
+    )  # the reports of S1 still on their way
     both.feed(0, CloseAsked())
     assert leader.included == follower.included == ["key-a", "key-b"]
     assert "max_clients" in leader.left_out["cleo"] and leader.left_out == follower.left_out
@@ -204,4 +216,7 @@ def test_a_peer_that_never_appears_ends_the_wait():
 
 def test_differences_name_the_fields():
     assert differences({"a": 1, "b": 2}, {"a": 1, "b": 2}) == ""
-    assert differences({"a": 1, "b": 2}, {"a": 3, "c": 4}) == "a: 1 here, 3 there; b: 2 here, None there; c: None here, 4 there"
+    assert (
+        differences({"a": 1, "b": 2}, {"a": 3, "c": 4})
+        == "a: 1 here, 3 there; b: 2 here, None there; c: None here, 4 there"
+    )

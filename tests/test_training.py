@@ -26,7 +26,9 @@ def test_rounds_follow_each_other_and_reset_starts_again():
     after = finish(first, BUCKETED, INDEX)
     assert after.number == 2 and after.model is not None
     assert np.array_equal(after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32))
-    assert np.array_equal(after.width, encode.next_range(first.policy, first.width, MODEL, after.model, 1).astype(np.float32))
+    assert np.array_equal(
+        after.width, encode.next_range(first.policy, first.width, MODEL, after.model, 1).astype(np.float32)
+    )
     assert after.width.dtype == np.float32 and after.width.shape == (DIM,)
     assert begin(after, BUCKETED, {}, False, None) is after
     assert begin(after, BUCKETED, {"policy": "constant"}, False, None).number == 2

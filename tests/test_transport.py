@@ -128,7 +128,11 @@ def test_the_client_port_names_the_key_and_not_the_claim():
     port = ClientPort(context, server, "tcp://127.0.0.1:*", MAX_BYTES)
     try:
         caller = context.socket(zmq.DEALER)
-        caller.curve_publickey, caller.curve_secretkey, caller.curve_serverkey = client.public, client.secret, server.public
+        caller.curve_publickey, caller.curve_secretkey, caller.curve_serverkey = (
+            client.public,
+            client.secret,
+            server.public,
+        )
         caller.routing_id = b"coordinator"
         caller.connect(port.socket.last_endpoint.decode())
         caller.send_multipart(wire.pack("info", {"id": 1, "name": "coordinator"}))
