@@ -1,10 +1,11 @@
 """Correlations, made ahead of the inputs and handed out once.
 
 Both parties make the same kinds in the same order, half of them in each direction, so that both do the same work and
-both directions of the link carry the same bytes. Four kinds:
+both directions of the link carry the same bytes. Five kinds:
 
 `Tables(m, w)`     random 1-of-2^m OT of w-bit messages (w = 1, 2), what a leaf of a comparison needs: m OTs
 `Triples(w)`       random bits a, b_1..b_w and XOR shares of them and of c_k = a & b_k, 64 to a word: 2 OTs a bit
+`Quads(l)`         random 1-of-4 OT of ring elements, what a step of the radix median needs: 2 OTs
 `RandomOts(l)`     random 1-of-2 OT of ring elements, what a multiplexer needs: 1 OT
 `DaBits(l)`        a random bit shared over XOR and over Z_2^l, what turns a bit into a number: 1 OT and l bits
 
@@ -56,6 +57,12 @@ class Triples:
 
 
 @dataclass(frozen=True, order=True)
+class Quads:
+    bits: int
+    ots = 2
+
+
+@dataclass(frozen=True, order=True)
 class RandomOts:
     bits: int
     ots = 1
@@ -67,7 +74,7 @@ class DaBits:
     ots = 1
 
 
-Kind = Tables | Triples | RandomOts | DaBits
+Kind = Tables | Triples | Quads | RandomOts | DaBits
 
 
 def _rank(kind: Kind) -> tuple[Any, ...]:
@@ -178,6 +185,8 @@ class Pool:
     def _receive(self, kind: Kind, items: int) -> Arrays:
         if isinstance(kind, Tables):
             return one_of_n.receiver_pads(self._receiver, kind.index_bits, kind.width, items)
+        if isinstance(kind, Quads):
+            return one_of_n.receiver_pads(self._receiver, kind.ots, kind.bits, items)
         choices, keys = self._receiver.extend(items * kind.ots)
         if isinstance(kind, Triples):
             return choices.copy(), _bit_planes(keys, kind.width)
@@ -189,6 +198,8 @@ class Pool:
         if isinstance(kind, Tables):
             tables = one_of_n.sender_tables(self._sender, kind.index_bits, kind.width, items)
             return (tables[:, 0].astype(_table_dtype(kind)),)
+        if isinstance(kind, Quads):
+            return (one_of_n.sender_quads(self._sender, kind.bits, items),)
         keys0, keys1 = self._sender.extend(items * kind.ots)
         if isinstance(kind, Triples):
             planes0 = _bit_planes(keys0, kind.width)
@@ -216,6 +227,13 @@ class Pool:
         (tables,) = self._sent[kind].take(as_sender)
         choices, pads = self._received[kind].take(as_receiver)
         return tables, choices, pads
+
+    def quads(self, kind: Quads, as_sender: int, as_receiver: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[Any]]:
+        """All four pads (4, count) to send with, and the positions and pads to receive with."""
+        self._top_up(kind, as_sender, as_receiver)
+        (pads,) = self._sent[kind].take(as_sender)
+        choices, chosen = self._received[kind].take(as_receiver)
+        return np.ascontiguousarray(pads), choices, chosen
 
     def triples(self, kind: Triples, words: int) -> tuple[Words, Words, Words]:
         """Shares of a (words,), b (width, words) and c (width, words)."""

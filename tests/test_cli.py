@@ -25,7 +25,16 @@ sys.exit(bool({{"torch", "sklearn"}} & set(sys.modules)))
     assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
 
 
-VERBS = ["keygen", "serve", "submit", *(f"round {action}" for action in ("open", "status", "close", "abort", "result")), "init", "train", "demo", "bench"]
+VERBS = [
+    "keygen",
+    "serve",
+    "submit",
+    *(f"round {action}" for action in ("open", "status", "close", "abort", "result")),
+    "init",
+    "train",
+    "demo",
+    "bench",
+]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -58,7 +67,11 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
-    for name, model in (("a.npy", np.arange(3.0)), ("a.npz", {"x": np.ones((2, 2), np.float32), "y": np.zeros(1)}), ("noending", np.ones(2))):
+    for name, model in (
+        ("a.npy", np.arange(3.0)),
+        ("a.npz", {"x": np.ones((2, 2), np.float32), "y": np.zeros(1)}),
+        ("noending", np.ones(2)),
+    ):
         files.write(tmp_path / name, model)
         back = files.read(tmp_path / name)
         assert isinstance(back, dict) == isinstance(model, dict)

@@ -42,7 +42,7 @@ def test_both_samples_agree():
         ("party = 0", "party = 0\nlisten_adress = 3", "unknown listen_adress"),
         ("party = 0", "party = ", "is not TOML"),
         ('listen = "tcp://', 'listen = "http://', "tcp://HOST:PORT"),
-        ("min_clients = 3", "min_clients = 1", "median of a single client"),
+        ("min_clients = 3", "min_clients = 1", "a single client's median"),
         ("peer_wait_s = 300", "peer_wait_s = 0", "peer_wait_s must be more than 0"),
         ("peer_wait_s = 300", 'peer_wait_s = "5 min"', "peer_wait_s must be float or int"),
         ("lanes = 2", "lanes = 0", "lanes must be"),

@@ -1,6 +1,4 @@
-"""A connection's answers and failures, and a client's way through a round, against small servers with CURVE and an
-allow-list.
-"""
+"""A connection's answers and failures, and a client's way through a round, against small servers of the test's own."""
 
 import threading
 import time
@@ -18,26 +16,37 @@ from clients.client import Client, Coordinator
 from clients.config import ClientConfig, ServerAddress
 from clients.connection import Connection
 from mpc import encode, ring, share, wire
-from mpc.errors import ChannelTimeout, ConfigError, DuplicateUpload, FrameError, InputError, RoundFailed, ServerUnreachable, UnknownRound
+from mpc.errors import (
+    ChannelTimeout,
+    ConfigError,
+    DuplicateUpload,
+    FrameError,
+    InputError,
+    RoundFailed,
+    ServerUnreachable,
+    UnknownRound,
+)
 from mpc.params import RoundParams
 from servers.settings import KeyPair
 from servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
 
-Handler = Callable[[wire.Message], tuple[str, dict[str, Any], dict[str, Any]] | None]  # type, fields, arrays; None: no answer
+Answer = tuple[str, dict[str, Any], dict[str, Any]]  # type, fields, arrays
 
 SERVER, MEMBER, STRANGER = (KeyPair(*zmq.curve_keypair()) for _ in range(3))
 
 
-def echo(message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def echo(message: wire.Message) -> Answer:
     return message.type, message.fields, message.arrays
 
 
 @contextmanager
-def serving(handler: Handler, max_message_bytes: int = 1 << 20) -> Iterator[ServerAddress]:
+def serving(
+    handler: Callable[[wire.Message], Answer], max_message_bytes: int = 1 << 20, endpoint: str = "tcp://127.0.0.1:*"
+) -> Iterator[ServerAddress]:
     """A server on a thread, for callers with the key of MEMBER."""
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
-    port = ClientPort(context, SERVER, "tcp://127.0.0.1:*", max_message_bytes)
+    port = ClientPort(context, SERVER, endpoint, max_message_bytes)
     address = ServerAddress(port.socket.last_endpoint.decode(), SERVER.public.decode())
     stop = threading.Event()
 
@@ -45,9 +54,8 @@ def serving(handler: Handler, max_message_bytes: int = 1 << 20) -> Iterator[Serv
         while not stop.is_set():
             if port.socket.poll(20) and (request := port.recv()):
                 message = wire.unpack(request[2])
-                if (answer := handler(message)) is not None:
-                    kind, fields, arrays = answer
-                    port.send(request[0], wire.pack(kind, {"id": message.fields["id"]} | fields, arrays))
+                kind, fields, arrays = handler(message)
+                port.send(request[0], wire.pack(kind, {"id": message.fields["id"]} | fields, arrays))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -79,15 +87,21 @@ def test_question_and_answer() -> None:
 
 
 def test_errors_come_back_typed() -> None:
-    with serving(lambda _: ("error", {"code": "duplicate-upload", "message": "twice"}, {})) as server, connected(server) as connection:
-        with pytest.raises(DuplicateUpload, match="S0: twice"):
-            connection.ask("upload")
+    with (
+        serving(lambda _: ("error", {"code": "duplicate-upload", "message": "twice"}, {})) as server,
+        connected(server) as connection,
+        pytest.raises(DuplicateUpload, match="S0: twice"),
+    ):
+        connection.ask("upload")
 
 
 def test_a_frame_the_server_could_not_read_is_answered_with_id_0() -> None:
-    with serving(lambda _: ("error", {"id": 0, "code": "bad-frame", "message": "what?"}, {})) as server, connected(server) as connection:
-        with pytest.raises(FrameError, match="what"):
-            connection.ask("upload")
+    with (
+        serving(lambda _: ("error", {"id": 0, "code": "bad-frame", "message": "what?"}, {})) as server,
+        connected(server) as connection,
+        pytest.raises(FrameError, match="what"),
+    ):
+        connection.ask("upload")
 
 
 def test_a_refused_key_is_told_at_once_and_with_what_to_do() -> None:
@@ -104,14 +118,17 @@ def test_the_wrong_server_key_and_nobody_there_end_at_the_limit() -> None:
     with serving(echo) as server:
         impostor = replace(server, public_key=STRANGER.public.decode())
         for nobody in (impostor, ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())):
-            with connected(nobody, timeout_s=0.5) as connection, pytest.raises(ServerUnreachable, match="within 0.5 s: is it running"):
+            with (
+                connected(nobody, timeout_s=0.5) as connection,
+                pytest.raises(ServerUnreachable, match="within 0.5 s: is it running"),
+            ):
                 connection.ask("info")
 
 
 def test_a_server_that_says_nothing_ends_at_the_limit_and_its_late_answer_is_dropped() -> None:
     silent = threading.Event()
 
-    def slow_once(message: wire.Message) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    def slow_once(message: wire.Message) -> Answer:
         if not silent.is_set():
             silent.set()
             time.sleep(1.0)
@@ -133,6 +150,15 @@ def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
         assert connection.ask("hello").type == "hello"  # it connects again
 
 
+def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:
+    with serving(echo) as server:
+        connection = Connection("S0", server, MEMBER, 5.0)
+        connection.ask("before")
+    with serving(echo, endpoint=server.address):
+        assert connection.ask("after").type == "after"
+    connection.close()
+
+
 class Pair:
     """Two servers with one round whose result is the first update; what they get is kept."""
 
@@ -142,7 +168,7 @@ class Pair:
         self.uploads: list[wire.Message] = []
         self.refusal: dict[str, Any] | None = None
 
-    def handle(self, message: wire.Message, party: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    def handle(self, message: wire.Message, party: int) -> Answer:
         if message.type == "round":
             fields = {"round": "1-a", "number": 1, "params": self.params.to_dict(), "index": 0, "state": self.state}
             return "round", fields, {}
@@ -159,25 +185,44 @@ class Pair:
         """This party's share of the one update."""
         upload, layout = self.uploads[party], self.params.layout
         array = upload.arrays["share"]
-        held = share.SeedUpload(layout, array.tobytes()) if upload.fields["form"] == "seed" else share.WordsUpload(layout, array)
+        held = (
+            share.SeedUpload(layout, array.tobytes())
+            if upload.fields["form"] == "seed"
+            else share.WordsUpload(layout, array)
+        )
         return share.read(held, layout, 0, layout.columns)[0]
+
+
+def write_keys(folder: Path) -> str:
+    """The key file of MEMBER."""
+    key_file = folder / "a.key_secret"
+    key_file.write_text(
+        f'curve\n    public-key = "{MEMBER.public.decode()}"\n    secret-key = "{MEMBER.secret.decode()}"\n'
+    )
+    key_file.chmod(0o600)
+    return str(key_file)
 
 
 @contextmanager
 def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]:
-    key_file = tmp_path / "a.key_secret"
-    key_file.write_text(f'curve\n    public-key = "{MEMBER.public.decode()}"\n    secret-key = "{MEMBER.secret.decode()}"\n')
-    key_file.chmod(0o600)
-    with serving(lambda message: pair.handle(message, 0)) as s0, serving(lambda message: pair.handle(message, 1)) as s1:
-        with Client(ClientConfig("a", str(key_file), s0, s1, reply_timeout_s=5, poll_interval_s=0.02, **settings)) as client:
-            yield client
+    key_file = write_keys(tmp_path)
+    with (
+        serving(lambda message: pair.handle(message, 0)) as s0,
+        serving(lambda message: pair.handle(message, 1)) as s1,
+        Client(ClientConfig("a", key_file, s0, s1, reply_timeout_s=5, poll_interval_s=0.02, **settings)) as client,
+    ):
+        yield client
 
 
 PAIRWISE = RoundParams("pairwise", 5, 3, ring_bits=40, fraction_bits=20, result_to="clients")
 
 
 def test_submit_and_result_keep_the_structure(tmp_path: Path) -> None:
-    update = {"weight": np.array([[1.5, -2.0], [0.25, 3.0]], np.float32), "steps": np.array([7]), "bias": np.array([-0.5])}
+    update = {
+        "weight": np.array([[1.5, -2.0], [0.25, 3.0]], np.float32),
+        "steps": np.array([7]),
+        "bias": np.array([-0.5]),
+    }
     with client_of(Pair(PAIRWISE), tmp_path) as client:
         client.submit(update)
         result = client.result()
@@ -226,3 +271,30 @@ def test_a_key_file_others_may_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.key_secret").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         Coordinator(ClientConfig("a", str(tmp_path / "a.key_secret"), server, server))
+
+
+def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was(tmp_path: Path) -> None:
+    pair, seen = Pair(PAIRWISE), threading.Event()
+    pair.state = "closing"
+
+    def not_yet(message: wire.Message) -> Answer:
+        seen.set()
+        return pair.handle(message, 0)
+
+    nobody = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
+    key_file = write_keys(tmp_path)
+    with serving(not_yet) as server:
+        config = ClientConfig("a", key_file, server, nobody, reply_timeout_s=0.5, poll_interval_s=0.02)
+        client = Client(config)
+        found: list[str] = []
+        waiting = threading.Thread(target=lambda: found.append(client.wait_for_round(20).id), daemon=True)
+        waiting.start()
+        assert seen.wait(5)
+    time.sleep(0.7)  # longer than a request may take
+    pair.state = "open"
+    with serving(lambda message: pair.handle(message, 0), endpoint=server.address):
+        waiting.join(10)
+    client.close()
+    assert found == ["1-a"]
+    with Client(replace(config, s0=nobody)) as lost, pytest.raises(ServerUnreachable, match="is it running"):
+        lost.wait_for_round()

@@ -453,6 +453,13 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
         alone.result(round_id), bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width))
     )
     alone.open(**BUCKETED)
+    assert alone.stop("s0", signal.SIGKILL) == -signal.SIGKILL
+    alone.start("s0")
+    alone.link()
+    failed = wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)
+    assert "s0 was restarted" in failed["reason"] or "no sign of life" in failed["reason"]
+    assert alone.status("s0")["state"] == "none"
+    alone.open(**BUCKETED)
     assert alone.stop("s0") == 0
     assert "s0 was stopped" in wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)["reason"]
     assert alone.stop("s1") == 0

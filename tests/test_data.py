@@ -22,7 +22,9 @@ def small_mnist(directory: Path, test_labels: int = 4) -> None:
     rng = np.random.default_rng(1)
     for prefix, images, labels in (("train", 6, 6), ("t10k", 4, test_labels)):
         (directory / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (images, 28, 28), np.uint8)))
-        (directory / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(rng.integers(0, 10, labels, np.uint8))))
+        (directory / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(
+            gzip.compress(idx(rng.integers(0, 10, labels, np.uint8)))
+        )
 
 
 def test_plain_and_gzipped_files(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def check(figures: dict[str, Any], rounds: int) -> None:
 
 
 def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
-    figures = demo(tmp_path, "--rounds", "4", "--buckets", "6", "--fault", "gaussian", "--fault-from", "2", "--baselines")
+    figures = demo(
+        tmp_path, "--rounds", "4", "--buckets", "6", "--fault", "gaussian", "--fault-from", "2", "--baselines"
+    )
     check(figures, 4)
     assert figures["final"]["secure"] > 0.8
     assert figures["final"]["plain_mean"] < 0.5
@@ -90,7 +92,9 @@ def test_mistakes_are_told_before_anything_starts(options: str, said: str, capsy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen([*COMMAND, "--rounds", "1000"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        [*COMMAND, "--rounds", "1000"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
         deadline = time.monotonic() + LIMIT_S
         while not list(tmp_path.glob("securemedian-demo-*/client-3.log")):  # the last process to be started
             assert time.monotonic() < deadline and running.poll() is None

@@ -96,6 +96,7 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         ([], "--clients N"),
         (["--clients", "1"], "from 2 to"),
         (["--clients", "2", "--name", "x"], "--role"),
+        (["--clients", "2", "--base-port", "0"], "--base-port"),
         (["--role", "client"], "--name"),
         (["--role", "client", "--name", "../x"], "--name"),
         (["--role", "client", "--name", 'a"b'], "--name"),

@@ -15,12 +15,19 @@ FORMS: list[Any] = [
     RNG.normal(size=(2, 3)).astype(np.float32),
     [RNG.normal(size=(2, 3)), RNG.normal(size=()).reshape(()), RNG.normal(size=5).astype(np.float16)],
     (RNG.normal(size=3).astype(np.float32), np.arange(4), RNG.normal(size=0)),
-    {"weight": RNG.normal(size=(4, 2)).astype(np.float32), "steps": np.array(12), "mask": np.array([True, False]), "bias": RNG.normal(size=4)},
+    {
+        "weight": RNG.normal(size=(4, 2)).astype(np.float32),
+        "steps": np.array(12),
+        "mask": np.array([True, False]),
+        "bias": RNG.normal(size=4),
+    },
 ]
 
 
 def leaves(model: Any) -> list[Any]:
-    return list(model.values()) if isinstance(model, dict) else list(model) if isinstance(model, list | tuple) else [model]
+    return (
+        list(model.values()) if isinstance(model, dict) else list(model) if isinstance(model, list | tuple) else [model]
+    )
 
 
 @pytest.mark.parametrize("model", FORMS, ids=lambda model: type(model).__name__)
@@ -47,7 +54,9 @@ def test_new_values_go_to_real_entries_and_local_ones_stay() -> None:
 
 def test_state_dict_with_batch_norm() -> None:
     torch = pytest.importorskip("torch")
-    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4).double(), torch.nn.Linear(4, 1).bfloat16())
+    network = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4).double(), torch.nn.Linear(4, 1).bfloat16()
+    )
     network[1].num_batches_tracked += 5
     state = network.state_dict()
     vector, spec = flatten(state)
@@ -68,7 +77,9 @@ def test_parameters_that_require_gradients() -> None:
     assert not back[0].requires_grad
 
 
-@pytest.mark.parametrize("update", ["text", 3.5, [1.0, 2.0], {"a": None}, np.arange(3), [], {}, np.zeros(2, complex), np.array(["a"])])
+@pytest.mark.parametrize(
+    "update", ["text", 3.5, [1.0, 2.0], {"a": None}, np.arange(3), [], {}, np.zeros(2, complex), np.array(["a"])]
+)
 def test_what_is_no_update_is_refused(update: Any) -> None:
     with pytest.raises(InputError):
         flatten(update)

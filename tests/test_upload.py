@@ -23,7 +23,9 @@ def a_round(params: RoundParams, index: int = 0, **arrays: Any) -> Round:
 
 def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
     layout = params.layout
-    held = share.SeedUpload(layout, half.share.tobytes()) if half.form == "seed" else share.WordsUpload(layout, half.share)
+    held = (
+        share.SeedUpload(layout, half.share.tobytes()) if half.form == "seed" else share.WordsUpload(layout, half.share)
+    )
     return share.read(held, layout, 0, layout.columns)
 
 

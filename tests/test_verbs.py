@@ -156,7 +156,7 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
 
     def work(name: str, trainer: Trainer) -> None:
         with Client.from_config(toml(pair, name)) as client:
-            run(client, trainer, rounds=2, record=tmp_path, say=lambda _: None)
+            run(client, trainer, rounds=2, record=tmp_path)
 
     def coordinate() -> None:
         with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:

@@ -65,3 +65,14 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
             for j in range(64):
                 word |= ((keys[64 * i + j, 0] >> np.uint64(k)) & np.uint64(1)) << np.uint64(j)
             planes[k, i] = word
+
+
+@kernel
+def pack_plane(values: NDArray[Any], bit: int, words: NDArray[np.uint64]) -> None:
+    """words[i] bit j = bit `bit` of values[64 i + j]; values.size is a multiple of 64."""
+    shift = np.uint64(bit)
+    for i in range(words.shape[0]):
+        word = np.uint64(0)
+        for j in range(64):
+            word |= ((np.uint64(values[64 * i + j]) >> shift) & np.uint64(1)) << np.uint64(j)
+        words[i] = word

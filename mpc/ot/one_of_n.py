@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mpc import ring
 from mpc.channel import Channel
 from mpc.errors import LocalProtocolError
+from mpc.kernels import quads
 from mpc.kernels import tables as kernels
 from mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 
@@ -74,6 +75,13 @@ def receiver_pads(
     pads = np.empty(items, ring.dtype(width))
     kernels.choose_chunks(keys, choice_words, slot_bits(width), width, choices, pads)
     return choices, pads
+
+
+def sender_quads(extension: RandomOtSender, width: int, items: int) -> NDArray:
+    """1-of-4 tables taken apart: pads (4, items) of `width` bits."""
+    pads = np.empty((4, items), ring.dtype(width))
+    quads.split_tables(sender_tables(extension, 2, width, items), slot_bits(width), np.uint64((1 << width) - 1), pads)
+    return pads
 
 
 class OneOfNSender:

@@ -1,0 +1,195 @@
+"""The Python interface: `Client` submits updates and receives results, `Coordinator` opens and watches rounds.
+
+    with Client.from_config("client.toml") as client:
+        client.submit(model.state_dict())           # waits for a round to open
+        model.load_state_dict(client.result())      # waits for its result
+
+An update is the *trained parameters*, not their difference to the published model: the buckets of a bucketed round lie
+around that model.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients import update as updates
+from clients import upload
+from clients.config import ClientConfig
+from clients.connection import Connection
+from clients.upload import Round
+from mpc import wire
+from mpc.errors import ChannelTimeout, InputError, PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
+from mpc.params import RangePolicy, RoundParams
+from servers.settings import load_keys
+
+T = TypeVar("T")
+
+
+class _Member:
+    """One key with a connection to each server: what a client and the coordinator have in common."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        keys = load_keys(config.key_file)
+        self.config = config
+        self.servers = tuple(
+            Connection(label, server, keys, config.reply_timeout_s)
+            for label, server in (("S0", config.s0), ("S1", config.s1))
+        )
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> Self:
+        """Connect as a TOML configuration says."""
+        return cls(ClientConfig.load(path))
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def model(self, round_id: str) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+        """The global model and bucket range that S0 published for an open round. A pairwise round has no range, and may
+        have no model.
+        """
+        arrays = self.servers[0].ask("model", {"round": round_id}).arrays
+        return arrays.get("model"), arrays.get("range")
+
+    def _wait(self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str) -> T:
+        """Look at a server again and again until there is something to see. ChannelTimeout says what did not come.
+
+        A server that was there may be away for a while: it is asked again as well.
+        """
+        limit = self.config.wait_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                if (seen := look()) is not None:
+                    return seen
+            except ServerUnreachable:
+                if not server.proven or time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                raise ChannelTimeout(f"{what} within {limit:g} s")
+            time.sleep(self.config.poll_interval_s)
+
+    def _published(self, server: Connection, round_id: str, timeout_s: float | None) -> wire.Message:
+        """A server's answer once the round is published; RoundFailed with the reason if it failed."""
+
+        def look() -> wire.Message | None:
+            message = server.ask("result", {"round": round_id})
+            return None if message.fields["form"] == "pending" else message
+
+        return self._wait(server, look, timeout_s, f"round {round_id} was not published")
+
+
+class Client(_Member):
+    """One data owner. Not for two threads at once."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        super().__init__(config)
+        self._seen = ""  # the round last waited for: the next one has another id
+        self._open: Round | None = None  # it, as long as nothing was submitted to it
+        self._submitted: tuple[Round, updates.Spec] | None = None
+
+    def wait_for_round(self, timeout_s: float | None = None) -> Round:
+        """The next open round that this object has not yet seen, with the published model and range to train from."""
+        self._open = self._wait(self.servers[0], self._look_for_round, timeout_s, "no new round was opened")
+        self._seen = self._open.id
+        return self._open
+
+    def submit(self, update: Any) -> None:
+        """Share the trained parameters between the servers, in the round waited for or the next one that opens.
+
+        `update` is anything `clients.update` takes. There is one attempt a round, because two sharings of an update
+        must not mix: after an error from a server this client is left out of that round, and the next call goes to the
+        next one.
+        """
+        vector, spec = updates.flatten(update)
+        round = self._open or self.wait_for_round()
+        halves = upload.split(upload.encode_update(vector, round), round)
+        self._open = None
+        for server, half in zip(self.servers, halves, strict=True):
+            server.ask("upload", {"round": round.id, "form": half.form}, {"share": half.share})
+        self._submitted = round, spec
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The median of the round last submitted to, in the form of that update. Waits for it; RoundFailed says why
+        there will be none.
+        """
+        if self._submitted is None:
+            raise InputError("there is no result to ask for before a submit()")
+        round, spec = self._submitted
+        if round.params.result_to == "servers":
+            return updates.unflatten(_model(self._published(self.servers[0], round.id, timeout_s)), spec)
+        answers = [self._published(server, round.id, timeout_s) for server in self.servers]
+        one, other = (answer.arrays.get("share", np.empty(0)) for answer in answers)
+        return updates.unflatten(upload.combine(one, other, round.params), spec)
+
+    def _look_for_round(self) -> Round | None:
+        try:
+            found = self.servers[0].ask("round").fields
+            if found["state"] != "open" or found["round"] == self._seen:
+                return None
+            return Round(
+                found["round"],
+                found["number"],
+                RoundParams.from_dict(found["params"]),
+                found["index"],
+                *self.model(found["round"]),
+            )
+        except (UnknownRound, RoundClosed):  # none yet, or it ended between the two questions
+            return None
+
+
+class Coordinator(_Member):
+    """Whoever opens the rounds. S0 leads, so it is S0 that is asked; it tells S1."""
+
+    def open(
+        self,
+        params: RoundParams,
+        model: NDArray[Any] | None = None,
+        range: RangePolicy | None = None,
+        reset: bool = False,
+    ) -> str:
+        """Open a round and return its id.
+
+        A `model` (flat) starts a new training run, and so does `reset`; without them the last run goes on.
+        """
+        arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
+        fields = {"params": params.to_dict(), "range": asdict(range) if range else {}, "reset": reset}
+        return str(self.servers[0].ask("open", fields, arrays).fields["round"])
+
+    def status(self, round_id: str = "") -> dict[str, Any]:
+        """What S0 says of a round, by default the latest: state, reason, who is in and out, progress, cost."""
+        return self.servers[0].ask("status", {"round": round_id}).fields
+
+    def close_round(self, round_id: str) -> None:
+        """Close a round before its deadline: it runs with the clients that are complete."""
+        self.servers[0].ask("close", {"round": round_id})
+
+    def abort(self, round_id: str, reason: str) -> None:
+        """Fail a round on purpose; the reason is told to everybody."""
+        self.servers[0].ask("abort", {"round": round_id, "reason": reason})
+
+    def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
+        """The published model of a round; waits for it. RoundFailed says why there will be none."""
+        return _model(self._published(self.servers[0], round_id, timeout_s))
+
+
+def _model(message: wire.Message) -> NDArray[np.float32]:
+    model = message.arrays.get("model")
+    if model is None:
+        raise PeerProtocolError("S0 published a result without a model in it")
+    return model

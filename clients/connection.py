@@ -1,0 +1,102 @@
+"""One authenticated connection to one server: ask, and be answered within a limit."""
+
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+from numpy.typing import NDArray
+from zmq.utils.monitor import recv_monitor_message
+
+from clients.config import ServerAddress
+from mpc import wire
+from mpc.errors import ServerUnreachable, from_code
+from servers.settings import KeyPair
+
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+
+
+class Connection:
+    """A CURVE DEALER to one server. Not for two threads at once.
+
+    A monitor watches the connection itself: zmq alone would try a refused key again for ever and say nothing.
+    """
+
+    def __init__(self, label: str, server: ServerAddress, keys: KeyPair, timeout_s: float) -> None:
+        self._label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
+        self._public_key = keys.public.decode()
+        self._numbers = itertools.count(1)
+        self.proven = False  # whether both ends have proved their keys to each other
+        context: zmq.Context[Any] = zmq.Context.instance()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.sndtimeo = int(timeout_s * 1000)
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
+        self._socket.curve_serverkey = server.public_key.encode()
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._socket.connect(server.address)
+
+    def ask(
+        self, op: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
+    ) -> wire.Message:
+        """Send one request and return its answer. Raises the error the server names, or ServerUnreachable."""
+        number = next(self._numbers)
+        parts = wire.pack(op, {**(fields or {}), "id": number}, arrays)
+        while self._monitor.poll(0):  # a server that came and went between two requests is no concern of this one
+            self._event()
+        try:
+            self._socket.send_multipart(parts, copy=False)
+        except zmq.Again:
+            raise self._no_answer(op) from None
+        reply = self._reply(op, number, wire.size(parts))
+        if reply.type == "error":
+            raise from_code(str(reply.fields.get("code")), f"{self._label}: {reply.fields.get('message')}")
+        return reply
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close()
+
+    def _reply(self, op: str, number: int, sent: int) -> wire.Message:
+        deadline = time.monotonic() + self._timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            ready = dict(self._poller.poll(int(left * 1000) + 1))
+            if self._socket in ready:
+                message = wire.unpack(self._socket.recv_multipart())
+                # 0: the server could not read our frame; other numbers are late answers to earlier requests
+                if message.fields.get("id") in (number, 0):
+                    return message
+            elif self._monitor in ready and self._event() == zmq.EVENT_DISCONNECTED and self.proven:
+                raise ServerUnreachable(
+                    f"{self._where} hung up on {op!r}: "
+                    f"it was restarted, or {sent:,} bytes are more than its max_message_bytes"
+                )
+        raise self._no_answer(op)
+
+    def _event(self) -> int:
+        """The next event of the connection. ServerUnreachable if it is that our key was refused."""
+        event = int(recv_monitor_message(self._monitor)["event"])
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.proven = True
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.proven = False
+            raise ServerUnreachable(
+                f"{self._where} does not know this key: "
+                f"ask who runs it to allow the public key {self._public_key} and to restart it"
+            )
+        return event
+
+    def _no_answer(self, op: str) -> ServerUnreachable:
+        if self.proven:
+            return ServerUnreachable(
+                f"{self._where} did not answer {op!r} within {self._timeout_s:g} s: "
+                "see its log, or raise reply_timeout_s"
+            )
+        return ServerUnreachable(
+            f"{self._where} could not be reached within {self._timeout_s:g} s: "
+            "is it running, and are its address and public_key right here?"
+        )

@@ -1,0 +1,99 @@
+"""Any of the usual forms of a model to one flat vector, and back to the same names, shapes and dtypes.
+
+A model is a PyTorch `state_dict` or another mapping of names to arrays, a list or tuple of arrays, or one array. Its
+real-valued entries are sent, in the order given. Entries of whole numbers or truth values (BatchNorm's
+`num_batches_tracked`, masks) have no meaningful median across clients: they are not sent, and come back with the values
+this client put in. torch is never imported here: a tensor brings it along.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc.errors import InputError
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How to rebuild a model."""
+
+    form: type  # dict, list, tuple, or ndarray for one array alone
+    entries: dict[Any, Any] = field(repr=False)  # of the right shapes and dtypes; those not sent with their values
+
+
+def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
+    """A model's real-valued entries as one vector, and what `unflatten` needs. Raises InputError if it is no model."""
+    spec = _spec(update)
+    sent = [_to_float64(entry).reshape(-1) for entry in spec.entries.values() if _is_real(entry)]
+    if not sum(part.size for part in sent):
+        raise InputError("the update has no real-valued entries: there is nothing to send")
+    return np.concatenate(sent), spec
+
+
+def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
+    """The model of `spec` with the values of `vector`. Raises InputError if there are too few or too many."""
+    real = [_is_real(entry) for entry in spec.entries.values()]
+    sizes = [int(np.prod(entry.shape)) if sent else 0 for entry, sent in zip(spec.entries.values(), real, strict=True)]
+    if vector.shape != (sum(sizes),):
+        raise InputError(f"this model has {sum(sizes):,} real values, the vector has shape {vector.shape}")
+    pieces = np.split(vector, np.cumsum(sizes)[:-1])
+    values = [
+        _like(entry, piece) if sent else _copy(entry)
+        for entry, piece, sent in zip(spec.entries.values(), pieces, real, strict=True)
+    ]
+    if spec.form is dict:
+        return dict(zip(spec.entries, values, strict=True))
+    return values[0] if spec.form is np.ndarray else spec.form(values)
+
+
+def _spec(update: Any) -> Spec:
+    form: type
+    if isinstance(update, Mapping):
+        form, entries = dict, dict(update)
+    elif isinstance(update, list | tuple):
+        form, entries = list if isinstance(update, list) else tuple, dict(enumerate(update))
+    else:
+        form, entries = np.ndarray, {"the update": update}
+    for name, entry in entries.items():
+        if not (isinstance(entry, np.ndarray) or _is_tensor(entry)):
+            raise InputError(
+                f"an update is a state_dict, a list of arrays or one array, but {name!r} is a {type(entry).__name__}"
+            )
+        if _is_complex(entry):
+            raise InputError(
+                f"{name!r} holds complex numbers, which have no median: send real and imaginary parts as two arrays"
+            )
+    return Spec(form, {name: entry if _is_real(entry) else _copy(entry) for name, entry in entries.items()})
+
+
+def _is_tensor(entry: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(entry, torch.Tensor)
+
+
+def _is_real(entry: Any) -> bool:
+    return entry.dtype.is_floating_point if _is_tensor(entry) else np.issubdtype(entry.dtype, np.floating)
+
+
+def _is_complex(entry: Any) -> bool:
+    return entry.dtype.is_complex if _is_tensor(entry) else np.issubdtype(entry.dtype, np.complexfloating)
+
+
+def _copy(entry: Any) -> Any:
+    return entry.detach().clone() if _is_tensor(entry) else entry.copy()
+
+
+def _to_float64(entry: Any) -> NDArray[np.float64]:
+    return np.asarray(entry.detach().cpu().double() if _is_tensor(entry) else entry, np.float64)
+
+
+def _like(entry: Any, values: NDArray[Any]) -> Any:
+    """`values` in the shape and dtype (and on the device) of `entry`."""
+    shaped = values.reshape(entry.shape)
+    if _is_tensor(entry):
+        return sys.modules["torch"].tensor(shaped).to(entry)  # tensor() copies, to() takes over dtype and device
+    return shaped.astype(entry.dtype)

@@ -1,0 +1,62 @@
+"""Child processes of the `securemedian` command: each with a log of its own, and all ended by their process ids,
+whatever happens.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mpc.errors import SecureMedianError
+
+STOP_LIMIT_S = 15.0
+
+
+class Processes:
+    """A context whose end ends them all."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Run `securemedian ARGUMENTS` with its output in NAME.log."""
+        with self._log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, "-m", "scripts.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us, and we end them in order
+            )
+
+    def check(self) -> None:
+        """SecureMedianError with the last line of its log if one has ended by itself."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                last = self._log(name).read_text("utf-8", "replace").strip().rpartition("\n")[2]
+                raise SecureMedianError(f"{name} ended with status {process.returncode}: {last or 'it said nothing'}")
+
+    def stop(self) -> None:
+        """SIGTERM to each, and SIGKILL to those that are still there after STOP_LIMIT_S."""
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"

@@ -1,0 +1,5 @@
+"""The two server daemons.
+
+Read the modules in dependency order: `settings`, `config`, `logs`, `control`, `peer`, `session`, `training`, `store`,
+`transport`, `engine`, `rounds`, `requests`, `daemon`, `cli`.
+"""

@@ -1,0 +1,121 @@
+"""A server's configuration: one TOML file, checked whole before anything starts."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mpc.errors import ConfigError
+from mpc.params import ProtocolParams, build
+from servers.settings import check_endpoint, check_public_key, read_toml
+
+# The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES), and this many names fit.
+MAX_CLIENTS = 4096
+MAX_NAME = 40
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody on the allow-list. The key is the identity, the name is for people."""
+
+    name: str
+    public_key: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise ConfigError(f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {self.name!r}")
+        check_public_key(self.public_key)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other server. S1 listens for it, S0 connects."""
+
+    public_key: str
+    address: str = ""  # S0: where S1 listens
+    listen: str = ""  # S1: where S0 connects
+
+    def __post_init__(self) -> None:
+        check_public_key(self.public_key)
+        if bool(self.address) == bool(self.listen):
+            raise ConfigError("[peer] needs `address` at S0 or `listen` at S1, and not both")
+        check_endpoint(self.endpoint)
+
+    @property
+    def endpoint(self) -> str:
+        return self.address or self.listen
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """All settings of one server. File names are taken from the folder of the TOML file."""
+
+    party: int  # 0 leads, keeps the model and takes the coordinator's requests; 1 follows
+    listen: str  # for clients and coordinators
+    key_file: str  # NAME.key_secret, readable by its owner alone
+    state_dir: str  # uploads while a round lasts; at S0 also the model
+    peer: Peer
+    clients: tuple[Caller, ...]
+    coordinators: tuple[Caller, ...] = ()
+    min_clients: int = 2  # this server's own floor under every round's min_clients
+    peer_wait_s: float = 300.0  # after a start, for the other server to appear; then this one gives up
+    peer_timeout_s: float = 10.0  # without a sign of life, or an answer, from the other server
+    channel_timeout_s: float = 60.0  # for one message of the protocol
+    round_limit_s: float = 3600.0  # for one run of the protocol
+    stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
+    max_message_bytes: int = 1 << 28  # a longer message ends the connection it came on
+    protocol: ProtocolParams = field(default_factory=ProtocolParams)
+
+    def __post_init__(self) -> None:
+        if self.party not in (0, 1):
+            raise ConfigError(f"party must be 0 or 1, not {self.party}")
+        if (self.party == 0) != bool(self.peer.address):
+            raise ConfigError("[peer] needs `address` where party = 0 and `listen` where party = 1")
+        check_endpoint(self.listen)
+        if self.min_clients < 2:
+            raise ConfigError(
+                f"min_clients must be 2 or more, not {self.min_clients}: a single client's median is its own update"
+            )
+        for name in (
+            "peer_wait_s",
+            "peer_timeout_s",
+            "channel_timeout_s",
+            "round_limit_s",
+            "stop_limit_s",
+            "max_message_bytes",
+        ):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if not 2 <= len(self.clients) <= MAX_CLIENTS:
+            raise ConfigError(f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}")
+        callers = self.clients + self.coordinators
+        for what, values in (
+            ("name", [caller.name for caller in callers]),
+            ("public_key", [caller.public_key for caller in callers] + [self.peer.public_key]),
+        ):
+            value, times = Counter(values).most_common(1)[0]
+            if times > 1:
+                raise ConfigError(f"the {what} {value!r} is there {times} times: one key, one name and one role each")
+
+    @property
+    def name(self) -> str:
+        return f"s{self.party}"
+
+
+def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ...]:
+    entries = values.get(table, [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"{where}: write [[{table}]] once for each, not [{table}]")
+    return tuple(build(Caller, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1))
+
+
+def load(path: Path) -> ServerConfig:
+    """Read and check a configuration. ConfigError says what is wrong and where."""
+    values = read_toml(path)
+    where = str(path)
+    nested: dict[str, Any] = {table: _callers(values, table, where) for table in ("clients", "coordinators")}
+    nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
+    nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
+    config = build(ServerConfig, values | nested, where)
+    folder = path.parent
+    return replace(config, key_file=str(folder / config.key_file), state_dir=str(folder / config.state_dir))

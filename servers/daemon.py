@@ -1,0 +1,142 @@
+"""The process: sockets, signals, and one loop that turns what they bring into calls of `rounds` and `requests`."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import zmq
+
+from mpc import pipeline
+from servers import control, logs
+from servers.config import ServerConfig
+from servers.engine import Engine
+from servers.requests import Desk
+from servers.rounds import Rounds
+from servers.settings import KeyPair, load_keys
+from servers.store import Store
+from servers.transport import CLIENT_DOMAIN, PEER_DOMAIN, ClientPort, PeerPort, authenticate
+
+TICK_MS = 100  # how late a time limit may be noticed
+LEAVE_S = 1.0  # for the peer to take leave
+SWITCH_S = 1e-4  # lanes hand over to each other within this, not within Python's 5 ms
+
+
+class Daemon:
+    """One server with its sockets. `run` ends after SIGTERM or SIGINT, or raises PeerUnavailable if no peer appears."""
+
+    def __init__(self, config: ServerConfig, keys: KeyPair, store: Store) -> None:
+        self._config, self._store = config, store
+        self._context = zmq.Context(io_threads=2)
+        allowed = {
+            CLIENT_DOMAIN: [caller.public_key for caller in config.clients + config.coordinators],
+            PEER_DOMAIN: [config.peer.public_key],
+        }
+        self._gate = authenticate(self._context, allowed)
+        self._clients = ClientPort(self._context, keys, config.listen, config.max_message_bytes)
+        self._peer = PeerPort(
+            self._context, config.party, keys, config.peer.endpoint, config.peer.public_key, config.max_message_bytes
+        )
+        self._control = self._peer.stream("control", keep=False)
+        self._wake_out, self._wake_in = os.pipe()
+        for end in (self._wake_out, self._wake_in):
+            os.set_blocking(end, False)
+        self._engine = Engine(
+            config.party,
+            config.protocol,
+            lambda session, lane: self._peer.lane(session, lane, config.channel_timeout_s),
+            self._wake,
+        )
+        self._rounds = Rounds(config, store, self._engine, self._send)
+        self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
+        self._stop_asked = False
+
+    def run(self) -> None:
+        config = self._config
+        logs.event("listening", listen=config.listen)
+        logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
+        poller = zmq.Poller()
+        for source in (self._control, self._clients.socket, self._wake_out):
+            poller.register(source, zmq.POLLIN)
+        while not self._stop_asked:
+            self._turn(poller)
+        logs.event("stopping", limit_s=config.stop_limit_s)
+        self._rounds.stop()
+        deadline = time.monotonic() + config.stop_limit_s
+        while self._rounds.live:
+            self._turn(poller)
+            if time.monotonic() > deadline:
+                self._rounds.fail("was stopped, and its run did not finish within stop_limit_s")
+
+    def _turn(self, poller: zmq.Poller) -> None:
+        """Wait for something to happen, and see to one message from each side, the engine and the time."""
+        ready = dict(poller.poll(TICK_MS))
+        if self._control in ready:
+            self._rounds.control(self._control.recv_multipart())
+        if self._clients.socket in ready and (request := self._clients.recv()):
+            self._desk.request(*request)
+        if self._wake_out in ready:
+            os.read(self._wake_out, 4096)
+        self._rounds.engine_ended()
+        self._rounds.tick()
+
+    def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGTERM and SIGINT."""
+        self._stop_asked = True
+
+    @property
+    def wake_fd(self) -> int:
+        """Writing a byte here wakes the loop."""
+        return self._wake_in
+
+    def close(self) -> None:
+        self._take_leave()
+        finished = self._engine.close()
+        self._control.close()
+        self._clients.close()
+        self._gate.stop()
+        self._store.close()
+        if finished:  # else this would wait for the worker's sockets
+            self._context.term()
+        logs.event("stopped")
+
+    def _take_leave(self) -> None:
+        """Wait until the peer has heard our last words: what S1's proxy still holds when the process ends is lost."""
+        if not self._rounds.peer.linked:
+            return
+        bye = control.Bye()
+        self._send(bye)
+        deadline = time.monotonic() + LEAVE_S
+        while (left := deadline - time.monotonic()) > 0 and self._control.poll(int(left * 1000)):
+            if self._control.recv_multipart() == control.encode(bye):
+                return
+
+    def _send(self, message: control.Message) -> None:
+        with suppress(zmq.Again):  # the peer is not connected: the hellos it does not send will show
+            self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
+
+    def _wake(self) -> None:
+        os.write(self._wake_in, b"\0")
+
+
+def serve(config: ServerConfig) -> None:
+    """Run one server until it is told to stop."""
+    logs.start(config.name)
+    sys.setswitchinterval(SWITCH_S)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # until there is something in hand
+    keys, store = load_keys(config.key_file), Store(Path(config.state_dir))
+    start = time.monotonic()
+    logs.event("compiling")
+    pipeline.warm_up()
+    logs.event("compiled", seconds=round(time.monotonic() - start, 1))
+    daemon = Daemon(config, keys, store)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, daemon.ask_to_stop)
+    signal.set_wakeup_fd(daemon.wake_fd)
+    try:
+        daemon.run()
+    finally:
+        daemon.close()

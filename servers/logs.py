@@ -1,0 +1,48 @@
+"""Structured logs: one line an event, JSON when standard error is no terminal. Callers never pass secrets or shares."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+_logger = logging.getLogger("securemedian")
+
+
+def event(name: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
+    """Log `name` with its fields; with `error`, its traceback too."""
+    _logger.log(level, name, extra={"fields": fields}, exc_info=error)
+
+
+class _Line(logging.Formatter):
+    def __init__(self, server: str, as_json: bool) -> None:
+        super().__init__()
+        self._server, self._json = server, as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        if self._json:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+            head = {
+                "time": stamp,
+                "level": record.levelname.lower(),
+                "server": self._server,
+                "event": record.getMessage(),
+            }
+            return json.dumps(head | fields, default=str)
+        details = " ".join(f"{key}={value}" for key, value in fields.items())
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        return f"{clock} {self._server} {record.levelname.lower():7} {record.getMessage()} {details}"
+
+
+def start(server: str) -> None:
+    """Send this process's logs to standard error, `server` named in every line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line(server, as_json=not sys.stderr.isatty()))
+    logging.captureWarnings(True)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)  # of libraries
+    _logger.setLevel(logging.INFO)

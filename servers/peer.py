@@ -1,0 +1,74 @@
+"""Whether the other server is there and configured alike, without I/O: hellos and the time in, changes out."""
+
+from enum import StrEnum
+from typing import Any
+
+from mpc.errors import ParametersDiffer, PeerUnavailable
+from servers.control import Hello
+
+
+class Change(StrEnum):
+    """What a hello or the passing of time has changed. LOST and RESTARTED end all that was shared with the peer."""
+
+    LINKED = "peer-linked"
+    LOST = "peer-lost"
+    RESTARTED = "peer-restarted"
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """The fields that differ with both values; "" if none does."""
+    names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+    return "; ".join(f"{name}: {ours.get(name)!r} here, {theirs.get(name)!r} there" for name in names)
+
+
+class PeerWatch:
+    """The other server, `name`, as its hellos show it."""
+
+    def __init__(self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float, now: float) -> None:
+        self.name = name
+        self.linked = False
+        self.differing = ""
+        self._agreement, self._timeout_s = agreement, timeout_s
+        self._instance = ""
+        self._until = now + wait_s
+        self._lost_why = f"{name} has not appeared yet"
+
+    @property
+    def problem(self) -> str:
+        """Why no round can be opened; "" if it can."""
+        if not self.linked:
+            return self._lost_why
+        return f"{self.name} is configured differently: {self.differing}" if self.differing else ""
+
+    def require(self) -> None:
+        """Raise unless the peer is linked and agrees."""
+        if not self.linked:
+            raise PeerUnavailable(f"{self.problem}: try again when it is back")
+        if self.differing:
+            raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
+
+    def hello(self, message: Hello, now: float) -> Change | None:
+        """The peer is alive."""
+        restarted = self.linked and message.instance != self._instance
+        change = Change.RESTARTED if restarted else None if self.linked else Change.LINKED
+        self.linked, self._instance, self._until = True, message.instance, now + self._timeout_s
+        self.differing = differences(self._agreement, message.agreement)
+        return change
+
+    def bye(self) -> Change | None:
+        """The peer stops."""
+        return self._lose(f"{self.name} was stopped")
+
+    def tick(self, now: float) -> Change | None:
+        """Time has passed. Raises PeerUnavailable if the peer never appeared at all within its limit."""
+        if now < self._until:
+            return None
+        if not self._instance:
+            raise PeerUnavailable(
+                f"{self._lost_why}, and peer_wait_s is over: start it, and check [peer] and the public keys at both"
+            )
+        return self._lose(f"{self.name} has given no sign of life for {self._timeout_s:g} s")
+
+    def _lose(self, why: str) -> Change | None:
+        was, self.linked, self._lost_why = self.linked, False, why
+        return Change.LOST if was else None

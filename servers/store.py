@@ -1,0 +1,119 @@
+"""A server's state folder, for one process at a time: the uploads of the round in hand, and at S0 the training run."""
+
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc.errors import BadUpload, ConfigError, SecureMedianError
+from mpc.params import RangePolicy
+from mpc.prg import SEED_BYTES
+from mpc.share import Layout, SeedUpload, Upload, WordsUpload
+from servers.training import Training
+
+_TRAINING = "training.npz"
+
+
+class Spool:
+    """Uploads of one round by client. Packed words lie on disk and are mapped to be read; seeds stay in memory."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self._folder, self._layout = folder, layout
+        self._uploads: dict[str, Upload] = {}
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise SecureMedianError(f"this server cannot store uploads: {error.strerror}") from error
+
+    def put(self, client: str, form: str, share: NDArray[Any]) -> None:
+        """Store one upload whole, or raise and store nothing of it."""
+        shapes = {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, (self._layout.rows, self._layout.row_words))}
+        if form not in shapes:
+            raise BadUpload(f"the form of an upload is seed or words, not {form!r}")
+        dtype, shape = shapes[form]
+        if share.dtype != dtype or share.shape != shape:
+            raise BadUpload(
+                f"an upload of form {form!r} for this round is {np.dtype(dtype)} {shape}, "
+                f"not {share.dtype} {share.shape}: "
+                "encode it with the parameters that the server names"
+            )
+        if form == "seed":
+            self._uploads[client] = SeedUpload(self._layout, share.tobytes())
+            return
+        path = self._folder / f"{len(self._uploads)}.words"
+        try:
+            path.write_bytes(share.data)
+            mapped = np.memmap(path, np.uint64, "r", shape=shape)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise SecureMedianError(f"this server cannot store the upload: {error.strerror}") from error
+        self._uploads[client] = WordsUpload(self._layout, mapped)
+
+    def get(self, client: str) -> Upload:
+        return self._uploads[client]
+
+    def drop(self) -> None:
+        """Delete everything. A run that still reads a mapped file keeps its pages until it stops."""
+        self._uploads.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Store:
+    """The folder. A start clears what a round in hand had left: that round has failed."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = (folder / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another server is running on the state folder {folder}") from error
+        except OSError as error:
+            raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
+        self._folder = folder
+        self._spools = folder / "spool"
+        shutil.rmtree(self._spools, ignore_errors=True)
+        self._spools.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self._lock.close()
+
+    def spool(self, round_id: str, layout: Layout) -> Spool:
+        return Spool(self._spools / round_id, layout)
+
+    def load_training(self) -> Training:
+        """What `save_training` saved last, or a new training run."""
+        path = self._folder / _TRAINING
+        if not path.exists():
+            return Training()
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                model = saved.get("model")
+                return Training(
+                    RangePolicy(**json.loads(str(saved["policy"]))), model, saved["width"], int(saved["published"])
+                )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is damaged: restore it, or remove it to start without a model") from error
+
+    def save_training(self, training: Training) -> None:
+        """Replace the saved training run at once: a crash leaves the old one or the new one."""
+        arrays = {
+            "policy": np.array(json.dumps(asdict(training.policy))),
+            "width": training.width,
+            "published": np.array(training.published),
+        }
+        if training.model is not None:
+            arrays["model"] = training.model
+        new = self._folder / (_TRAINING + ".new")
+        with new.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._folder / _TRAINING)
