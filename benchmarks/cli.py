@@ -1,7 +1,10 @@
 """`securemedian bench ot|compare|median`: what the protocols cost on this machine."""
 
 import argparse
+import itertools
 import json
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,10 +65,13 @@ def add_verbs(verbs: Any) -> None:
         type=_numbers,
         default=[0],
         metavar="L,..",
-        help="count ring (bucketed) or value ring (pairwise); 0: the smallest, or 64 (default: 0)",
+        help="value ring (pairwise, trimmed-mean) or count ring (bucketed); 0: 64, or the smallest (default: 0)",
     )
     median.add_argument(
         "--schedule", type=_schedules, default=["scan"], metavar="S,..", help="bucketed: scan, bisect (default: scan)"
+    )
+    median.add_argument(
+        "--encoding", type=_encodings, default=["float32"], metavar="E,..", help="radix: its words (default: float32)"
     )
     median.set_defaults(points=_median_points)
 
@@ -108,6 +114,8 @@ def run(options: argparse.Namespace) -> None:
             lambda done, point: progress.update(task, completed=done, description=_name(point)),
         )
     console.print(_table(results))
+    for line in growth(results):
+        console.print(line)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
         console.print(f"saved to {options.json}")
@@ -138,28 +146,53 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
     return table
 
 
+def growth(results: Sequence[dict[str, Any]]) -> list[str]:
+    """How cost grows with the clients, for each method timed at three numbers of them or more: the exponent of n in a
+    least-squares fit of the logarithms, 1 for linear and 2 for quadratic.
+    """
+    series: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        if result["clients"] is not None:
+            same = {**result, "clients": None, "bench": "median"}
+            name = _name(Point(**{field: same[field] for field in Point.__dataclass_fields__}))
+            series.setdefault(name.replace(" n=None", ""), []).append(result)
+    lines = []
+    for name, points in series.items():
+        if len({point["clients"] for point in points}) >= 3:
+            logs = [math.log(point["clients"]) for point in points]
+            slopes = [
+                statistics.linear_regression(logs, [math.log(point[what]) for point in points]).slope
+                for what in ("ots", "seconds")
+            ]
+            lines.append(f"{name}: OTs grow as n^{slopes[0]:.2f}, seconds as n^{slopes[1]:.2f}")
+    return lines
+
+
 def _name(point: Point) -> str:
     if point.bench == "ot":
         return "random OTs"
     if point.bench == "compare":
         return f"compare l={point.ring_bits}"
-    detail = f" b={point.buckets} {point.schedule}" if point.method == "bucketed" else ""
+    detail = {"bucketed": f" b={point.buckets} {point.schedule}", "radix": f" {point.encoding}"}.get(point.method, "")
     return f"{point.method} n={point.clients} d={point.dim}{detail}" + (
         f" l={point.ring_bits}" if point.ring_bits else ""
     )
 
 
 def _median_points(options: argparse.Namespace) -> list[Point]:
-    """All combinations; buckets and schedules vary bucketed points alone."""
+    """All combinations of what a method has options for."""
     points = []
     for method in options.method:
-        bucketed = method == "bucketed"
-        for clients in options.clients:
-            for dim in options.dim:
-                for bits in options.ring_bits:
-                    for buckets in options.buckets if bucketed else [None]:
-                        for schedule in options.schedule if bucketed else [None]:
-                            points.append(Point("median", method, None, clients, dim, buckets, bits, schedule))
+        bucketed, radix = method == "bucketed", method == "radix"
+        varied = itertools.product(
+            options.clients,
+            options.dim,
+            options.buckets if bucketed else [None],
+            [0] if radix else options.ring_bits,
+            options.schedule if bucketed else [None],
+            options.encoding if radix else [None],
+        )
+        points += [Point("median", method, None, *combination) for combination in varied]
     return points
 
 
@@ -177,6 +210,10 @@ def _methods(text: str) -> list[str]:
 
 def _schedules(text: str) -> list[str]:
     return _list(text, params.SCHEDULES)
+
+
+def _encodings(text: str) -> list[str]:
+    return _list(text, params.ENCODINGS)
 
 
 def _numbers(text: str) -> list[int]:

@@ -31,6 +31,7 @@ class Point:
     buckets: int | None = None
     ring_bits: int | None = None
     schedule: str | None = None
+    encoding: str | None = None  # of radix
 
 
 def run_point(point: Point, parties: Sequence[Party], protocol: ProtocolParams) -> Cost:
@@ -57,8 +58,10 @@ def round_params(point: Point) -> RoundParams:
     }
     if point.method == "bucketed":
         options |= {"buckets": point.buckets, "schedule": point.schedule}
-    else:
-        options["fraction_bits"] = min(24, (point.ring_bits or 64) - 2)
+    elif point.method == "radix":
+        options["encoding"] = point.encoding
+    elif point.ring_bits:
+        options["fraction_bits"] = min(24, point.ring_bits // 2)
     return RoundParams.from_dict(options)
 
 

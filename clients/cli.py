@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clients import files
 from clients.faults import FAULTS
 from mpc.errors import ConfigError
-from mpc.params import METHODS, RANGE_POLICIES, RESULTS, SCHEDULES, SELECTIONS, RangePolicy, RoundParams
+from mpc.params import ENCODINGS, METHODS, RANGE_POLICIES, RESULTS, SCHEDULES, SELECTIONS, RangePolicy, RoundParams
 
 if TYPE_CHECKING:
     from clients.client import Coordinator
@@ -32,10 +32,19 @@ def add_round_options(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=METHODS,
         default="bucketed",
-        help="bucketed (default): fast, to within a bucket; pairwise: exact",
+        help="bucketed (default): cheapest, to within a bucket; radix: exact, linear in the clients; "
+        "pairwise: exact, quadratic; trimmed-mean: the mean without the extremes, quadratic",
     )
     parser.add_argument(
-        "--buckets", type=int, metavar="B", help="buckets a coordinate, 3 or more; bucketed only (default: 8)"
+        "--buckets", type=int, metavar="B", help="bucketed, radix on buckets: buckets a coordinate (default: 8)"
+    )
+    parser.add_argument(
+        "--encoding",
+        choices=ENCODINGS,
+        help="radix only: float32 (default) or bfloat16 over their whole range, fixed point, or bucket indices",
+    )
+    parser.add_argument(
+        "--trim", type=float, metavar="BETA", help="trimmed-mean only: the share dropped at either end (default: 0.1)"
     )
     parser.add_argument(
         "--range", choices=RANGE_POLICIES, help="how the bucket range follows the model (default: coordinate)"
@@ -129,7 +138,9 @@ def _add_round(subparsers: "Verbs") -> None:
                 "--reason", default="aborted by the coordinator", help="told to everybody (default: %(default)s)"
             )
         elif name == "result":
-            action.add_argument("file", type=Path, help="the .npy file to write: the model as one float32 vector")
+            action.add_argument(
+                "file", type=Path, help="the .npy file to write: the model as one float32 vector, or a row a rank"
+            )
 
 
 def _add_open(actions: "Verbs") -> None:
@@ -161,7 +172,32 @@ def _add_open(actions: "Verbs") -> None:
     action.add_argument(
         "--ring-bits", type=int, help="bits of a shared value (default: bucketed, the fewest that count; pairwise, 64)"
     )
-    action.add_argument("--fraction-bits", type=int, help="pairwise only: of the fixed point (default: 24)")
+    action.add_argument("--fraction-bits", type=int, help="of the fixed point, where it is used (default: 24)")
+    action.add_argument("--word-bits", type=int, metavar="W", help="radix on fixed point: bits of a word (default: 32)")
+    action.add_argument(
+        "--ranks", type=_list_of(int), metavar="R,..", help="radix only: these ranks, 1 the smallest, not the median"
+    )
+    action.add_argument(
+        "--quantiles", type=_list_of(float), metavar="Q,..", help="radix only: quartiles, say, are 0.25,0.5,0.75"
+    )
+    action.add_argument(
+        "--midpoint",
+        action="store_true",
+        default=None,
+        help="radix only: for an even number of clients the mean of both middle elements",
+    )
+    action.add_argument(
+        "--weights",
+        type=_weights,
+        metavar="NAME=W,..",
+        help="how much each client counts, sample counts say (default: all the same); not for trimmed-mean",
+    )
+    action.add_argument(
+        "--weight-cap",
+        type=float,
+        metavar="SHARE",
+        help="refuse if one client weighs more than this share of the total (default: 1/3)",
+    )
     action.add_argument(
         "--selection",
         choices=SELECTIONS,
@@ -171,6 +207,21 @@ def _add_open(actions: "Verbs") -> None:
         "--result-to", choices=RESULTS, help="who learns the median; clients: pairwise only (default: servers)"
     )
     action.set_defaults(run=_as_coordinator(_open))
+
+
+def _list_of(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    parse.__name__ = f"list of {kind.__name__}"  # argparse says it of what does not parse
+    return parse
+
+
+def _weights(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name and weight.isdecimal() for name, _, weight in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like hospital-a=600,hospital-b=450,hospital-c=500")
+    return {name: int(weight) for name, _, weight in pairs}
 
 
 def _as_coordinator(act: Callable[["Coordinator", argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
@@ -207,7 +258,8 @@ def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
     files.check_writable(options.file)
-    files.write(options.file, coordinator.result(_round(coordinator, options)))
+    results = coordinator.results(_round(coordinator, options))
+    files.write(options.file, results if len(results) > 1 else results[0])
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:

@@ -121,21 +121,27 @@ class Client(_Member):
         halves = upload.split(upload.encode_update(vector, round), round)
         self._open = None
         for server, half in zip(self.servers, halves, strict=True):
-            server.ask("upload", {"round": round.id, "form": half.form}, {"share": half.share})
+            fields = {"round": round.id, "params": round.params.digest, "form": half.form}
+            server.ask("upload", fields, {"share": half.share})
         self._submitted = round, spec
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The median of the round last submitted to, in the form of that update. Waits for it; RoundFailed says why
         there will be none.
         """
+        return self.results(timeout_s)[0]
+
+    def results(self, timeout_s: float | None = None) -> list[Any]:
+        """As `result`, for a round with several ranks: one a rank, in the order in which they were asked for."""
         if self._submitted is None:
             raise InputError("there is no result to ask for before a submit()")
         round, spec = self._submitted
         if round.params.result_to == "servers":
-            return updates.unflatten(_model(self._published(self.servers[0], round.id, timeout_s)), spec)
+            results = _results(self._published(self.servers[0], round.id, timeout_s))
+            return [updates.unflatten(vector, spec) for vector in results]
         answers = [self._published(server, round.id, timeout_s) for server in self.servers]
         one, other = (answer.arrays.get("share", np.empty(0)) for answer in answers)
-        return updates.unflatten(upload.combine(one, other, round.params), spec)
+        return [updates.unflatten(upload.combine(one, other, round.params), spec)]
 
     def _look_for_round(self) -> Round | None:
         try:
@@ -185,11 +191,15 @@ class Coordinator(_Member):
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """The published model of a round; waits for it. RoundFailed says why there will be none."""
-        return _model(self._published(self.servers[0], round_id, timeout_s))
+        return self.results(round_id, timeout_s)[0]
+
+    def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
+        """As `result`, for a round with several ranks: shape (ranks, d), in the order in which they were asked for."""
+        return _results(self._published(self.servers[0], round_id, timeout_s))
 
 
-def _model(message: wire.Message) -> NDArray[np.float32]:
-    model = message.arrays.get("model")
-    if model is None:
+def _results(message: wire.Message) -> NDArray[np.float32]:
+    results = message.arrays.get("results")
+    if results is None or results.dtype != np.float32 or results.ndim != 2 or not len(results):
         raise PeerProtocolError("S0 published a result without a model in it")
-    return model
+    return np.asarray(results)

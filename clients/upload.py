@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpc import encode, ring, share
-from mpc.errors import ConfigError, InputError, PeerProtocolError
+from mpc.errors import InputError, PeerProtocolError
+from mpc.median.methods import METHODS, Published
 from mpc.params import RoundParams
 
 
 @dataclass(frozen=True)
 class Round:
-    """An open round as a client sees it. Model and range are the published ones; a pairwise round may have neither."""
+    """An open round as a client sees it. Model and range are the published ones; only rounds on buckets have both."""
 
     id: str
     number: int
@@ -42,16 +43,12 @@ def encode_update(vector: NDArray[Any], round: Round) -> NDArray[Any]:
             f"round {round.id} takes updates of {params.dim:,} values, this one has shape {vector.shape}: "
             "is it the same model?"
         )
-    if params.method == "pairwise":
-        return encode.to_fixed(vector, params.ring_bits, params.fraction_bits)[None, :]
-    if round.model is None or round.range is None:
-        raise ConfigError(f"S0 published no model and range for the bucketed round {round.id}")
-    return encode.cumulative(encode.bucketize(vector, round.model, round.range, params.buckets), params.buckets)
+    return METHODS[params.method].encode(vector, params, Published(round.model, round.range))
 
 
 def split(values: NDArray[Any], round: Round) -> tuple[ShareHalf, ShareHalf]:
     """The halves for S0 and S1. Clients of odd index send the seed to S1, so that both links carry the same load."""
-    seeded, rest = share.split(values, round.params.ring_bits)
+    seeded, rest = share.split(values, round.params.width, xor=round.params.xor_shared)
     seed, words = ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)), ShareHalf("words", rest.packed)
     return (seed, words) if round.index % 2 == 0 else (words, seed)
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpc.errors import ConfigError, InputError
-from mpc.params import RangePolicy
-from mpc.ring import check_bits, reduce, signed
+from mpc.params import RangePolicy, RoundParams
+from mpc.ring import check_bits, dtype, reduce, signed
 
 
 def _finite_or_inf(values: ArrayLike, what: str) -> NDArray[np.float64]:
@@ -23,19 +23,21 @@ def _finite_or_inf(values: ArrayLike, what: str) -> NDArray[np.float64]:
     return array
 
 
-def to_fixed(values: ArrayLike, bits: int, fraction_bits: int) -> NDArray:
+def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0) -> NDArray:
     """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values keep their sign
-    (Theorem C.1).
+    (Theorem C.1). `headroom` takes that many bits off the range, for sums of 2^headroom values.
 
     Returns ring elements (two's complement, the ring's dtype), the shape of `values`. +-inf saturates. Raises
     InputError for NaN.
     """
     check_bits(bits)
-    if not 0 <= fraction_bits <= bits - 2:
-        raise ConfigError(f"fraction bits must be 0..{bits - 2} in a ring of {bits} bits, not {fraction_bits}")
+    if not 0 <= fraction_bits <= bits - 2 - headroom:
+        raise ConfigError(
+            f"fraction bits must be 0..{bits - 2 - headroom} in a ring of {bits} bits, not {fraction_bits}"
+        )
     with np.errstate(over="ignore"):  # what overflows float64 is inf, and saturates
         scaled = np.floor(_finite_or_inf(values, "the update") * 2.0**fraction_bits)
-    top = 1 << (bits - 2)
+    top = 1 << (bits - 2 - headroom)
     # compared in float64, where +-top is exact, and saturated in int64, where top - 1 is too
     high, low = scaled >= top, scaled < -top
     fixed = np.where(high | low, 0.0, scaled).astype(np.int64)
@@ -107,3 +109,38 @@ def next_range(
     if policy.policy != "coordinate":
         moved = np.asarray({"mean": moved.mean(), "linf": moved.max(), "l1": moved.sum()}[policy.policy])
     return np.asarray(2.0 * moved + policy.decay / number)
+
+
+def to_words(values: ArrayLike, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0) -> NDArray:
+    """The words of a radix round, whose unsigned order is the values' order; `centre` and `width` are for buckets.
+
+    float32: the bits, complemented for negative values and with the sign flipped for others, so that -0 < +0. bfloat16:
+    the same of the nearest, ties to even. fixed: offset binary. Raises InputError for NaN.
+    """
+    if params.encoding == "buckets":
+        return bucketize(values, centre, width, params.buckets).astype(dtype(params.width))
+    if params.encoding == "fixed":
+        elements = to_fixed(values, params.width, params.fraction_bits)
+        return elements ^ elements.dtype.type(1 << (params.width - 1))
+    with np.errstate(over="ignore"):  # what overflows float32 is inf
+        bits = _finite_or_inf(values, "the update").astype(np.float32).view(np.uint32)
+    if params.encoding == "bfloat16":
+        half = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        bits = bits + half & np.uint32(0xFFFF0000)
+    ordered = np.where(bits >> np.uint32(31), ~bits, bits ^ np.uint32(1 << 31))
+    return ordered if params.encoding == "float32" else (ordered >> np.uint32(16)).astype(np.uint16)
+
+
+def from_words(
+    words: NDArray, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
+) -> NDArray[np.float64]:
+    """The inverse of `to_words`. A word beyond the last bucket, which only a faulty client uploads, is the last."""
+    if params.encoding == "buckets":
+        return quantize(np.minimum(words, params.buckets - 1), centre, width, params.buckets)
+    if params.encoding == "fixed":
+        return from_fixed(words ^ words.dtype.type(1 << (params.width - 1)), params.width, params.fraction_bits)
+    ordered = words.astype(np.uint32) << np.uint32(32 - params.width)
+    if params.encoding == "bfloat16":  # what the rounding cut off is 0 in the value, and so 1 in a complement
+        ordered = np.where(ordered >> np.uint32(31), ordered, ordered | np.uint32(0xFFFF))
+    bits = np.where(ordered >> np.uint32(31), ordered ^ np.uint32(1 << 31), ~ordered)
+    return bits.view(np.float32).astype(np.float64)

@@ -6,7 +6,9 @@ SECURITY   a security level or the choice of a primitive; agreed on as well.
 """
 
 import hashlib
-from dataclasses import MISSING, asdict, dataclass, fields
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,7 +20,8 @@ from mpc.share import SLICE_ALIGN, Layout
 
 SECURITY_BITS = 128  # SECURITY: base OTs, the width of OT extension, AES keys
 
-METHODS = ("bucketed", "pairwise")
+METHODS = ("bucketed", "pairwise", "radix", "trimmed-mean")
+ENCODINGS = ("float32", "bfloat16", "fixed", "buckets")
 SCHEDULES = ("scan", "bisect")
 SELECTIONS = ("oblivious", "opened")
 RESULTS = ("servers", "clients")
@@ -79,7 +82,7 @@ class ProtocolParams:
     lanes: int = 2  # AGREEMENT: chunks in flight at once, each on its own channel
     chunk: int = (
         1 << 16
-    )  # LOCAL: coordinates in one chunk at most; fewer where a chunk would hold more than `batch` comparisons
+    )  # LOCAL: coordinates in one chunk at most; fewer if it would hold more than `batch` comparisons
     batch: int = 1 << 19  # LOCAL: comparisons in one chunk at most: bounds the memory of a lane
 
     def __post_init__(self) -> None:
@@ -97,29 +100,36 @@ class ProtocolParams:
 @dataclass(frozen=True)
 class RoundParams:
     """What one round computes. Every field is AGREEMENT: both servers hold the same ones, hashed into the handshake of
-    the round.
+    the round. The options of one method are refused with another.
 
-    `ring_bits` is the count ring for `bucketed` and the value ring for `pairwise`; 0 means the smallest that fits, or
-    64.
+    `ring_bits`: the count ring of `bucketed` and `radix` (0: the smallest that fits), or the value ring of `pairwise`
+    and `trimmed-mean` (0: 64).
     """
 
-    method: str  # "bucketed" or "pairwise"
+    method: str
     dim: int  # coordinates
     max_clients: int  # the ring is sized for this many
     min_clients: int = 2  # fewer uploads and both servers refuse
     ring_bits: int = 0
     deadline_s: float = 600.0  # seconds from opening to closing
-    buckets: int = 8  # bucketed only
-    schedule: str = "scan"  # bucketed only
-    fraction_bits: int = 24  # pairwise only: s of the fixed point
-    selection: str = "oblivious"  # pairwise only
+    buckets: int = 8  # bucketed, and radix on bucket indices
+    schedule: str = "scan"  # bucketed
+    fraction_bits: int = 24  # s of the fixed point: pairwise, trimmed-mean, radix on fixed point
+    selection: str = "oblivious"  # pairwise
     result_to: str = "servers"  # or, for pairwise, "clients"
+    encoding: str = "float32"  # radix: what its words are
+    word_bits: int = 32  # radix on fixed point: w
+    ranks: list[int] = field(default_factory=list)  # radix: these instead of the median, 1 the smallest
+    quantiles: list[float] = field(default_factory=list)  # radix: the ranks ceil(q n) as well
+    midpoint: bool = False  # radix: for even n the mean of both middle elements
+    trim: float = 0.1  # trimmed-mean: beta, the share dropped at either end
+    weights: dict[str, int] = field(default_factory=dict)  # client (public key) -> weight; none: all weigh 1
+    weight_cap: float = 1 / 3  # the most of the total that one client may weigh, where there are weights
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, METHODS)
-        _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("selection", self.selection, SELECTIONS)
-        _one_of("result_to", self.result_to, RESULTS)
+        for name, choices in _CHOICES.items():
+            _one_of(name, getattr(self, name), choices)
+        self._refuse_options_of_other_methods()
         _whole("dim", self.dim, 1, 1 << 31)
         _whole("max_clients", self.max_clients, 2, 1 << 16)
         if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
@@ -130,42 +140,149 @@ class RoundParams:
         if type(self.deadline_s) not in (int, float) or not 0 < self.deadline_s <= 7 * 86400:
             raise ConfigError(f"deadline_s must be more than 0 and at most a week, not {self.deadline_s!r}")
         object.__setattr__(self, "deadline_s", float(self.deadline_s))
-        if self.method == "bucketed":
-            _whole("buckets", self.buckets, 3, 1 << 16)
-            needed = ring.count_bits(self.max_clients)
+        _whole("buckets", self.buckets, 3, 1 << 16)
+        _whole("word_bits", self.word_bits, 2, 64)
+        self._check_ranks()
+        self._check_weights()
+        self._settle_ring()
+        if self.method == "radix" and self.encoding == "fixed":
+            _whole("fraction_bits", self.fraction_bits, 0, self.word_bits - 2)
+        elif self.method in ("pairwise", "trimmed-mean"):
+            _whole("fraction_bits", self.fraction_bits, 0, self.ring_bits - 2 - self.headroom)
+
+    def _refuse_options_of_other_methods(self) -> None:
+        for option in fields(self):
+            methods = _METHODS_OF_OPTION.get(option.name)
+            default = option.default_factory() if option.default_factory is not MISSING else option.default
+            if methods and self.method not in methods and getattr(self, option.name) != default:
+                raise ConfigError(
+                    f"{option.name} is an option of {' and '.join(methods)}: leave it out for {self.method}"
+                )
+
+    def _check_ranks(self) -> None:
+        for rank in self.ranks:
+            _whole("a rank", rank, 1, self.max_total)
+        for q in self.quantiles:
+            if type(q) not in (int, float) or not 0 < q <= 1:
+                raise ConfigError(f"a quantile must be above 0 and at most 1, not {q!r}")
+        if self.midpoint and (self.ranks or self.quantiles or self.weights):
+            raise ConfigError("midpoint is of the unweighted median alone: leave out ranks, quantiles and weights")
+        if type(self.trim) not in (int, float) or not 0 <= self.trim < 0.5:
+            raise ConfigError(f"trim must be at least 0 and below 0.5, not {self.trim!r}: more would leave nothing")
+
+    def _check_weights(self) -> None:
+        if type(self.weight_cap) not in (int, float) or not 0 < self.weight_cap <= 1:
+            raise ConfigError(f"weight_cap must be above 0 and at most 1, not {self.weight_cap!r}")
+        for client, weight in self.weights.items():
+            _whole(f"the weight of {client}", weight, 1, 1 << 40)
+        if self.weights:
+            self.weights_of(list(self.weights))
+
+    def _settle_ring(self) -> None:
+        if self.method in ("bucketed", "radix"):
+            needed = max(ring.count_bits(self.max_total, rank) for rank in self.ranks_of(self.max_total))
             if self.ring_bits == 0:
                 object.__setattr__(self, "ring_bits", needed)
             if self.ring_bits < needed:
                 raise ConfigError(
-                    f"ring_bits {self.ring_bits} cannot count {self.max_clients} clients: "
+                    f"ring_bits {self.ring_bits} cannot count a total weight of {self.max_total}: "
                     f"use {needed} or more, or 0 for the smallest"
                 )
-            if self.result_to != "servers":
-                raise ConfigError(
-                    "a bucketed round opens its result at the servers: result_to = 'clients' needs method 'pairwise'"
-                )
-            if self.selection != "oblivious":
-                raise ConfigError("selection is an option of pairwise rounds: leave it out for bucketed ones")
         elif self.ring_bits == 0:
             object.__setattr__(self, "ring_bits", 64)
         ring.check_bits(self.ring_bits)
-        if self.method == "pairwise":
-            _whole("fraction_bits", self.fraction_bits, 0, self.ring_bits - 2)
-            if self.schedule != "scan":
-                raise ConfigError("schedule is an option of bucketed rounds: leave it out for pairwise ones")
+
+    @property
+    def max_total(self) -> int:
+        """The total weight if everybody takes part."""
+        return sum(self.weights.values()) if self.weights else self.max_clients
+
+    @property
+    def uses_range(self) -> bool:
+        """Whether clients upload buckets around the global model."""
+        return self.method == "bucketed" or (self.method == "radix" and self.encoding == "buckets")
+
+    @property
+    def headroom(self) -> int:
+        """Bits that a sum over all clients needs above one value: trimmed-mean adds values up."""
+        return (self.max_clients - 1).bit_length() if self.method == "trimmed-mean" else 0
+
+    @property
+    def xor_shared(self) -> bool:
+        """Whether uploads are XOR shares of words, not additive shares."""
+        return self.method == "radix"
+
+    @property
+    def width(self) -> int:
+        """Bits of one shared value."""
+        if self.method != "radix":
+            return self.ring_bits
+        widths = {"float32": 32, "bfloat16": 16, "fixed": self.word_bits, "buckets": (self.buckets - 1).bit_length()}
+        return widths[self.encoding]
 
     @property
     def layout(self) -> Layout:
         """The shape of one client's upload."""
-        return Layout(self.buckets - 1 if self.method == "bucketed" else 1, self.dim, self.ring_bits)
+        return Layout(self.buckets - 1 if self.method == "bucketed" else 1, self.dim, self.width)
+
+    def ranks_of(self, total: int) -> list[int]:
+        """The 1-based ranks to compute when those who take part weigh `total`. ConfigError if one is beyond it."""
+        median = ring.median_rank(total)
+        if self.midpoint:
+            return [median, median + 1] if total % 2 == 0 else [median]
+        ranks = [*self.ranks, *(max(1, math.ceil(q * total)) for q in self.quantiles)]
+        if ranks and max(ranks) > total:
+            raise ConfigError(f"rank {max(ranks)} was asked for, and those who take part weigh {total} in all")
+        return ranks or [median]
+
+    def weights_of(self, clients: Sequence[str]) -> list[int]:
+        """The weights of those who take part, in their order. ConfigError where one weighs more than the cap allows."""
+        if not self.weights:
+            return [1] * len(clients)
+        weights = [self.weights[client] for client in clients]
+        if max(weights) > self.weight_cap * sum(weights):
+            raise ConfigError(
+                f"one client weighs {max(weights)} of {sum(weights)} in all, more than weight_cap "
+                f"{self.weight_cap:.3g}: it could decide alone with few others; lower it or raise the cap"
+            )
+        return weights
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def digest(self) -> bytes:
+        """What an upload names, so that one encoded for other parameters is told from one of the same size."""
+        return digest(self.to_dict())
 
     @classmethod
     def from_dict(cls, values: object) -> Self:
         """Build from a map that came from outside; ConfigError says what is wrong."""
         return build(cls, values, "round parameters")
+
+
+_CHOICES = {
+    "method": METHODS,
+    "schedule": SCHEDULES,
+    "selection": SELECTIONS,
+    "result_to": RESULTS,
+    "encoding": ENCODINGS,
+}
+_METHODS_OF_OPTION = {
+    "buckets": ("bucketed", "radix"),
+    "schedule": ("bucketed",),
+    "fraction_bits": ("pairwise", "trimmed-mean", "radix"),
+    "selection": ("pairwise",),
+    "result_to": ("pairwise",),
+    "encoding": ("radix",),
+    "word_bits": ("radix",),
+    "ranks": ("radix",),
+    "quantiles": ("radix",),
+    "midpoint": ("radix",),
+    "trim": ("trimmed-mean",),
+    "weights": ("bucketed", "pairwise", "radix"),
+    "weight_cap": ("bucketed", "pairwise", "radix"),
+}
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring, share
+from mpc import share
 from mpc.channel import local_pair
 from mpc.errors import InputError, PeerProtocolError
-from mpc.median import bucketed, pairwise
-from mpc.median.reveal import open_ring
+from mpc.median.methods import METHODS, Chunk
 from mpc.params import ProtocolParams, RoundParams
 from mpc.party import Party, Session
 from mpc.preprocessing import Demand
@@ -44,8 +43,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`values`: what the servers learn (bucket indices uint16 or ring elements), or, for result_to = "clients", this
-    party's additive shares.
+    """`values`, shape (results, dim), one result a rank: what the servers learn (bucket indices, ring elements, words,
+    or the sum of the kept for `trimmed-mean`), or, for result_to = "clients", this party's additive shares.
     """
 
     values: NDArray[Any]
@@ -58,36 +57,38 @@ def run_round(
     protocol: ProtocolParams,
     uploads: Sequence[share.Upload],
     progress: Progress | None = None,
+    weights: Sequence[int] | None = None,
 ) -> Outcome:
-    """Compute the median of `uploads`, one party's shares of all clients in the order both parties agreed on. The other
-    party does the same at the same time.
+    """Compute the round's result from `uploads`, one party's shares of all clients in the order both parties agreed on,
+    and their public `weights` in the same order (by default 1). The other party does the same at the same time.
 
     `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after the channels of all
     are closed.
     """
     if not 1 <= len(uploads) <= round.max_clients:
         raise InputError(f"{len(uploads)} uploads for a round of 1 to {round.max_clients} clients")
+    weights = [1] * len(uploads) if weights is None else weights
     start = time.perf_counter()
     before = [cost_so_far(party) for party in parties]
     chunks = _agree_on_chunks(parties[0], round, protocol, len(uploads), len(parties))
-    dtype = np.dtype(np.uint16) if round.method == "bucketed" else ring.dtype(round.ring_bits)
-    values = np.empty(round.dim, dtype)
+    results: dict[int, NDArray[Any]] = {}
     report = _Report(round.dim, progress)
 
     def lane(number: int) -> None:
         for begin, end in chunks[number :: len(parties)]:
-            values[begin:end] = _chunk(parties[number], round, uploads, begin, end)
+            parties[number].pool.reserve(demand(round, weights, end - begin))
+            chunk = Chunk(round, uploads, weights, begin, end)
+            results[begin] = METHODS[round.method].compute(parties[number], chunk)
             report.add(end - begin)
 
     run_lanes(parties, lane)
+    values = np.concatenate([results[begin] for begin, _ in chunks], axis=1)
     return Outcome(values, total_cost(parties, before, time.perf_counter() - start))
 
 
-def demand(round: RoundParams, clients: int, dim: int) -> Demand:
-    """Correlations that `dim` coordinates need."""
-    if round.method == "bucketed":
-        return bucketed.demand(dim, round.buckets, round.ring_bits, round.schedule)
-    return pairwise.demand(dim, clients, round.ring_bits, round.selection)
+def demand(round: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Correlations that `dim` coordinates of clients with these weights need."""
+    return METHODS[round.method].demand(round, weights, dim)
 
 
 def warm_up() -> None:
@@ -98,6 +99,8 @@ def warm_up() -> None:
     channels = local_pair()
     rounds = [RoundParams("bucketed", 2, 2, ring_bits=bits) for bits in (4, 16, 32, 64)]
     rounds += [RoundParams("pairwise", 2, 3, ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
+    rounds += [RoundParams("radix", 2, 3, ring_bits=bits) for bits in (4, 16, 32, 64)]
+    rounds += [RoundParams("radix", 2, 3, encoding="fixed", word_bits=bits, fraction_bits=0) for bits in (2, 16, 64)]
     errors: list[BaseException] = []
 
     def run(party_id: int) -> None:
@@ -123,21 +126,6 @@ def warm_up() -> None:
         raise errors[0]
 
 
-def _chunk(party: Party, round: RoundParams, uploads: Sequence[share.Upload], begin: int, end: int) -> NDArray[Any]:
-    party.pool.reserve(demand(round, len(uploads), end - begin))
-    layout = round.layout
-    if round.method == "bucketed":
-        counts = np.zeros((layout.rows, end - begin), ring.dtype(round.ring_bits))
-        for upload in uploads:
-            counts += share.read(upload, layout, begin, end)
-        return bucketed.median(
-            party, ring.reduce(counts, round.ring_bits), len(uploads), round.ring_bits, round.schedule
-        )
-    values = np.concatenate([share.read(upload, layout, begin, end) for upload in uploads])
-    element = pairwise.median(party, values, round.ring_bits, round.selection)
-    return open_ring(party, element, round.ring_bits) if round.result_to == "servers" else element
-
-
 def _agree_on_chunks(
     party: Party, round: RoundParams, protocol: ProtocolParams, clients: int, lanes: int
 ) -> list[tuple[int, int]]:
@@ -149,11 +137,7 @@ def _agree_on_chunks(
             f"the peer wishes for chunks of {theirs.tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
         )
     chunk, batch = (int(size) for size in np.minimum(mine, theirs))
-    at_once = (
-        bucketed.comparisons(round.buckets, round.schedule)
-        if round.method == "bucketed"
-        else max(1, pairwise.comparisons(clients))
-    )
+    at_once = max(1, METHODS[round.method].at_once(round, clients))
     # no larger than an even share of the lanes, in whole slices, and never less than one
     size = min(chunk, batch // at_once, -(-round.dim // lanes))
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN

@@ -228,7 +228,9 @@ class Pool:
         choices, pads = self._received[kind].take(as_receiver)
         return tables, choices, pads
 
-    def quads(self, kind: Quads, as_sender: int, as_receiver: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[Any]]:
+    def quads(
+        self, kind: Quads, as_sender: int, as_receiver: int
+    ) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[Any]]:
         """All four pads (4, count) to send with, and the positions and pads to receive with."""
         self._top_up(kind, as_sender, as_receiver)
         (pads,) = self._sent[kind].take(as_sender)

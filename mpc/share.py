@@ -68,17 +68,21 @@ class WordsUpload:
         return np.asarray(self.packed[row, start:stop])
 
 
-def split(values: NDArray, bits: int, entropy: Entropy = os_entropy) -> tuple[SeedUpload, WordsUpload]:
-    """Share a (rows, columns) array of ring elements: the seed half and the packed half. Each alone is uniform."""
+def split(
+    values: NDArray, bits: int, entropy: Entropy = os_entropy, xor: bool = False
+) -> tuple[SeedUpload, WordsUpload]:
+    """Share a (rows, columns) array of ring elements, additively or, with `xor`, as XOR shares of `bits`-bit words: the
+    seed half and the packed half. Each alone is uniform.
+    """
     if values.ndim != 2:
         raise InputError(f"split takes a (rows, columns) array, not shape {values.shape}")
     layout = Layout(values.shape[0], values.shape[1], bits)
     seeded = SeedUpload(layout, entropy(16))
     packed = np.empty((layout.rows, layout.row_words), np.uint64)
     for row in range(layout.rows):
-        mask = seeded.words(row, 0, layout.row_words)
-        other = ring.reduce(values[row], bits) - ring.unpack(mask, bits, layout.columns)
-        words = ring.pack(ring.reduce(other, bits), bits)
+        plain = ring.reduce(values[row], bits)
+        mask = ring.unpack(seeded.words(row, 0, layout.row_words), bits, layout.columns)
+        words = ring.pack(plain ^ mask if xor else ring.reduce(plain - mask, bits), bits)
         packed[row, : words.size] = words
         packed[row, words.size :] = 0
     return seeded, WordsUpload(layout, packed)
@@ -104,11 +108,3 @@ def combine(one: NDArray, other: NDArray, bits: int) -> NDArray:
     if one.shape != other.shape:
         raise InputError(f"shares of shapes {one.shape} and {other.shape} do not belong together")
     return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits)
-
-
-def split_bits(
-    words: NDArray[np.uint64], entropy: Entropy = os_entropy
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """XOR shares of packed bits: a uniform array and `words` XOR it."""
-    mask = Stream(entropy(16)).words(words.size).reshape(words.shape)
-    return mask, words ^ mask

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 ROUND_LIMIT_S = 300.0  # for all uploads of a round
 
 # what a round opens at the servers, by method
-LEARNT = {"bucketed": "the bucket of each median", "pairwise": "the value of each median"}
+LEARNT = {
+    "bucketed": "the bucket of each median",
+    "pairwise": "the value of each median",
+    "radix": "the value of each median",
+    "trimmed-mean": "the value of each trimmed mean",
+}
 
 
 def add_verbs(verbs: "Verbs") -> None:

@@ -96,7 +96,7 @@ class Experiment:
         self._start = None
         before, width = self._coordinator.model(round_id)
         status = self._until_published(round_id, watch)
-        after = self._coordinator.result(round_id)
+        results = self._coordinator.results(round_id)
         seconds = time.monotonic() - began
         updates = np.stack(
             [np.load(self._directory / f"round-{status['number']}-{name}.npy") for name in status["included"]]
@@ -105,10 +105,10 @@ class Experiment:
         cost = status["cost"]
         return Figures(
             round=status["number"],
-            accuracy=accuracy(after),
+            accuracy=accuracy(results[0]),
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
-            matches_plaintext=np.array_equal(after, plaintext.published(updates, self._plan.params, before, width)),
+            matches_plaintext=np.array_equal(results, plaintext.published(updates, self._plan.params, before, width)),
             seconds=seconds,
             protocol_seconds=cost["seconds"],
             ots=cost["ots"],

@@ -30,6 +30,11 @@ class Board(Live):
             self._table.add_column(heading, justify="right")
         self.say("starting both servers (the first start compiles the kernels: a minute or two)")
 
+    def stop(self) -> None:
+        super().stop()
+        if not self.console.is_terminal:
+            self.console.print()  # rich leaves the last line without its end there
+
     def say(self, line: str) -> None:
         self.update(Group(self._table, Text(line, style="dim")))
 

@@ -12,6 +12,7 @@ from servers.settings import check_endpoint, check_public_key, read_toml
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES), and this many names fit.
 MAX_CLIENTS = 4096
 MAX_NAME = 40
+WEEK_S = 7 * 86400
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ServerConfig:
     channel_timeout_s: float = 60.0  # for one message of the protocol
     round_limit_s: float = 3600.0  # for one run of the protocol
     stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
-    max_message_bytes: int = 1 << 28  # a longer message ends the connection it came on
+    max_message_bytes: int = 1 << 28  # of a client; a longer one ends the connection it came on
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
 
     def __post_init__(self) -> None:
@@ -76,16 +77,11 @@ class ServerConfig:
             raise ConfigError(
                 f"min_clients must be 2 or more, not {self.min_clients}: a single client's median is its own update"
             )
-        for name in (
-            "peer_wait_s",
-            "peer_timeout_s",
-            "channel_timeout_s",
-            "round_limit_s",
-            "stop_limit_s",
-            "max_message_bytes",
-        ):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        for name in ("peer_wait_s", "peer_timeout_s", "channel_timeout_s", "round_limit_s", "stop_limit_s"):
+            if not 0 < getattr(self, name) <= WEEK_S:
+                raise ConfigError(f"{name} must be more than 0 and at most a week, not {getattr(self, name)}")
+        if self.max_message_bytes <= 0:
+            raise ConfigError(f"max_message_bytes must be more than 0, not {self.max_message_bytes}")
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
             raise ConfigError(f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}")
         callers = self.clients + self.coordinators

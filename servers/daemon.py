@@ -21,6 +21,7 @@ from servers.store import Store
 from servers.transport import CLIENT_DOMAIN, PEER_DOMAIN, ClientPort, PeerPort, authenticate
 
 TICK_MS = 100  # how late a time limit may be noticed
+PEER_MESSAGE_BYTES = 1 << 30  # far above any message of the protocol, whose size `ProtocolParams` bounds
 LEAVE_S = 1.0  # for the peer to take leave
 SWITCH_S = 1e-4  # lanes hand over to each other within this, not within Python's 5 ms
 
@@ -38,7 +39,7 @@ class Daemon:
         self._gate = authenticate(self._context, allowed)
         self._clients = ClientPort(self._context, keys, config.listen, config.max_message_bytes)
         self._peer = PeerPort(
-            self._context, config.party, keys, config.peer.endpoint, config.peer.public_key, config.max_message_bytes
+            self._context, config.party, keys, config.peer.endpoint, config.peer.public_key, PEER_MESSAGE_BYTES
         )
         self._control = self._peer.stream("control", keep=False)
         self._wake_out, self._wake_in = os.pipe()

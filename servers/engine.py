@@ -51,7 +51,7 @@ class Engine:
         """The session that can be kept."""
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
 
-    def start(self, session_id: bytes, params: RoundParams, uploads: Sequence[Upload]) -> None:
+    def start(self, session_id: bytes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
         """Open our end of the lanes, if the session is new, and compute. The other server does the same."""
         if not self._settle():
             raise RoundBusy(f"the last round's computation has not stopped within {STOP_S:g} s: try again")
@@ -62,7 +62,7 @@ class Engine:
             )
         self.progress = (0, 0)
         self._thread = threading.Thread(
-            target=self._work, args=(self._lanes, params, uploads), name="engine", daemon=True
+            target=self._work, args=(self._lanes, params, uploads, weights), name="engine", daemon=True
         )
         self._thread.start()
 
@@ -103,7 +103,7 @@ class Engine:
             self.poll()
         return self._thread is None
 
-    def _work(self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload]) -> None:
+    def _work(self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
         try:
             if not lanes.parties:
                 self.phase = "base OTs"
@@ -111,7 +111,7 @@ class Engine:
                 lanes.parties = self._establish(lanes)
                 logs.event("session-established", lanes=len(lanes.parties), seconds=round(time.monotonic() - start, 3))
             self.phase = "protocol"
-            self._result = pipeline.run_round(lanes.parties, params, self._protocol, uploads, self._note)
+            self._result = pipeline.run_round(lanes.parties, params, self._protocol, uploads, self._note, weights)
         except SecureMedianError as error:
             self._result = error
         except Exception as error:  # a defect must fail the round, not leave it hanging

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 import mpc
 from mpc import wire
 from mpc.errors import (
+    BadUpload,
+    ConfigError,
     FrameError,
     LocalProtocolError,
     NotAllowed,
@@ -27,17 +29,18 @@ from servers.session import CloseAsked, Failure, Round, State
 
 CLIENT, COORDINATOR = "client", "coordinator"
 NO_ROUND: dict[str, Any] = {
-    **{
-        "round": "",
-        "number": 0,
-        "state": "none",
-        "params": {},
-        "reason": "",
-        "clients": {},
-        "included": [],
-        "left_out": {},
-    },
-    **{"phase": "", "progress": [0, 0], "cost": {}, "deadline_in_s": 0.0},
+    "round": "",
+    "number": 0,
+    "state": "none",
+    "params": {},
+    "reason": "",
+    "clients": {},
+    "included": [],
+    "left_out": {},
+    "phase": "",
+    "progress": [0, 0],
+    "cost": {},
+    "deadline_in_s": 0.0,
 }
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -61,6 +64,7 @@ class OneRound:
 @dataclass(frozen=True)
 class UploadFields:
     round: str
+    params: bytes  # the digest of those that the share was encoded with
     form: str
 
 
@@ -222,7 +226,7 @@ class Desk:
     def _model(self, call: Call) -> Answer:
         entry = self._find(call)
         arrays = {} if entry.before.model is None else {"model": entry.before.model}
-        if entry.round.params.method == "bucketed":
+        if entry.round.params.uses_range:
             arrays["range"] = entry.before.width
         return Answer(arrays=arrays)
 
@@ -230,6 +234,8 @@ class Desk:
         entry = self._find(call)
         if "share" not in call.arrays:
             raise FrameError("an upload needs the array `share`")
+        if call.fields.params != entry.round.params.digest:
+            raise BadUpload(f"this upload was encoded for other parameters than those of round {entry.round.id}")
         self._rounds.upload(entry, call.key, call.fields.form, call.arrays["share"])
         return Answer()
 
@@ -244,9 +250,9 @@ class Desk:
             return Answer({"form": "pending", "state": round.state.value})
         if entry.share is not None:
             return Answer({"form": "share"}, {"share": entry.share})
-        if entry.after is None or entry.after.model is None:
+        if entry.results is None:
             raise NotAllowed("s0 publishes the model of this round: ask there")
-        return Answer({"form": "model"}, {"model": entry.after.model})
+        return Answer({"form": "model"}, {"results": entry.results})
 
     def _open(self, call: Call) -> None:
         def when_opened(round: Round, error: SecureMedianError | None) -> None:
@@ -255,8 +261,19 @@ class Desk:
             else:
                 self._answer(call, Answer({"round": round.id, "number": round.number}))
 
-        params = RoundParams.from_dict(call.fields.params)
+        params = RoundParams.from_dict(self._with_keys(call.fields.params))
         self._rounds.open(params, call.fields.range, call.fields.reset, call.arrays.get("model"), when_opened)
+
+    def _with_keys(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The coordinator weighs clients by name, and the round by key."""
+        weights = params.get("weights")
+        if not isinstance(weights, dict):
+            return params
+        keys = {name: key for key, name in self._rounds.names.items()}
+        unknown = sorted(str(name) for name in weights.keys() - keys.keys())
+        if unknown:
+            raise ConfigError(f"weights for {', '.join(unknown)}: no client of {self._config.name} has that name")
+        return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
     def _close(self, call: Call) -> Answer:
         entry = self._find(call)

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class Entry:
     before: Training
     when_opened: WhenOpened | None = None  # to be called once S1 has answered
     after: Training | None = None
+    results: Float32s | None = field(default=None, repr=False)  # S0: (results, d), published
     share: NDArray[np.uint64] | None = field(default=None, repr=False)
     cost: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,9 +195,16 @@ class Rounds:
             raise ConfigError(
                 f"uploads of {upload_bytes} bytes; {config.name} takes {config.max_message_bytes} (max_message_bytes)"
             )
-        limits = (config.peer_timeout_s, config.round_limit_s)
         round = Round(
-            config.party, round_id, number, params, self.names, config.min_clients, *limits, now=self._clock()
+            config.party,
+            round_id,
+            number,
+            params,
+            self.names,
+            floor=config.min_clients,
+            answer_s=config.peer_timeout_s,
+            run_s=config.round_limit_s,
+            now=self._clock(),
         )
         entry = Entry(round, session, self._store.spool(round_id, params.layout), before)
         self._entries[round_id] = entry
@@ -210,9 +218,9 @@ class Rounds:
             self._send(action)
             return
         try:
-            self._engine.start(
-                entry.session, entry.round.params, [entry.spool.get(client) for client in entry.round.included]
-            )
+            round = entry.round
+            uploads = [entry.spool.get(client) for client in round.included]
+            self._engine.start(entry.session, round.params, uploads, round.params.weights_of(round.included))
         except SecureMedianError as error:
             self.feed(entry, Failure(error.code, str(error)))
 
@@ -259,8 +267,11 @@ class Rounds:
         entry.cost = outcome.cost.to_dict()
         if params.result_to == "clients":
             entry.share = ring.pack(outcome.values, params.ring_bits)
-        if self._config.party == 0:
-            entry.after = training.finish(entry.before, params, outcome.values)
+            entry.after = replace(entry.before, published=entry.before.number)
+        elif self._config.party == 0:
+            entry.after, entry.results = training.finish(
+                entry.before, params, outcome.values, len(entry.round.included)
+            )
 
     def _peer_changed(self, change: Change | None) -> None:
         if change is None:

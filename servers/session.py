@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from mpc.errors import ChannelTimeout, ConfigError, DuplicateUpload, ParametersDiffer, RoundClosed, TooFewClients
+from mpc.errors import (
+    ChannelTimeout,
+    ConfigError,
+    DuplicateUpload,
+    NotAllowed,
+    ParametersDiffer,
+    RoundClosed,
+    TooFewClients,
+)
 from mpc.params import RoundParams, digest
 from servers.control import Close, Done, Failed, Held, Opened, Ready, RoundMessage, Run, Uploaded
 
@@ -133,6 +141,8 @@ class Round:
         """Raise unless an upload of this client may be stored now."""
         if self.state is not State.OPEN:
             raise RoundClosed(f"round {self.id} is {self.state} and takes no uploads")
+        if self.params.weights and client not in self.params.weights:
+            raise NotAllowed(f"round {self.id} is weighted, and its coordinator gave you no weight")
         if client in self.here:
             raise DuplicateUpload(f"an upload of yours for round {self.id} is stored already; the first one counts")
 
@@ -184,12 +194,8 @@ class Round:
 
     def _run_there(self, event: Run) -> list[Action]:
         if event.digest != self.digest:
-            return self._fail(
-                Failure(
-                    ParametersDiffer.code,
-                    f"the digests of clients and parameters of round {self.id} differ between the servers",
-                )
-            )
+            reason = f"the servers' digests of the clients and parameters of round {self.id} differ"
+            return self._fail(Failure(ParametersDiffer.code, reason))
         return self._enough() or self._run([Start(), Ready(self.id)])
 
     def _run(self, actions: list[Action]) -> list[Action]:
@@ -217,10 +223,14 @@ class Round:
 
     def _enough(self) -> list[Action]:
         """Nothing if the clients suffice on our own account, the failure of the round if not."""
-        if len(self.included) >= self.needed:
-            return []
-        reason = f"{len(self.included)} complete uploads, and s{self.party} asks for at least {self.needed}"
-        return self._fail(Failure(TooFewClients.code, reason))
+        if len(self.included) < self.needed:
+            reason = f"{len(self.included)} complete uploads, and s{self.party} asks for at least {self.needed}"
+            return self._fail(Failure(TooFewClients.code, reason))
+        try:
+            self.params.ranks_of(sum(self.params.weights_of(self.included)))
+        except ConfigError as error:
+            return self._fail(Failure(error.code, str(error)))
+        return []
 
     def _computed(self, _: Computed) -> list[Action]:
         self.computed_here = True

@@ -1,6 +1,6 @@
 """The training run that S0 keeps: global model, bucket range and number. protocols.md 7.1; the paper's Algorithm 3."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from mpc import encode
 from mpc.errors import ConfigError, InputError
+from mpc.median.methods import METHODS, Published
 from mpc.params import RangePolicy, RoundParams, build
 
 Float32s = NDArray[np.float32]
@@ -31,26 +32,13 @@ class Training:
 def begin(kept: Training, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None) -> Training:
     """What a round starts from. A given `model`, or `reset`, starts a new training run: B = p0 and t = 1."""
     fresh = reset or model is not None
+    if model is None:
+        model = kept.model
+        if reset and not params.uses_range and model is not None and model.size != params.dim:
+            model = None  # a run of another size, whose first result becomes its model
     policy = build(RangePolicy, range_, "range") if range_ or fresh else kept.policy
-    model = kept.model if model is None else model
-    if (
-        reset
-        and params.method == "pairwise"
-        and model is kept.model
-        and model is not None
-        and model.shape != (params.dim,)
-    ):
-        model = None  # the first result becomes the model
-    if model is not None:
-        if model.dtype != np.float32 or model.shape != (params.dim,):
-            raise InputError(
-                f"the global model must be float32 ({params.dim},), not {model.dtype} {model.shape}: change it or `dim`"
-            )
-        if not np.isfinite(model).all():
-            raise InputError("the global model has NaN or infinite values: give another one")
-    elif params.method == "bucketed":
-        raise ConfigError("a bucketed round needs a global model, and none is kept here: give one when opening")
     width = np.array(policy.initial, np.float32) if fresh else kept.width
+    _check_model(model, params)
     if not (np.isfinite(width) & (width > 0)).all():
         raise ConfigError(
             f"the bucket range B (policy {policy.policy!r}) is not finite and above 0 in float32: open with reset"
@@ -60,16 +48,29 @@ def begin(kept: Training, params: RoundParams, range_: dict[str, Any], reset: bo
     return Training(policy, model, width, 0 if fresh else kept.published)
 
 
-def finish(before: Training, params: RoundParams, values: NDArray[Any]) -> Training:
-    """What the round that started from `before` ends with; `values` is the opened result (mpc.pipeline.Outcome)."""
-    if params.result_to == "clients":
-        return replace(before, published=before.number)
-    if params.method == "bucketed":
-        assert before.model is not None  # `begin` saw to it
-        real = encode.quantize(values, before.model, before.width, params.buckets)
-    else:
-        real = encode.from_fixed(values, params.ring_bits, params.fraction_bits)
-    model, width = real.astype(np.float32), before.width
+def _check_model(model: Float32s | None, params: RoundParams) -> None:
+    if model is None:
+        if params.uses_range:
+            raise ConfigError("a round on buckets needs a global model, and none is kept here: give one when opening")
+        return
+    if model.dtype != np.float32 or model.shape != (params.dim,):
+        raise InputError(
+            f"the global model must be float32 ({params.dim},), not {model.dtype} {model.shape}: change it or `dim`"
+        )
+    if not np.isfinite(model).all():
+        raise InputError("the global model has NaN or infinite values: give another one")
+
+
+def finish(before: Training, params: RoundParams, values: NDArray[Any], clients: int) -> tuple[Training, Float32s]:
+    """What the round that started from `before` ends with, and its results (results, d). `values` are the opened ones
+    of so many clients (mpc.pipeline.Outcome); the first result is the model, or with `midpoint` the mean of both.
+    """
+    published = Published(before.model, before.width)
+    real = METHODS[params.method].decode(values, params, clients, published)
+    if params.midpoint:
+        real = real.mean(axis=0, keepdims=True)
+    results = real.astype(np.float32)
+    width = before.width
     if before.model is not None:
-        width = encode.next_range(before.policy, before.width, before.model, model, before.number).astype(np.float32)
-    return Training(before.policy, model, width, before.number)
+        width = encode.next_range(before.policy, width, before.model, results[0], before.number).astype(np.float32)
+    return Training(before.policy, results[0], width, before.number), results

@@ -110,9 +110,8 @@ class PeerPort:
         for socket in (front, back):
             # a ROUTER drops what exceeds a high-water mark; the protocol's own turns bound what is on its way
             socket.sndhwm = socket.rcvhwm = 0
-            socket.router_handover = (
-                True  # a restarted S0 takes its names over from the connection that zmq has not yet given up
-            )
+            # a restarted S0 takes its names over from the connection that zmq has not yet given up
+            socket.router_handover = True
             socket.linger = LINGER_MS
         _serve_curve(front, self._keys, PEER_DOMAIN)
         front.maxmsgsize = self._max_message_bytes
@@ -138,10 +137,8 @@ class PeerPort:
             socket.curve_serverkey = self._peer_key
             socket.maxmsgsize = self._max_message_bytes
             socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
-            socket.tcp_keepalive, socket.tcp_keepalive_idle = (
-                1,
-                60,
-            )  # a session's lanes may be idle for hours between rounds
+            # a session's lanes may be idle for hours between rounds
+            socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, 60
             socket.connect(self.endpoint)
         else:
             socket.connect(self._inside)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from clients.config import ClientConfig, ServerAddress
 from mpc import encode, ring, share, wire
 from mpc.errors import from_code
+from mpc.median.methods import METHODS, Published
 from mpc.params import RoundParams
 from scripts import keygen
 from servers import config
@@ -190,18 +191,15 @@ class Pair:
         """An honest upload for the latest round."""
         current = self.caller(name, "s0").ask("round").fields
         params = RoundParams.from_dict(current["params"])
-        if params.method == "bucketed":
-            valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
-            shared = encode.cumulative(
-                encode.bucketize(values, valid["model"], valid["range"], params.buckets), params.buckets
-            )
-        else:
-            shared = encode.to_fixed(values, params.ring_bits, params.fraction_bits)[None, :]
-        seeded, words = share.split(shared, params.ring_bits)
+        valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
+        published = Published(valid.get("model"), valid.get("range"))
+        shared = METHODS[params.method].encode(values, params, published)
+        seeded, words = share.split(shared, params.width, xor=params.xor_shared)
         uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]
         for server in to:
             form, array = uploads[(int(server[1]) + current["index"]) % 2]
-            self.caller(name, server).ask("upload", {"share": array}, round=current["round"], form=form)
+            fields = {"round": current["round"], "params": params.digest, "form": form}
+            self.caller(name, server).ask("upload", {"share": array}, **fields)
 
     def status(self, server: str = "s0", round_id: str = "") -> dict[str, Any]:
         return self.caller("coordinator", server).ask("status", round=round_id).fields
@@ -223,7 +221,7 @@ class Pair:
         """The published model, or the value that the clients put together from both shares."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
         if reply.fields["form"] == "model":
-            return reply.arrays["model"]
+            return reply.arrays["results"][0]
         params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
         halves = [self.caller(name, server).ask("result", round=round_id).arrays["share"] for server in ("s0", "s1")]
         one, other = (ring.unpack(half, params.ring_bits, params.dim) for half in halves)

@@ -36,6 +36,17 @@ def lower_median(values: np.ndarray) -> np.ndarray:
     return rank_element(values, math.ceil(len(values) / 2))
 
 
+def weighted_median(values: np.ndarray, weights: list[int]) -> np.ndarray:
+    """The lower median of each column with every value repeated as often as it weighs."""
+    return lower_median(np.repeat(values, weights, axis=0))
+
+
+def trimmed_sum(values: np.ndarray, ends: int) -> list[int]:
+    """The sum of each column without its `ends` smallest and largest, in whole numbers."""
+    kept = np.sort(values, axis=0)[ends : len(values) - ends]
+    return [sum(int(value) for value in column) for column in kept.T]
+
+
 def bucketed_median(buckets: np.ndarray, count: int) -> np.ndarray:
     """min {y : H(y) >= ceil(n/2)} from the histogram, a column at a time."""
     need = math.ceil(len(buckets) / 2)

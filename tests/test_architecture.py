@@ -65,5 +65,8 @@ def test_mpc_is_documented_in_dependency_order() -> None:
 
 def test_the_service_needs_no_torch() -> None:
     """Importing the command, the servers and the client library loads neither torch nor scikit-learn."""
-    program = "import sys, scripts.cli, servers.daemon, clients.client; sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
+    program = (
+        "import sys, scripts.cli, servers.daemon, clients.client\n"
+        "sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0

@@ -44,6 +44,8 @@ def test_both_samples_agree():
         ('listen = "tcp://', 'listen = "http://', "tcp://HOST:PORT"),
         ("min_clients = 3", "min_clients = 1", "a single client's median"),
         ("peer_wait_s = 300", "peer_wait_s = 0", "peer_wait_s must be more than 0"),
+        ("peer_wait_s = 300", "peer_wait_s = inf", "at most a week"),
+        ("max_message_bytes = 268435456", "max_message_bytes = 0", "max_message_bytes must be more than 0"),
         ("peer_wait_s = 300", 'peer_wait_s = "5 min"', "peer_wait_s must be float or int"),
         ("lanes = 2", "lanes = 0", "lanes must be"),
         ("lanes = 2", "lane = 2", "unknown lane"),

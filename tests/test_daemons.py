@@ -130,6 +130,59 @@ def test_results_and_models_are_at_s0(pair):
             pair.caller("client-1", "s1").ask(op, round=round_id)
 
 
+def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
+    values = updates()
+    plain = np.stack(values)
+    round_id = run(pair, values, method="radix", dim=DIM, max_clients=3, ranks=[1, 3], quantiles=[0.5])
+    results = pair.caller("client-1", "s0").ask("result", round=round_id).arrays["results"]
+    assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
+    assert pair.status()["params"]["ring_bits"] == 3
+    round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
+    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))  # of three, one is left
+    round_id = run(pair, values, model=MODEL, method="radix", dim=DIM, max_clients=3, encoding="buckets")
+    assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
+
+
+@pytest.mark.parametrize("method", ["bucketed", "pairwise", "radix"])
+def test_weighted_rounds_over_daemons(pair, method):
+    values = updates()
+    weights = {"client-1": 3, "client-2": 1, "client-3": 1}
+    round_id = run(pair, values, model=MODEL, method=method, dim=DIM, max_clients=3, weights=weights, weight_cap=0.6)
+    alone = [values[0]]  # client-1 weighs more than half
+    want = {
+        "bucketed": lambda: bucketed_in_the_clear(alone, MODEL, np.float32(0.1)),
+        "pairwise": lambda: exact_in_the_clear(alone),
+        "radix": lambda: values[0],
+    }
+    assert np.array_equal(pair.result(round_id), want[method]())
+
+
+def test_weights_that_cannot_be(pair):
+    weighted = {"method": "radix", "dim": DIM, "max_clients": 3}
+    with pytest.raises(ConfigError, match="nobody"):
+        pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "nobody": 1})
+    with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
+        pair.open(**weighted, weights={"client-1": 2, "client-2": 1, "client-3": 1})
+    # who has no weight cannot submit, and with one away the others weigh too much
+    round_id = pair.open(**weighted, weights={"client-1": 2, "client-2": 3}, weight_cap=0.7)
+    with pytest.raises(NotAllowed, match="no weight"):
+        pair.submit("client-3", updates()[2])
+    pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="tried")
+    round_id = pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "client-3": 1})
+    pair.submit("client-1", updates()[0])
+    pair.submit("client-2", updates()[1])
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    assert "more than weight_cap 0.333" in pair.wait("failed")["reason"]
+
+
+def test_a_rank_beyond_those_who_came_fails_the_round(pair):
+    round_id = pair.open(method="radix", dim=DIM, max_clients=3, ranks=[3])
+    pair.submit("client-1", updates()[0])
+    pair.submit("client-2", updates()[1])
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    assert "rank 3" in pair.wait("failed")["reason"]
+
+
 # The rules of rounds
 
 
@@ -170,9 +223,13 @@ def test_an_upload_for_another_round_is_refused(pair):
     seed = {"share": np.zeros(16, np.uint8)}
     for server in ("s0", "s1"):
         with pytest.raises(UnknownRound, match="99-"):
-            pair.caller("client-1", server).ask("upload", seed, round="99-ffffffff", form="seed")
+            pair.caller("client-1", server).ask(
+                "upload", seed, round="99-ffffffff", params=RoundParams(**PAIRWISE).digest, form="seed"
+            )
         with pytest.raises(RoundClosed, match=old):
-            pair.caller("client-1", server).ask("upload", seed, round=old, form="seed")
+            pair.caller("client-1", server).ask(
+                "upload", seed, round=old, params=RoundParams(**PAIRWISE).digest, form="seed"
+            )
         assert pair.status(server)["clients"]["client-1"] == "none"
 
 
@@ -270,7 +327,8 @@ def test_nan_does_not_leave_the_client(pair):
 def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair):
     round_id = pair.open(model=MODEL, **BUCKETED)
     values = updates()
-    layout = RoundParams(**BUCKETED).layout
+    params = RoundParams(**BUCKETED)
+    layout, digest = params.layout, params.digest
     words = np.zeros((layout.rows, layout.row_words), np.uint64)
     wrong_dim = share.Layout(layout.rows, DIM * 2, layout.bits)
     wrong_ring = share.Layout(layout.rows, DIM, layout.bits * 2)
@@ -288,15 +346,23 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
         client = pair.caller("client-1", server)
         for form, array in uploads:
             with pytest.raises(BadUpload):
-                client.ask("upload", {"share": array}, round=round_id, form=form)
+                client.ask("upload", {"share": array}, round=round_id, params=digest, form=form)
+        for other in (
+            {"ring_bits": 5},
+            {"max_clients": 4},
+            {"buckets": 9},
+        ):  # of the same size on the wire, some of them
+            with pytest.raises(BadUpload, match="other parameters"):
+                wrong = RoundParams(**BUCKETED | other).digest
+                client.ask("upload", {"share": words}, round=round_id, params=wrong, form="words")
         with pytest.raises(FrameError, match="share"):
-            client.ask("upload", round=round_id, form="words")
+            client.ask("upload", round=round_id, params=digest, form="words")
         with pytest.raises(FrameError, match="more"):
-            client.ask("upload", {"share": words, "more": words}, round=round_id, form="words")
+            client.ask("upload", {"share": words, "more": words}, round=round_id, params=digest, form="words")
         with pytest.raises(ConfigError, match="form"):
-            client.ask("upload", {"share": words}, round=round_id)
+            client.ask("upload", {"share": words}, round=round_id, params=digest)
         with pytest.raises(ConfigError, match="round must be str"):
-            client.ask("upload", {"share": words}, round=7, form="words")
+            client.ask("upload", {"share": words}, round=7, params=digest, form="words")
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
     pair.wait("published")
@@ -353,7 +419,9 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
         with pytest.raises(NotAllowed, match="coordinator"):
             client.ask(op, round=round_id, **fields)
     with pytest.raises(NotAllowed, match="client"):
-        pair.caller("coordinator", "s0").ask("upload", {"share": np.zeros(16, np.uint8)}, round=round_id, form="seed")
+        pair.caller("coordinator", "s0").ask(
+            "upload", {"share": np.zeros(16, np.uint8)}, round=round_id, params=b"", form="seed"
+        )
     for op, fields in (
         ("open", {"params": PAIRWISE, "range": {}}),
         ("close", {"round": round_id}),
@@ -424,7 +492,7 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     start = time.monotonic()
     assert alone.stop("s1", signal.SIGKILL) == -signal.SIGKILL
     status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
-    assert time.monotonic() - start < SETTINGS["peer_timeout_s"] + 2
+    assert time.monotonic() - start < SETTINGS["peer_timeout_s"] + 5
     assert "s1" in status["reason"] and not status["peer_linked"]
     with pytest.raises(RoundFailed, match="s1"):
         alone.result(round_id)

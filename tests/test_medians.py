@@ -200,6 +200,6 @@ def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
         for _ in range(8)
     ]
     outcome, _ = run_rounds(both, params, shares)
-    asked = demand(params, 8, params.dim).counts
+    asked = demand(params, [1] * 8, params.dim).counts
     exact = sum(kind.ots * sum(pair) for kind, pair in asked.items())
     assert exact <= outcome.cost.ots <= exact + sum(2 * 128 * kind.ots for kind in asked)

@@ -10,25 +10,27 @@ import hashlib
 import numpy as np
 import pytest
 
-from mpc import encode, pipeline, ring, share
+from mpc import encode, ring, share
 from mpc.channel import Channel, local_pair
-from mpc.median import bucketed, pairwise
+from mpc.median import bucketed, methods, pairwise, radix
 from mpc.ot.one_of_two import OtReceiver, OtSender
 from mpc.params import RoundParams
-from mpc.preprocessing import DaBits, Pool, RandomOts, Tables, Triples
-from mpc.prg import Stream
+from mpc.preprocessing import DaBits, Pool, Quads, RandomOts, Tables, Triples
+from mpc.prg import Stream, os_entropy
 from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
 
 CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
 FALSE_ALARM_SIGMA = 4.753  # of the normal distribution: 10^-6, one-sided
-MASKED = {"leaf.request", "leaf.reply", "and", "b2a", "mux.request", "mux.reply"}
+MASKED = {"leaf.request", "leaf.reply", "and", "b2a", "mux.request", "mux.reply", "quad.request", "quad.reply"}
 PUBLIC = {"base.A", "base.B", "ggm.sums", "chunks", "open.bits", "open.ring"}
 ROUNDS = {
     "scan": RoundParams("bucketed", DIM, CLIENTS),
     "scan-wide": RoundParams("bucketed", DIM, CLIENTS, ring_bits=16),
     "bisect": RoundParams("bucketed", DIM, CLIENTS, schedule="bisect"),
     "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0),
+    "radix": RoundParams("radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4),
+    "trimmed-mean": RoundParams("trimmed-mean", DIM, CLIENTS, ring_bits=32, fraction_bits=0, trim=0.25),
     "pairwise-opened": RoundParams("pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=0, selection="opened"),
 }
 INPUTS = ("zero", "extreme", "random")
@@ -59,11 +61,8 @@ class Recorder(Channel):
 
 def inputs(params: RoundParams, kind: str) -> np.ndarray:
     """One row of plain values a client."""
-    low, high = (
-        (0, params.buckets - 1)
-        if params.method == "bucketed"
-        else (-(2 ** (params.ring_bits - 2)), 2 ** (params.ring_bits - 2) - 1)
-    )
+    top = 2 ** (params.ring_bits - 2 - params.headroom) - 1
+    low, high = {"bucketed": (0, params.buckets - 1), "radix": (0, 2**params.width - 1)}.get(params.method, (-top, top))
     if kind == "zero":
         return np.zeros((CLIENTS, DIM), np.int64)
     if kind == "extreme":
@@ -75,10 +74,10 @@ def shares_of(params: RoundParams, values: np.ndarray, entropy=None) -> list[tup
     rows = [
         encode.cumulative(row.astype(np.uint16), params.buckets)
         if params.method == "bucketed"
-        else ring.reduce(row[None], params.ring_bits)
+        else ring.reduce(row[None], params.width)
         for row in values
     ]
-    return [share.split(row, params.ring_bits, *([entropy] if entropy else [])) for row in rows]
+    return [share.split(row, params.width, entropy or os_entropy, params.xor_shared) for row in rows]
 
 
 def views(params: RoundParams, values: np.ndarray) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
@@ -133,19 +132,26 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
 
     for replacement in (tables, triples, random_ots, dabits):
         monkeypatch.setattr(Pool, replacement.__name__, replacement)
+
+    def quads(self, kind: Quads, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+        dtype = ring.dtype(kind.bits)
+        return np.zeros((4, as_sender), dtype), np.zeros(as_receiver, np.uint8), np.zeros(as_receiver, dtype)
+
+    monkeypatch.setattr(Pool, "quads", quads)
     caught = set()
-    params = ROUNDS["pairwise"]
-    pairs = [tuple(Recorder(end) for end in local_pair())]
-    values = inputs(params, "extreme")
     monkeypatch.setattr(share.SeedUpload, "words", lambda self, row, start, stop: np.zeros(stop - start, np.uint64))
-    outcomes = run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
-    assert (ring.signed(outcomes[0].values, 32) == reference.lower_median(values)).all()
-    for view in (end.received for end in pairs[0]):  # type: ignore[attr-defined]
-        for label in MASKED:
-            if not looks_uniform(
-                np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])
-            ):
-                caught.add(label)
+    for name in ("pairwise", "radix"):
+        params = ROUNDS[name]
+        pairs = [tuple(Recorder(end) for end in local_pair())]
+        values = inputs(params, "extreme")
+        outcomes = run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+        want = ring.reduce(reference.lower_median(values), params.width)
+        assert (outcomes[0].values == want).all()
+        for view in (end.received for end in pairs[0]):  # type: ignore[attr-defined]
+            for label in MASKED & {label for label, _ in view}:
+                seen = np.concatenate([array.reshape(-1).view(np.uint8) for other, array in view if other == label])
+                if not looks_uniform(seen):
+                    caught.add(label)
     assert caught == MASKED
 
 
@@ -213,7 +219,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(schedule: str, monk
 def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oblivious: the result or nothing at all. Opened: also who holds it, as its docstring says."""
     opened: list[str] = []
-    for module, name in ((pairwise, "open_bits"), (pipeline, "open_ring")):
+    for module, name in ((pairwise, "open_bits"), (methods, "open_ring")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -234,10 +240,39 @@ def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest
         assert all(looks_uniform(outcome.values) for outcome in outcomes)
 
 
+def test_bits_opened_by_radix_are_exactly_those_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[np.ndarray] = []
+    original = radix.open_bits
+    monkeypatch.setattr(
+        radix, "open_bits", lambda party, shares, count: (opened.append(original(party, shares, count)), opened[-1])[1]
+    )
+    params = ROUNDS["radix"]
+    values = inputs(params, "random")
+    pairs = [tuple(Recorder(end) for end in local_pair())]
+    run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+    result = reference.lower_median(values)
+    want = [(result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)]
+    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)  # by both parties
+    labels = [label for label, _ in pairs[0][0].received]  # type: ignore[attr-defined]
+    assert labels.count("open.bits") == params.width and "open.ring" not in labels
+
+
+def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = ROUNDS["trimmed-mean"]
+    values = inputs(params, "random")
+    pairs = [tuple(Recorder(end) for end in local_pair())]
+    outcomes = run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+    labels = [label for label, _ in pairs[0][0].received]  # type: ignore[attr-defined]
+    assert [label for label in labels if label.startswith("open")] == ["open.ring"]
+    assert ring.signed(outcomes[0].values, 32)[0].tolist() == reference.trimmed_sum(values, 1)
+
+
 PINNED = {
     "scan": "e9b2370729acea8a005658ce96033be7",
     "bisect": "56d7d4d0ddc94d5ec8e41f9fd857f61f",
-    "pairwise": "5c8d87a21a1bfeacc7b4f4f3c51222b1",
+    "radix": "d5634ee51ced9232220216f9fbbc2bce",
+    "trimmed-mean": "25758fd66482383336e30bb857301f92",
+    "pairwise": "876af5c8835aa9ad16b2cfb03c58b61f",
 }
 
 

@@ -30,7 +30,7 @@ class FakeEngine:
         self.dropped = 0
         self.phase, self.progress = "", (0, 0)
 
-    def start(self, session_id, params, uploads) -> None:
+    def start(self, session_id, params, uploads, weights) -> None:
         self.session_id, self.uploads = session_id, uploads
 
     def poll(self):
@@ -72,7 +72,14 @@ class Server:
 
     def upload_all(self, round_id: str) -> None:
         for client in self.config.clients:
-            self.ask(client.public_key, "upload", {"share": np.zeros(16, np.uint8)}, round=round_id, form="seed")
+            self.ask(
+                client.public_key,
+                "upload",
+                {"share": np.zeros(16, np.uint8)},
+                round=round_id,
+                params=PARAMS.digest,
+                form="seed",
+            )
 
     @property
     def keys(self) -> list[str]:
@@ -125,13 +132,13 @@ def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0):
 
 def test_a_result_is_published_when_both_have_it(s0):
     round_id = run_until_started(s0)
-    s0.engine.result = pipeline.Outcome(np.full(DIM, 3 << 24, np.uint64), pipeline.Cost(ots=5))
+    s0.engine.result = pipeline.Outcome(np.full((1, DIM), 3 << 24, np.uint64), pipeline.Cost(ots=5))
     s0.rounds.engine_ended()
     assert s0.sent[-1] == Done(round_id) and s0.state == ("running", "")
     s0.hear(Done(round_id))
     assert s0.state == ("published", "")
     client = s0.config.clients[0].public_key
-    assert s0.ask(client, "result", round=round_id).arrays["model"].tolist() == [3.0] * DIM
+    assert s0.ask(client, "result", round=round_id).arrays["results"].tolist() == [[3.0] * DIM]
     assert s0.ask(client, "status", round=round_id).fields["cost"]["ots"] == 5
     kept = s0.engine.session_id
     s0.open()
@@ -199,7 +206,7 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0):
     round_id = run_until_started(s0)
     s0.rounds.stop()
     assert s0.state == ("running", "")
-    s0.engine.result = pipeline.Outcome(np.zeros(DIM, np.uint64), pipeline.Cost())
+    s0.engine.result = pipeline.Outcome(np.zeros((1, DIM), np.uint64), pipeline.Cost())
     s0.rounds.engine_ended()
     s0.hear(Done(round_id))
     assert s0.state == ("published", "") and s0.rounds.live is None
@@ -222,10 +229,12 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(s0, monkeypatch):
     words = np.zeros((1, PARAMS.layout.row_words), np.uint64)
     client = s0.config.clients[0].public_key
     monkeypatch.setattr("numpy.memmap", full)
-    refused = s0.ask(client, "upload", {"share": words}, round=round_id, form="words")
+    refused = s0.ask(client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words")
     assert refused.type == "error" and "No space left" in refused.fields["message"]
     monkeypatch.undo()
-    assert s0.ask(client, "upload", {"share": words}, round=round_id, form="words").type == "upload"
+    assert (
+        s0.ask(client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words").type == "upload"
+    )
 
 
 def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(s0, monkeypatch):

@@ -23,7 +23,7 @@ def test_a_new_model_starts_with_the_initial_range():
 
 def test_rounds_follow_each_other_and_reset_starts_again():
     first = begin(Training(), BUCKETED, {}, False, MODEL)
-    after = finish(first, BUCKETED, INDEX)
+    after = finish(first, BUCKETED, INDEX[None], 3)[0]
     assert after.number == 2 and after.model is not None
     assert np.array_equal(after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32))
     assert np.array_equal(
@@ -36,13 +36,27 @@ def test_rounds_follow_each_other_and_reset_starts_again():
     assert again.number == 1 and again.width == np.float32(0.1) and again.model is after.model
 
 
-def test_pairwise_makes_the_first_model_and_clients_results_change_none():
+def test_pairwise_makes_the_first_model():
     elements = encode.to_fixed(MODEL, 32, 8)
-    first = finish(begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, elements)
+    first, results = finish(begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, elements[None], 3)
     assert np.array_equal(first.model, encode.from_fixed(elements, 32, 8).astype(np.float32)) and first.number == 2
-    for_clients = RoundParams("pairwise", DIM, 3, result_to="clients")
-    second = finish(first, for_clients, elements)
-    assert second.model is first.model and second.width is first.width and second.number == 3
+    assert np.array_equal(results, first.model[None])
+
+
+def test_the_first_of_several_results_is_the_model():
+    params = RoundParams("radix", DIM, 3, ranks=[2, 1, 3])
+    words = np.stack([encode.to_words(MODEL + shift, params) for shift in range(3)])
+    after, results = finish(Training(), params, words, 3)
+    assert np.array_equal(after.model, MODEL) and np.array_equal(results[2], MODEL + np.float32(2))
+
+
+def test_midpoint_and_trimmed_mean_divide_at_the_end():
+    midpoint = RoundParams("radix", DIM, 4, midpoint=True)
+    words = np.stack([encode.to_words(MODEL + shift, midpoint) for shift in (0, 1)])
+    assert np.array_equal(finish(Training(), midpoint, words, 4)[0].model, MODEL + np.float32(0.5))
+    trimmed = RoundParams("trimmed-mean", DIM, 5, fraction_bits=8, trim=0.2)
+    total = encode.to_fixed(3 * MODEL, 64, 8)  # of the three that are kept
+    assert np.allclose(finish(Training(), trimmed, total[None], 5)[0].model, MODEL, atol=2**-8)
 
 
 def test_a_model_of_another_size():

@@ -76,7 +76,7 @@ def test_bad_updates_are_refused() -> None:
         upload.encode_update(np.full(D, np.nan), a_round(PAIRWISE))
     with pytest.raises(InputError, match="NaN"):
         upload.encode_update(np.full(D, np.nan), a_round(BUCKETED, model=np.zeros(D, np.float32), range=np.float32(1)))
-    with pytest.raises(ConfigError, match="model and range"):
+    with pytest.raises(ConfigError, match="the model and the range"):
         upload.encode_update(np.zeros(D), a_round(BUCKETED))
 
 

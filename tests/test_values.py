@@ -131,9 +131,11 @@ def test_shares_of_different_shapes_do_not_combine() -> None:
         share.combine(np.zeros(3, np.uint8), np.zeros(4, np.uint8), 4)
 
 
-def test_xor_shares_combine() -> None:
-    words = np.arange(6, dtype=np.uint64).reshape(2, 3)
-    one, other = share.split_bits(words)
+@pytest.mark.parametrize("bits", [1, 3, 8, 16, 31, 32, 64])
+def test_xor_shares_combine(bits: int) -> None:
+    words = np.random.default_rng(bits).integers(0, 2**bits - 1, (1, 300), np.uint64, endpoint=True)
+    seed, rest = share.split(words, bits, xor=True)
+    one, other = (share.read(half, seed.layout, 0, 300) for half in (seed, rest))
     assert ((one ^ other) == words).all()
 
 

@@ -58,7 +58,7 @@ def test_a_training_run_in_python(pair: Pair) -> None:
             model, width = coordinator.model(round_id)
             for client, update in zip(clients, UPDATES, strict=True):
                 client.submit({"w": update.reshape(5, 10), "steps": np.array([number])})
-            expected = plaintext.published(UPDATES, params, model, width)
+            (expected,) = plaintext.published(UPDATES, params, model, width)
             assert np.array_equal(coordinator.result(round_id), expected)
             for client in clients:
                 result = client.result()
@@ -105,7 +105,8 @@ def test_a_round_by_verbs_alone(pair: Pair, tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
     result = files.read_vector(tmp_path / "result.npy")
     assert np.array_equal(
-        result, plaintext.published(UPDATES, RoundParams("pairwise", 50, 3, ring_bits=32, fraction_bits=16), None, None)
+        result,
+        plaintext.published(UPDATES, RoundParams("pairwise", 50, 3, ring_bits=32, fraction_bits=16), None, None)[0],
     )
     for name in pair.names:
         back = files.read(tmp_path / f"{name}-result.npz")
@@ -168,5 +169,5 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
     first, second = (
         np.stack([np.load(tmp_path / f"round-{number}-{name}.npy") for name in pair.names]) for number in (1, 2)
     )
-    middle = plaintext.published(first, params, None, None)
+    (middle,) = plaintext.published(first, params, None, None)
     assert np.array_equal(second, np.stack([trainer.update(middle, 2) for trainer in trainers]))

@@ -1,5 +1,7 @@
 """wire and channel: what is sent arrives, and nothing else is taken."""
 
+import contextlib
+
 import msgpack
 import numpy as np
 import pytest
@@ -64,10 +66,8 @@ def test_missing_parts_and_surplus_parts_are_refused() -> None:
 @given(st.lists(st.binary(max_size=200), max_size=4))
 @settings(max_examples=500, deadline=None)
 def test_random_bytes_are_a_frame_error_or_a_message(parts: list[bytes]) -> None:
-    try:
+    with contextlib.suppress(FrameError):
         wire.unpack(parts)
-    except FrameError:
-        pass
 
 
 def test_messages_do_not_print_arrays() -> None:

@@ -42,8 +42,9 @@ def reply(
     messages: NDArray[Any],
     shares: NDArray[Any],
 ) -> None:
-    """The sender's share f(0) + pad[d] and its messages f(p) - share + pad[p ^ d] for p = 1, 2, 3; message 0 is always 0
-    and not sent. f(p) = (c ^ p_0) & (z ^ p_1)."""
+    """The sender's share f(0) + pad[d] and its messages f(p) - share + pad[p ^ d] for p = 1, 2, 3; message 0 is always
+    0 and not sent. f(p) = (c ^ p_0) & (z ^ p_1).
+    """
     one = np.uint64(1)
     for i in range(requests.shape[0]):
         shift = np.uint64(i & 63)

@@ -1,44 +1,63 @@
 """The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md 6, 7.2, 7.3).
 Quadratic in the clients.
 
-z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values, so pos_i = sum_x z_ix is a
-permutation of 0..n-1 and exactly one client has pos_i = k - 1. Its value is the element of rank k.
+pos_i, the number of clients before client i (`order`), is a permutation of 0..n-1, so exactly one client has pos_i = k
+- 1, and its value is the element of rank k. With public weights pos_i is the weight before client i, and the one with
+pos_i < k <= pos_i + W_i is chosen.
 
-Selections: `oblivious` (default) computes sum_i 1{pos_i = k-1} w_i on shares and opens nothing. `opened` opens the n
-bits 1{pos_i = k-1} of every coordinate, as the paper does: both servers learn *which client* holds the median of each
+Selections: `oblivious` (default) computes sum_i 1{i is chosen} w_i on shares and opens nothing. `opened` opens the n
+bits 1{i is chosen} of every coordinate, as the paper does: both servers learn *which client* holds the median of each
 coordinate. It saves the multiplexers and is kept only to compare costs.
 
 The returned shares are of the element itself; who gets them is the caller's choice (`reveal.open_ring` at the servers,
 or sent to the clients).
+
+Inputs must lie in [-2^(l-2), 2^(l-2)), as the client's encoding sees to. A malformed share can hold any ring element:
+comparisons with a value outside may wrap, and then the order is none, and the result of that coordinate may be no
+client's value.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import compare, equal, ring
-from mpc.boolean import multiplex, multiplex_demand, to_ring, to_ring_demand
+from mpc import equal, ring
+from mpc.boolean import multiplex, multiplex_demand
+from mpc.median import order
 from mpc.median.reveal import open_bits
 from mpc.party import Party
 from mpc.preprocessing import Demand
 
 
-def median(party: Party, values: NDArray[Any], bits: int, selection: str, rank: int | None = None) -> NDArray[Any]:
+def median(
+    party: Party,
+    values: NDArray[Any],
+    bits: int,
+    selection: str,
+    rank: int | None = None,
+    weights: Sequence[int] | None = None,
+) -> NDArray[Any]:
     """Shares of the element of rank k in each coordinate.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; inputs are signed and within [-2^(l-2),
-    2^(l-2)); `selection`: "oblivious" or "opened".
+    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `selection`: "oblivious" or "opened"; `rank`:
+    1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1 a client, by default 1.
     """
     clients, dim = values.shape
-    rank = ring.median_rank(clients) if rank is None else rank
+    chosen_weights = [1] * clients if weights is None else list(weights)
+    rank = ring.median_rank(sum(chosen_weights)) if rank is None else rank
     if clients == 1:
         return values[0]
-    positions = _positions(party, values, bits)
-    small = ring.index_bits(clients)
-    if party.id == 0:
-        positions = ring.reduce(positions - ring.dtype(small).type(rank - 1), small)
-    selected = equal.is_zero(party, positions.reshape(-1), small)
+    small = _position_bits(chosen_weights)
+    positions = order.positions(party, values, bits, chosen_weights, small)
+    if _equal_weights(chosen_weights):
+        if party.id == 0:
+            positions = ring.reduce(positions - positions.dtype.type(rank - 1), small)
+        selected = equal.is_zero(party, positions.reshape(-1), small)
+    else:
+        low = np.array([rank - weight for weight in chosen_weights], np.int64)[:, None]
+        selected = order.within(party, positions, low, np.full_like(low, rank), small)
     if selection == "opened":
         holder = open_bits(party, selected, clients * dim).reshape(clients, dim).argmax(axis=0)
         return values[holder, np.arange(dim)]
@@ -46,30 +65,22 @@ def median(party: Party, values: NDArray[Any], bits: int, selection: str, rank: 
     return ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits)
 
 
-def _positions(party: Party, values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Shares of pos_i = number of clients before client i in the order, shape (n, d), in the ring that holds 0..n-1."""
-    clients, dim = values.shape
-    small = ring.index_bits(clients)
-    first, second = np.triu_indices(clients, 1)
-    bit = compare.greater(party, values[first].reshape(-1), values[second].reshape(-1), bits)
-    after = to_ring(party, bit, first.size * dim, small).reshape(first.size, dim)  # shares of z_xy
-    positions = np.zeros((clients, dim), after.dtype)
-    np.add.at(positions, first, after)
-    np.subtract.at(positions, second, after)
-    if party.id == 0:  # z_yx = 1 - z_xy, for each of the `second` roles: client i has i of them
-        positions += np.arange(clients, dtype=after.dtype)[:, None]
-    return ring.reduce(positions, small)
-
-
-def comparisons(clients: int) -> int:
-    """Comparisons a coordinate, n (n-1) / 2."""
-    return clients * (clients - 1) // 2
-
-
-def demand(dim: int, clients: int, bits: int, selection: str) -> Demand:
+def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Demand:
     """Correlations of `median`."""
+    clients = len(weights)
     if clients == 1:
         return Demand()
-    small, pairs = ring.index_bits(clients), dim * comparisons(clients)
-    total = compare.msb_demand(pairs, bits) + to_ring_demand(pairs, small) + equal.equal_demand(clients * dim, small)
-    return total if selection == "opened" else total + multiplex_demand(clients * dim, bits)
+    small, count = _position_bits(weights), clients * dim
+    choice = equal.equal_demand(count, small) if _equal_weights(weights) else order.within_demand(count, small)
+    total = order.positions_demand(dim, clients, bits, small) + choice
+    return total if selection == "opened" else total + multiplex_demand(count, bits)
+
+
+def _equal_weights(weights: Sequence[int]) -> bool:
+    """All 1: a test for equality will do, which is cheaper than two comparisons."""
+    return max(weights) == 1
+
+
+def _position_bits(weights: Sequence[int]) -> int:
+    """The ring of positions: it tells 0..n-1 apart, or holds differences of weights with their sign."""
+    return ring.index_bits(len(weights)) if _equal_weights(weights) else order.signed_bits(sum(weights))

@@ -1,17 +1,17 @@
 """The exact median by radix selection on XOR-shared words, linear in the clients (protocols.md section 6; ours).
 
-Clients share each value as a w-bit word whose unsigned order is the values' order. From the top bit down the parties keep
-a shared flag c_i per client, "agrees with the result's prefix", and a shared count L of the weight of smaller elements.
-At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i W_i zero_i,
+Clients share each value as a w-bit word whose unsigned order is the values' order. From the top bit down the parties
+keep a shared flag c_i per client, "agrees with the result's prefix", and a shared count L of the weight of smaller
+elements. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i W_i zero_i,
 
     m = 1{L + Z < k}     is the result's own bit: fewer than k elements lie at or below the prefix followed by 0,
 
 and is opened; then c_i = zero_i if m = 0, else c_i = c_i ^ zero_i and L = L + Z. The weights W_i are public, 1 by
 default, and L + Z - k is compared in the count ring of the total weight.
 
-zero_i and its share in the ring come from one 1-of-4 OT of ring elements, indexed by the receiver's shares of both bits:
-the low bit of an additive share is an XOR share. Opened are the w bits of the result and nothing else; any w-bit word is
-a value, so no share is malformed: a client that sends rubbish is a client with rubbish values.
+zero_i and its share in the ring come from one 1-of-4 OT of ring elements, indexed by the receiver's shares of both
+bits: the low bit of an additive share is an XOR share. Opened are the w bits of the result and nothing else; any w-bit
+word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish values.
 
 Rounds: 2 for the OTs, those of one comparison, and 1 to open, for each of the w bits. OTs: 2 a client and bit, and one
 comparison a bit.
@@ -34,7 +34,12 @@ Words = NDArray[np.uint64]
 
 
 def median(
-    party: Party, shares: NDArray[Any], width: int, bits: int, rank: int | None = None, weights: Sequence[int] | None = None
+    party: Party,
+    shares: NDArray[Any],
+    width: int,
+    bits: int,
+    rank: int | None = None,
+    weights: Sequence[int] | None = None,
 ) -> NDArray[Any]:
     """The element of rank k in each coordinate, known to both parties.
 
@@ -58,7 +63,9 @@ def median(
         in_ring = _conjunction(party, flags, invert(party, plane), bits)
         zero = np.empty_like(flags)
         packing.pack_plane(in_ring, 0, zero)
-        reached = ring.reduce(below + (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype), bits)
+        reached = ring.reduce(
+            below + (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype), bits
+        )
         result_bit = np.zeros(columns, np.uint8)
         result_bit[:dim] = open_bits(party, compare.msb(party, reached, bits), dim)
         ones = pack_bits(result_bit)

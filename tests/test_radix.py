@@ -1,0 +1,314 @@
+"""Radix selection, encodings, ranks, weights and the trimmed mean against plain numpy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mpc import encode, ring, share
+from mpc.errors import ConfigError, InputError
+from mpc.median import bucketed, pairwise, radix, trimmed
+from mpc.params import ProtocolParams, RoundParams
+from mpc.party import Party
+from mpc.pipeline import Outcome, run_round
+from tests import reference
+from tests.parties import additive, make_parties, run_both
+
+Lanes = tuple[list[Party], list[Party]]
+PROTOCOL = ProtocolParams(lanes=2)
+FLOATS = [0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, 1e-45, -1e-45, 1e-38, -3.4e38, 3.4e38, 0.1]  # subnormals too
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Lanes:
+    return make_parties(lanes=2)
+
+
+def random_words(rng: np.random.Generator, clients: int, width: int) -> np.ndarray:
+    """Random columns, then ties, all equal, and extremes."""
+    top = (1 << width) - 1
+    random = rng.integers(0, top, (clients, 30), np.uint64, endpoint=True)
+    ties = random[:, :30] & np.uint64(min(top, 3))
+    same = np.repeat(np.array([[0, top]], np.uint64), clients, axis=0)
+    extremes = rng.choice(np.array([0, top], np.uint64), (clients, 10))
+    return ring.reduce(np.concatenate([random, ties, same, extremes], axis=1), max(width, 1))
+
+
+def xor_shares(words: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    mask = rng.integers(0, np.iinfo(words.dtype).max, words.shape, words.dtype, endpoint=True)
+    return [mask, mask ^ words]
+
+
+def radix_round(
+    lanes: Lanes, values: np.ndarray, weights: list[int] | None = None, **options: object
+) -> tuple[RoundParams, Outcome]:
+    """A round as clients and servers do it, on plain values (n, d)."""
+    clients, dim = values.shape
+    named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
+    params = RoundParams("radix", dim, clients, weights=named, **options)  # type: ignore[arg-type]
+    uploads = [share.split(encode.to_words(row, params)[None], params.width, xor=True) for row in values]
+    one, other = run_both(
+        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads], weights=weights)
+    )
+    assert (one.values == other.values).all()
+    return params, one
+
+
+@pytest.mark.parametrize("clients", range(1, 34))
+def test_every_rank_of_random_words(clients: int) -> None:
+    party = [side[0] for side in make_parties()]
+    rng = np.random.default_rng(clients)
+    width = int(rng.integers(1, 65))
+    words = random_words(rng, clients, width)
+    shares = xor_shares(words, rng)
+    for rank in (
+        range(1, clients + 1) if clients < 9 else (1, clients // 3, -(-clients // 2), clients // 2 + 1, clients)
+    ):
+        bits = ring.count_bits(clients, rank)
+        one, other = run_both(lambda j, r=rank, b=bits: radix.median(party[j], shares[j], width, b, r))  # type: ignore[misc]
+        assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
+
+
+@pytest.mark.parametrize("width", range(1, 65))
+def test_every_width(width: int) -> None:
+    party = [side[0] for side in make_parties()]
+    rng = np.random.default_rng(width)
+    words = random_words(rng, 5, width)
+    shares = xor_shares(words, rng)
+    one, other = run_both(lambda j: radix.median(party[j], shares[j], width, ring.count_bits(5)))
+    assert (one == reference.lower_median(words)).all() and (one == other).all()
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8, 9, 16, 17, 24, 32, 33, 64])
+def test_every_count_ring(bits: int) -> None:
+    party = [side[0] for side in make_parties()]
+    rng = np.random.default_rng(bits)
+    words = random_words(rng, 6, 6)
+    shares = xor_shares(words, rng)
+    one, _ = run_both(lambda j: radix.median(party[j], shares[j], 6, bits))
+    assert (one == reference.lower_median(words)).all()
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 9])
+def test_float32_is_exact_over_the_whole_range(lanes: Lanes, clients: int) -> None:
+    rng = np.random.default_rng(clients)
+    any_bits = rng.integers(0, 2**32, (clients, 300), np.uint32).view(np.float32)
+    values = np.concatenate([np.where(np.isnan(any_bits), 1.0, any_bits), rng.choice(FLOATS, (clients, 300))], axis=1)
+    params, outcome = radix_round(lanes, values.astype(np.float32))
+    got = encode.from_words(outcome.values[0], params)
+    assert (got == reference.lower_median(values.astype(np.float32))).all()
+
+
+def test_words_keep_the_order_and_come_back() -> None:
+    rng = np.random.default_rng(1)
+    values = np.concatenate([FLOATS, rng.normal(size=2000) * 10.0 ** rng.integers(-40, 39, 2000)])
+    for encoding in ("float32", "bfloat16", "fixed"):
+        params = RoundParams("radix", 10, 5, encoding=encoding)
+        words = encode.to_words(values, params)
+        back = encode.from_words(words, params)
+        order = np.argsort(values, kind="stable")
+        assert (np.diff(words[order].astype(np.int64)) >= 0)[values[order][1:] != values[order][:-1]].all()
+        again = encode.to_words(back, params)
+        assert (again == words).all()
+        if encoding == "float32":
+            with np.errstate(over="ignore"):
+                assert (back == values.astype(np.float32)).all()
+        if encoding == "bfloat16":
+            normal = np.isfinite(values) & (np.abs(values) > 1e-37) & (np.abs(values) < 3e38)
+            assert (np.abs(back[normal] - values[normal]) <= np.abs(values[normal]) * 2.0**-8).all()
+
+
+def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
+    params = RoundParams("radix", 10, 5, encoding="bfloat16")
+    values = [1.0, 1.0 + 2**-8, 1.0 + 3 * 2**-8, 1.0 + 2**-8 + 2**-20, -1.0 - 2**-8, 3.4e38]
+    assert encode.from_words(encode.to_words(values, params), params).tolist() == [
+        1.0,
+        1.0,
+        1 + 2**-6,
+        1 + 2**-7,
+        -1.0,
+        np.inf,
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "fixed"])
+def test_nan_is_refused(encoding: str) -> None:
+    with pytest.raises(InputError, match="NaN"):
+        encode.to_words([0.0, np.nan], RoundParams("radix", 2, 5, encoding=encoding))
+
+
+@pytest.mark.parametrize("buckets", [3, 8, 9])
+def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> None:
+    rng = np.random.default_rng(buckets)
+    values = rng.normal(size=(7, 300))
+    params = RoundParams("radix", 300, 7, encoding="buckets", buckets=buckets)
+    assert params.width == math.ceil(math.log2(buckets)) and params.layout.rows == 1
+    index = encode.bucketize(values, 0.1, 2.0, buckets)
+    uploads = [share.split(encode.to_words(row, params, 0.1, 2.0)[None], params.width, xor=True) for row in values]
+    one, _ = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    want = encode.quantize(reference.bucketed_median(index, buckets), 0.1, 2.0, buckets)
+    assert (encode.from_words(one.values[0], params, 0.1, 2.0) == want).all()
+
+
+def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
+    params = RoundParams("radix", 2, 5, encoding="buckets", buckets=5)
+    assert encode.from_words(np.array([4, 7], np.uint8), params, 0.0, 1.0).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
+    """A minority that uploads rubbish of the right length cannot move the result out of the honest values' range."""
+    rng = np.random.default_rng(liars)
+    honest = rng.normal(size=(liars + 1, 400)).astype(np.float32)
+    params = RoundParams("radix", 400, 2 * liars + 1)
+    uploads = [share.split(encode.to_words(row, params)[None], 32, xor=True) for row in honest]
+    for _ in range(liars):
+        rubbish = rng.integers(0, 2**64, (2, 1, params.layout.row_words), np.uint64)
+        uploads.append(tuple(share.WordsUpload(params.layout, half) for half in rubbish))  # type: ignore[arg-type]
+    one, _ = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    got = encode.from_words(one.values[0], params)
+    assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
+
+
+def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> None:
+    """The documented difference: one client of five that shares counts other than 0 and 1 decides alone."""
+    params = RoundParams("bucketed", 200, 5)
+    index = np.full((4, 200), 4, np.uint16)
+    uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
+    # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in
+    lie = np.repeat(np.array([3, 3, 3, 3, 0, 0, 0], np.uint8)[:, None], 200, axis=1)
+    uploads.append(share.split(lie, params.ring_bits))
+    one, _ = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    assert (one.values == 0).all()  # where each honest client is in bucket 4
+
+
+def test_several_ranks_share_the_uploads(lanes: Lanes) -> None:
+    rng = np.random.default_rng(8)
+    values = rng.normal(size=(8, 200)).astype(np.float32)
+    params, outcome = radix_round(lanes, values, ranks=[1, 8], quantiles=[0.25, 0.5, 0.75])
+    assert params.ranks_of(8) == [1, 8, 2, 4, 6]
+    want = [reference.rank_element(values, rank) for rank in (1, 8, 2, 4, 6)]
+    assert (encode.from_words(outcome.values, params) == want).all()
+
+
+@pytest.mark.parametrize("clients", [2, 5, 6])
+def test_midpoint_gives_both_middle_elements_of_an_even_number(lanes: Lanes, clients: int) -> None:
+    values = np.random.default_rng(clients).normal(size=(clients, 200)).astype(np.float32)
+    params, outcome = radix_round(lanes, values, midpoint=True)
+    middle = encode.from_words(outcome.values, params).mean(axis=0)
+    assert (middle == np.median(values.astype(np.float64), axis=0)).all()
+
+
+@pytest.mark.parametrize("clients", [3, 4, 7, 12])
+def test_weighted_lower_median_of_all_methods(clients: int) -> None:
+    party = [side[0] for side in make_parties()]
+    rng = np.random.default_rng(clients)
+    for high in (2, 50, 3000):
+        weights = rng.integers(1, high, clients).tolist()
+        total = sum(weights)
+        values = np.concatenate([rng.integers(-100, 100, (clients, 40)), rng.integers(-1, 2, (clients, 40))], axis=1)
+        want = reference.weighted_median(values, weights)
+        bits = ring.count_bits(total)
+
+        words = ring.reduce(values + 128, 8)
+        shares = xor_shares(words, rng)
+        got, _ = run_both(lambda j: radix.median(party[j], shares[j], 8, bits, None, weights))  # noqa: B023
+        assert (got.astype(int) - 128 == want).all()
+
+        halves = additive(ring.reduce(values, 32), 32, rng)
+        one, other = run_both(lambda j: pairwise.median(party[j], halves[j], 32, "oblivious", weights=weights))  # noqa: B023
+        assert (ring.signed(ring.reduce(one + other, 32), 32) == want).all()
+
+        index = np.clip(values, -4, 3) + 4
+        weighted = sum(
+            w * encode.cumulative(row.astype(np.uint16), 8).astype(np.int64)
+            for w, row in zip(weights, index, strict=True)
+        )
+        counts = additive(ring.reduce(weighted, bits), bits, rng)
+        got, _ = run_both(lambda j: bucketed.median(party[j], counts[j], total, bits, "bisect"))  # noqa: B023
+        assert (got == reference.weighted_median(index, weights)).all()
+
+
+def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
+    weights = [5, 1, 4, 3, 2]
+    values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
+    params, outcome = radix_round(lanes, values, weights, weight_cap=0.4)
+    assert (encode.from_words(outcome.values[0], params) == reference.weighted_median(values, weights)).all()
+
+
+def test_the_weight_cap() -> None:
+    named = {"a": 2, "b": 1, "c": 1}
+    with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
+        RoundParams("radix", 10, 3, weights=named)
+    params = RoundParams("radix", 10, 3, weights=named, weight_cap=0.6)
+    assert params.weights_of(["b", "c", "a"]) == [1, 1, 2]
+    with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
+        params.weights_of(["a", "b"])  # the third stayed away
+    with pytest.raises(ConfigError, match="weight of a"):
+        RoundParams("radix", 10, 3, weights=named | {"a": 0})
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
+@pytest.mark.parametrize("trim", [0.0, 0.1, 0.25, 0.4, 0.49])
+def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
+    rng = np.random.default_rng(clients)
+    params = RoundParams("trimmed-mean", 90, clients, ring_bits=32, fraction_bits=0, trim=trim)
+    top = 2 ** (30 - params.headroom)
+    values = np.concatenate(
+        [
+            rng.integers(-top, top, (clients, 30)),
+            rng.integers(-1, 2, (clients, 30)),
+            rng.choice([-top, top - 1], (clients, 30)),
+        ],
+        axis=1,
+    )
+    uploads = [share.split(encode.to_fixed(row, 32, 0, params.headroom)[None], 32) for row in values]
+    one, other = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    want = reference.trimmed_sum(values, math.floor(trim * clients))
+    assert ring.signed(one.values[0], 32).tolist() == want and (one.values == other.values).all()
+
+
+def test_what_is_dropped_is_floor_of_beta_n() -> None:
+    assert [trimmed.dropped(100, beta) for beta in (0.29, 0.07, 0.1, 0.1001, 0.499)] == [29, 7, 10, 10, 49]
+    assert [trimmed.dropped(n, 0.1) for n in (1, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"encoding": "float64"},
+        {"encoding": "fixed", "word_bits": 65},
+        {"encoding": "fixed", "fraction_bits": 31},
+        {"ranks": [0]},
+        {"ranks": [9]},
+        {"quantiles": [0.0]},
+        {"quantiles": [1.5]},
+        {"midpoint": True, "ranks": [1]},
+        {"ring_bits": 3},
+        {"weight_cap": 0.0},
+        {"result_to": "clients"},
+        {"trim": 0.2},
+        {"schedule": "bisect"},
+        {"method": "trimmed-mean", "trim": 0.5},
+        {"method": "trimmed-mean", "weights": {"a": 1, "b": 1, "c": 1}},
+        {"method": "pairwise", "ranks": [1]},
+        {"method": "bucketed", "midpoint": True},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        RoundParams.from_dict({"method": "radix", "dim": 10, "max_clients": 8} | bad)
+
+
+def test_a_rank_beyond_those_who_came_is_refused() -> None:
+    params = RoundParams("radix", 10, 8, ranks=[7])
+    with pytest.raises(ConfigError, match="rank 7 was asked for, and those who take part weigh 5"):
+        params.ranks_of(5)
+
+
+def test_cost_is_linear_in_the_clients() -> None:
+    """protocols.md 6: about w (2 n + 4) OTs a coordinate."""
+    for clients in (3, 8, 15):
+        demand = radix.demand(6400, clients, 32, ring.count_bits(clients)).counts
+        ots = sum(kind.ots * sum(pair) for kind, pair in demand.items())
+        assert 2 * clients <= ots / 6400 / 32 <= 2 * clients + 4
