@@ -191,7 +191,8 @@ class Coordinator(_Member):
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """The published model of a round; waits for it. RoundFailed says why there will be none."""
-        return self.results(round_id, timeout_s)[0]
+        model: NDArray[np.float32] = self.results(round_id, timeout_s)[0]
+        return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """As `result`, for a round with several ranks: shape (ranks, d), in the order in which they were asked for."""
