@@ -150,20 +150,20 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
     """How cost grows with the clients, for each method timed at three numbers of them or more: the exponent of n in a
     least-squares fit of the logarithms, 1 for linear and 2 for quadratic.
     """
-    series: dict[str, list[dict[str, Any]]] = {}
+    series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in results:
         if result["clients"] is not None:
-            same = {**result, "clients": None, "bench": "median"}
-            name = _name(Point(**{field: same[field] for field in Point.__dataclass_fields__}))
-            series.setdefault(name.replace(" n=None", ""), []).append(result)
+            varied = tuple(result[name] for name in ("method", "dim", "buckets", "schedule", "encoding"))
+            series.setdefault(varied, []).append(result)
     lines = []
-    for name, points in series.items():
+    for varied, points in series.items():
         if len({point["clients"] for point in points}) >= 3:
             logs = [math.log(point["clients"]) for point in points]
             slopes = [
                 statistics.linear_regression(logs, [math.log(point[what]) for point in points]).slope
                 for what in ("ots", "seconds")
             ]
+            name = " ".join(str(value) for value in varied if value is not None)
             lines.append(f"{name}: OTs grow as n^{slopes[0]:.2f}, seconds as n^{slopes[1]:.2f}")
     return lines
 

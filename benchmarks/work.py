@@ -4,7 +4,6 @@ Inputs are uniform shares: what a round costs does not depend on them (tests/tes
 them means nothing.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from mpc import compare, ring, share
 from mpc.ot.softspoken import ALIGN, BLOCK
 from mpc.params import ProtocolParams, RoundParams
 from mpc.party import Party
-from mpc.pipeline import Cost, cost_so_far, run_lanes, run_round, total_cost
+from mpc.pipeline import Cost, Meter, run_lanes, run_round
 from mpc.prg import Stream, os_entropy
 
 COMPARE_BATCH = 1 << 18  # comparisons a lane has in hand at once
@@ -39,13 +38,12 @@ def run_point(point: Point, parties: Sequence[Party], protocol: ProtocolParams) 
     if point.bench == "median":
         params = round_params(point)
         return run_round(parties, params, protocol, _uploads(params, parties[0].id, point.clients or 0)).cost
-    before = [cost_so_far(party) for party in parties]
-    start = time.perf_counter()
+    meter = Meter(parties)
     if point.bench == "ot":
         _random_ots(parties[0], point.count or 0)
     else:
         _comparisons(parties, point.count or 0, point.ring_bits or 0)
-    return total_cost(parties, before, time.perf_counter() - start)
+    return meter.read()
 
 
 def round_params(point: Point) -> RoundParams:

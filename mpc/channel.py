@@ -92,6 +92,10 @@ class Channel:
         self.send(label, array)
         return self.recv(label, array.dtype, array.shape if shape is None else shape)
 
+    def restart_rounds(self) -> None:
+        """Count rounds from 0 again. Each party does so before it sends or receives anything of a new computation."""
+        self._depth = self.traffic.rounds = 0
+
     def close(self) -> None:
         self._link.close()
 

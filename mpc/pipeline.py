@@ -68,8 +68,7 @@ def run_round(
     if not 1 <= len(uploads) <= round.max_clients:
         raise InputError(f"{len(uploads)} uploads for a round of 1 to {round.max_clients} clients")
     weights = [1] * len(uploads) if weights is None else weights
-    start = time.perf_counter()
-    before = [cost_so_far(party) for party in parties]
+    meter = Meter(parties)
     chunks = _agree_on_chunks(parties[0], round, protocol, len(uploads), len(parties))
     results: dict[int, NDArray[Any]] = {}
     report = _Report(round.dim, progress)
@@ -83,7 +82,7 @@ def run_round(
 
     run_lanes(parties, lane)
     values = np.concatenate([results[begin] for begin, _ in chunks], axis=1)
-    return Outcome(values, total_cost(parties, before, time.perf_counter() - start))
+    return Outcome(values, meter.read())
 
 
 def demand(round: RoundParams, weights: Sequence[int], dim: int) -> Demand:
@@ -186,26 +185,38 @@ class _Report:
                 self._progress(self._done, self._total)
 
 
-def cost_so_far(party: Party) -> Cost:
-    """What one lane has counted since it was made (without seconds)."""
+class Meter:
+    """Counts what a party's lanes do from its making on: made by both parties before either of them sends."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        self._parties = parties
+        for party in parties:
+            party.channel.restart_rounds()
+        self._before = [_counters(party) for party in parties]
+        self._start = time.perf_counter()
+
+    def read(self) -> Cost:
+        """The cost of all lanes so far."""
+        seconds = time.perf_counter() - self._start
+        lanes = [
+            {name: now - old[name] for name, now in _counters(party).items()}
+            for party, old in zip(self._parties, self._before, strict=True)
+        ]
+        total = {name: sum(lane[name] for lane in lanes) for name in lanes[0]}
+        preprocessing = total.pop("preprocessing_seconds") / len(lanes)
+        total["rounds"] = max(lane["rounds"] for lane in lanes)
+        return Cost(
+            **total, preprocessing_seconds=preprocessing, online_seconds=seconds - preprocessing, seconds=seconds
+        )
+
+
+def _counters(party: Party) -> dict[str, Any]:
     traffic = party.channel.traffic
-    return Cost(
-        ots=party.pool.ots,
-        bytes_sent=traffic.bytes_sent,
-        bytes_received=traffic.bytes_received,
-        messages=traffic.messages_sent,
-        rounds=traffic.rounds,
-        preprocessing_seconds=party.pool.seconds,
-    )
-
-
-def total_cost(parties: Sequence[Party], before: Sequence[Cost], seconds: float) -> Cost:
-    """The cost of all lanes since `before` (one `cost_so_far` a lane), over `seconds` of wall time."""
-    lanes = [
-        {name: value - getattr(old, name) for name, value in cost_so_far(party).to_dict().items()}
-        for party, old in zip(parties, before, strict=True)
-    ]
-    total = {name: sum(lane[name] for lane in lanes) for name in lanes[0]}
-    preprocessing = total["preprocessing_seconds"] / len(lanes)
-    total |= {"rounds": max(lane["rounds"] for lane in lanes), "preprocessing_seconds": preprocessing}
-    return Cost(**total | {"seconds": seconds, "online_seconds": seconds - preprocessing})
+    return {
+        "ots": party.pool.ots,
+        "bytes_sent": traffic.bytes_sent,
+        "bytes_received": traffic.bytes_received,
+        "messages": traffic.messages_sent,
+        "rounds": traffic.rounds,
+        "preprocessing_seconds": party.pool.seconds,
+    }
