@@ -150,8 +150,8 @@ def _leaf_shares(
         if leaf.asks == BOTH:
             kernels.reply_both(as_sender, leaf.shift, tables, request, shares[0], shares[1], reply)
         else:
-            answer = kernels.reply_greater if leaf.asks == GREATER else kernels.reply_equal
-            answer(as_sender, leaf.shift, _mask(leaf), tables, request, shares[0], reply)
+            less = int(leaf.asks == GREATER)
+            kernels.reply_one(as_sender, leaf.shift, _mask(leaf), less, tables, request, shares[0], reply)
         own.append(shares)
         replies.append(ring.pack(reply, _reply_bits(leaf)))
     shape = (sum(ring.packed_words(received, _reply_bits(leaf)) for leaf in leaves),)

@@ -148,8 +148,8 @@ def test_leaf_messages(bits: int, shift: int) -> None:
         if slot == 2:
             tables.reply_both(a, shift, made, request, shares[0], shares[1], reply)
         else:
-            answer = tables.reply_greater if (wanted[0] == (leaf_a > leaf_c)).all() else tables.reply_equal
-            answer(a, shift, mask, made, request, shares[0], reply)
+            less = int((wanted[0] == (leaf_a > leaf_c)).all())
+            tables.reply_one(a, shift, mask, less, made, request, shares[0], reply)
         out = np.empty((slot, 2), np.uint64)
         tables.finish_leaves(c, shift, mask, slot, pads, reply, out)
         for plane, want in enumerate(wanted):

@@ -104,46 +104,26 @@ def _shuffle(table: np.uint64, request: np.uint64, slot: int) -> np.uint64:
 
 
 @kernel
-def reply_greater(
+def reply_one(
     values: NDArray[Any],
     shift: int,
     leaf_mask: int,
+    less: int,
     tables: NDArray[Any],
     requests: NDArray[np.uint8],
     shares: NDArray[np.uint64],
     out: NDArray[Any],
 ) -> None:
-    """The sender's masked messages, 1 bit a chunk: 1{leaf > i} ^ share, under the table's pads. `shares` packed."""
+    """The sender's masked messages, 1 bit a chunk, under the table's pads: share ^ 1{leaf > i} where `less` is 1 and
+    share ^ 1{leaf = i} where it is 0: 2^leaf has the bit i = leaf, 2^leaf - 1 the bits i < leaf. `shares` packed.
+    """
     every = np.uint64(0xFFFF)
     m = np.uint64(leaf_mask)
     for i in range(values.shape[0]):
         leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-        greater = (np.uint64(1) << leaf) - np.uint64(1)
+        message = (np.uint64(1) << leaf) - np.uint64(less)
         share = (shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1) ^ greater ^ (every & (np.uint64(0) - share))
-
-
-@kernel
-def reply_equal(
-    values: NDArray[Any],
-    shift: int,
-    leaf_mask: int,
-    tables: NDArray[Any],
-    requests: NDArray[np.uint8],
-    shares: NDArray[np.uint64],
-    out: NDArray[Any],
-) -> None:
-    """As `reply_greater`, for 1{leaf = i}."""
-    every = np.uint64(0xFFFF)
-    m = np.uint64(leaf_mask)
-    for i in range(values.shape[0]):
-        leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-        share = (shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        out[i] = (
-            _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)
-            ^ (np.uint64(1) << leaf)
-            ^ (every & (np.uint64(0) - share))
-        )
+        out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1) ^ message ^ (every & (np.uint64(0) - share))
 
 
 @kernel
@@ -156,7 +136,7 @@ def reply_both(
     equal_shares: NDArray[np.uint64],
     out: NDArray[np.uint32],
 ) -> None:
-    """As `reply_greater` on 4-bit leaves with 2 bits a chunk: 1{leaf > i} in the low one, 1{leaf = i} in the high
+    """As `reply_one` on 4-bit leaves with 2 bits a chunk: 1{leaf > i} in the low one, 1{leaf = i} in the high
     one.
     """
     low, high = np.uint64(0x55555555), np.uint64(0xAAAAAAAA)

@@ -36,8 +36,11 @@ def table_words(index_bits: int, width: int) -> int:
 
 def block_items(index_bits: int, wanted: int) -> int:
     """Tables made from one block of OTs when `wanted` are still missing."""
-    most = BLOCK // index_bits // ALIGN * ALIGN
-    return min(most, -(-wanted // ALIGN) * ALIGN)
+    return min(_most_items(index_bits), -(-wanted // ALIGN) * ALIGN)
+
+
+def _most_items(index_bits: int) -> int:
+    return BLOCK // index_bits // ALIGN * ALIGN
 
 
 def _masks(index_bits: int, width: int) -> NDArray[np.uint64]:
@@ -95,17 +98,14 @@ class OneOfNSender:
         count, positions = messages.shape
         index_bits = _index_bits(positions)
         slot = slot_bits(width)
-        done = 0
-        while done < count:
-            items = block_items(index_bits, count - done)
-            taken = min(items, count - done)
-            tables = sender_tables(self._extension, index_bits, width, items)[:taken]
+        for start in range(0, count, _most_items(index_bits)):
+            block = messages[start : start + _most_items(index_bits)]
+            taken = len(block)
+            tables = sender_tables(self._extension, index_bits, width, block_items(index_bits, taken))[:taken]
             pads = ring.unpack(tables.reshape(-1), slot, tables.size * 64 // slot).reshape(taken, -1)
             request = self._channel.recv("one_of_n.request", np.uint8, (taken,))
             moved = np.arange(positions) ^ (request[:, None] & (positions - 1))
-            masked = messages[done : done + taken] ^ np.take_along_axis(pads, moved, axis=1)
-            self._channel.send("one_of_n.reply", ring.pack(masked, width))
-            done += taken
+            self._channel.send("one_of_n.reply", ring.pack(block ^ np.take_along_axis(pads, moved, axis=1), width))
 
 
 class OneOfNReceiver:
@@ -118,8 +118,8 @@ class OneOfNReceiver:
         """The message at each choice (0..2^m - 1)."""
         _index_bits(1 << index_bits)
         received = []
-        for start in range(0, choices.size, BLOCK // index_bits // ALIGN * ALIGN):
-            wanted = choices[start : start + BLOCK // index_bits // ALIGN * ALIGN]
+        for start in range(0, choices.size, _most_items(index_bits)):
+            wanted = choices[start : start + _most_items(index_bits)]
             positions, pads = receiver_pads(self._extension, index_bits, width, block_items(index_bits, wanted.size))
             self._channel.send("one_of_n.request", positions[: wanted.size] ^ wanted)
             words = ring.packed_words(wanted.size << index_bits, width)
