@@ -22,7 +22,7 @@ from mpc.pipeline import warm_up
 from servers.settings import KeyPair
 from servers.transport import PEER_DOMAIN, PeerPort, authenticate
 
-TIMEOUT_S = 120.0  # the other process compiles its kernels first
+TIMEOUT_S = 300.0  # the other process compiles its kernels first
 MAX_MESSAGE_BYTES = 1 << 30
 SWITCH_S = 1e-4
 

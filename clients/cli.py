@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clients import files
 from clients.faults import FAULTS
-from mpc.errors import ConfigError
+from mpc.errors import ConfigError, UnknownRound
 from mpc.params import ENCODINGS, METHODS, RANGE_POLICIES, RESULTS, SCHEDULES, SELECTIONS, RangePolicy, RoundParams
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ def add_round_options(parser: argparse.ArgumentParser) -> None:
         help="radix only: float32 (default) or bfloat16 over their whole range, fixed point, or bucket indices",
     )
     parser.add_argument(
-        "--trim", type=float, metavar="BETA", help="trimmed-mean only: the share dropped at either end (default: 0.1)"
+        "--trim",
+        type=float,
+        metavar="BETA",
+        help="trimmed-mean only: floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
+        "below 1/BETA (default: 0.1)",
     )
     parser.add_argument(
         "--range", choices=RANGE_POLICIES, help="how the bucket range follows the model (default: coordinate)"
@@ -109,6 +114,7 @@ def _submit(options: argparse.Namespace) -> None:
     if options.result:
         files.check_writable(options.result)
     with Client.from_config(options.config) as client:
+        print("waiting for a round to open ...", file=sys.stderr, flush=True)
         round = client.wait_for_round()
         client.submit(update)
         print(f"submitted to round {round.id}")
@@ -263,7 +269,10 @@ def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
-    return options.round or str(coordinator.status()["round"])
+    round_id = options.round or str(coordinator.status()["round"])
+    if not round_id:
+        raise UnknownRound("there has been no round yet: `securemedian round open` opens one")
+    return round_id
 
 
 def _add_init(subparsers: "Verbs") -> None:

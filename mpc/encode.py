@@ -134,7 +134,9 @@ def to_words(values: ArrayLike, params: RoundParams, centre: ArrayLike = 0.0, wi
 def from_words(
     words: NDArray, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
 ) -> NDArray[np.float64]:
-    """The inverse of `to_words`. A word beyond the last bucket, which only a faulty client uploads, is the last."""
+    """The inverse of `to_words`. What only a faulty client uploads counts as the nearest value: a word beyond the last
+    bucket as that, one that is no number as infinity.
+    """
     if params.encoding == "buckets":
         return quantize(np.minimum(words, params.buckets - 1), centre, width, params.buckets)
     if params.encoding == "fixed":
@@ -143,4 +145,5 @@ def from_words(
     if params.encoding == "bfloat16":  # what the rounding cut off is 0 in the value, and so 1 in a complement
         ordered = np.where(ordered >> np.uint32(31), ordered, ordered | np.uint32(0xFFFF))
     bits = np.where(ordered >> np.uint32(31), ordered ^ np.uint32(1 << 31), ~ordered)
-    return bits.view(np.float32).astype(np.float64)
+    values = bits.view(np.float32).astype(np.float64)
+    return np.where(np.isnan(values), np.copysign(np.inf, values), values)

@@ -1,10 +1,10 @@
 """Millionaires' problem and equality on private inputs, by trees of 1-of-16 OTs (CrypTFlow2, Rathee et al., CCS 2020,
 Algorithm 1 and Section 3).
 
-Each input is cut in leaves of 4 bits. For a leaf the sender offers, at each position i, its shares' complement of
-1{a_leaf > i} and 1{a_leaf = i}; the receiver takes position c_leaf. Leaves are joined in pairs, gt = gt_hi ^ (eq_hi &
-gt_lo) and eq = eq_hi & eq_lo; where both are needed the two ANDs share eq_hi and so one triple of width 2. The lowest
-leaf has no eq: nothing lies below it.
+Each input is cut in leaves of 4 bits. For a leaf the sender offers, at each position i, under its own random shares,
+the bits 1{a_leaf > i} and 1{a_leaf = i}; the receiver takes position c_leaf. Leaves are joined in pairs, gt = gt_hi ^
+(eq_hi & gt_lo) and eq = eq_hi & eq_lo; where both are needed the two ANDs share eq_hi and so one triple of width 2. The
+lowest leaf has no eq: nothing lies below it.
 
 Every batch is cut in halves with the roles swapped. Messages are uniform: requests are masked by random choices,
 replies by pads and fresh shares. Rounds: 2 for the leaves and 1 for each of the ceil(log2(leaves)) levels.

@@ -71,7 +71,10 @@ def build(cls: type[T], values: object, where: str) -> T:
             raise ConfigError(
                 f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}"
             )
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True)

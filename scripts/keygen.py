@@ -138,6 +138,7 @@ party = {party}
 listen = "{listen}"  # for clients and the coordinator
 key_file = "{name}.key_secret"
 state_dir = "{name}-state"
+min_clients = 2  # this server refuses any round with fewer: set it higher for real data, see docs/threat-model.md
 
 [peer]
 {peer_key}
@@ -208,7 +209,9 @@ def _keygen(options: argparse.Namespace) -> None:
         print(f"{directory} has the keys and configurations of s0, s1, the coordinator and {options.clients} clients")
         print("hand every party its own .toml and .key_secret, and nobody another's")
         return
-    name = _check_name(options.name or ("" if options.role == "client" else options.role))
+    if options.role == "client" and not options.name:
+        raise ConfigError("a client needs a name, which the servers know it by: --name hospital-a")
+    name = _check_name(options.name or options.role)
     net = network(options.host0, options.host1, DEFAULT_BASE_PORT if options.base_port is None else options.base_port)
     key = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
     print(f"{directory / name}.toml: fill in the others' public keys where it says PASTE HERE")

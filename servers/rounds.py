@@ -278,7 +278,7 @@ class Rounds:
             return
         logs.event(
             change,
-            logging.INFO if change is Change.LINKED else logging.WARNING,
+            logging.INFO if change is Change.LINKED and not self.peer.problem else logging.WARNING,
             peer=self.peer.name,
             problem=self.peer.problem,
         )

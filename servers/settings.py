@@ -61,5 +61,6 @@ def check_public_key(key: str) -> None:
 
 def check_endpoint(endpoint: str) -> None:
     """ConfigError unless `endpoint` is one that zmq can use over a network."""
-    if not endpoint.startswith("tcp://"):
-        raise ConfigError(f"an address is tcp://HOST:PORT, not {endpoint!r}")
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not (endpoint.startswith("tcp://") and host and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"an address is tcp://HOST:PORT with a port from 1 to 65535, not {endpoint!r}")

@@ -55,7 +55,8 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
         return
     if model.dtype != np.float32 or model.shape != (params.dim,):
         raise InputError(
-            f"the global model must be float32 ({params.dim},), not {model.dtype} {model.shape}: change it or `dim`"
+            f"the global model must be float32 ({params.dim},), not {model.dtype} {model.shape}: "
+            "change it or `dim`, or start anew with `reset`"
         )
     if not np.isfinite(model).all():
         raise InputError("the global model has NaN or infinite values: give another one")

@@ -26,6 +26,7 @@ Context = zmq.Context[Socket]
 
 PEER_DOMAIN, CLIENT_DOMAIN = "peer", "clients"
 LINGER_MS = 500  # for last words when a server stops
+HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000  # zmq's own, below the messages; any traffic counts as a sign of life
 SLICE_MS = 50  # how often a waiting lane looks whether it has been closed
 QUEUED_REQUESTS = 4  # a caller's unread requests; more wait at the caller, so memory stays bounded
 
@@ -132,6 +133,8 @@ class PeerPort:
         socket.immediate = not keep
         socket.sndhwm = socket.rcvhwm = 0
         socket.linger = LINGER_MS
+        # a connection that S1 has given up, or a firewall forgotten, is noticed and made anew
+        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_LIMIT_MS
         if self._party == 0:
             socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
             socket.curve_serverkey = self._peer_key

@@ -34,6 +34,7 @@ VERBS = [
     "train",
     "demo",
     "bench",
+    "plan",
 ]
 
 

@@ -7,8 +7,9 @@ Clients share the cumulative one-hot vector of their bucket, so the sum of the s
 m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are functions of the result:
 m(y) = 1{y >= result}. Nothing else is opened; the histogram never is.
 
-This input mode trusts the clients to share 0/1 vectors that are monotone: a client that shares other numbers adds them
-to every count, and can move the result at will.
+This input mode trusts the clients to share 0/1 vectors that are monotone. A client that shares other numbers adds them
+to the counts, can move the result at will, and chooses which rank is asked about at each threshold: the bits that
+`scan` opens may then be unrelated ones. docs/threat-model.md says what follows; `radix` on buckets has no such shares.
 
 Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect` compares ceil(log2 b)
 thresholds a coordinate one after another and opens each.

@@ -1,6 +1,8 @@
 """Where each client stands in the order of a coordinate, by all pairwise comparisons (protocols.md section 6).
 
 z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values: ties are broken by index.
+Values must lie in [-2^(l-2), 2^(l-2)), as the clients' encoding sees to; with one outside, which only a malformed share
+holds, comparisons may wrap and there may be no order.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md 6, 7.2, 7.3).
 Quadratic in the clients.
 
-pos_i, the number of clients before client i (`order`), is a permutation of 0..n-1, so exactly one client has pos_i = k
-- 1, and its value is the element of rank k. With public weights pos_i is the weight before client i, and the one with
+pos_i, the number of clients before client i (`order`), is a permutation of 0..n-1, so exactly one client has pos_i =
+k-1, and its value is the element of rank k. With public weights pos_i is the weight before client i, and the one with
 pos_i < k <= pos_i + W_i is chosen.
 
 Selections: `oblivious` (default) computes sum_i 1{i is chosen} w_i on shares and opens nothing. `opened` opens the n
@@ -13,8 +13,8 @@ The returned shares are of the element itself; who gets them is the caller's cho
 or sent to the clients).
 
 Inputs must lie in [-2^(l-2), 2^(l-2)), as the client's encoding sees to. A malformed share can hold any ring element:
-comparisons with a value outside may wrap, and then the order is none, and the result of that coordinate may be no
-client's value.
+comparisons with a value outside may wrap, then the order is none, several clients may be chosen, and the result of that
+coordinate is the sum of their values (of the first of them, if `opened`).
 """
 
 from collections.abc import Sequence

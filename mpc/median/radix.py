@@ -10,7 +10,8 @@ and is opened; then c_i = zero_i if m = 0, else c_i = c_i ^ zero_i and L = L + Z
 default, and L + Z - k is compared in the count ring of the total weight.
 
 zero_i and its share in the ring come from one 1-of-4 OT of ring elements, indexed by the receiver's shares of both
-bits: the low bit of an additive share is an XOR share. Opened are the w bits of the result and nothing else; any w-bit
+bits: the low bit of an additive share is an XOR share. Opened are the w bits of the element of the rank asked for and
+nothing else (for the midpoint of an even number both middle elements, though only their mean is published); any w-bit
 word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish values.
 
 Rounds: 2 for the OTs, those of one comparison, and 1 to open, for each of the w bits. OTs: 2 a client and bit, and one

@@ -1,4 +1,6 @@
-"""Opening shares to both parties: the only place where anything about the inputs becomes public. One round each."""
+"""Opening shares to both parties: the only place of `mpc` where anything about the inputs becomes public. One round
+each.
+"""
 
 from typing import Any
 

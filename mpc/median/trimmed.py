@@ -3,8 +3,8 @@ largest elements of each coordinate and average the rest.
 
 As for `pairwise`, pos_i is client i's position in the strict order of `order`. It is kept if m <= pos_i < n - m with m
 = floor(beta n), two comparisons on the small ring of positions whose XOR is the flag, and sum_i flag_i w_i is computed
-obliviously by multiplexers. Positions are a permutation, so exactly n - 2m clients are kept, ties or not, and the sum
-is that of the elements of ranks m+1..n-m whichever of equal elements are kept.
+obliviously by multiplexers. Positions of values in range (see `order`) are a permutation, so exactly n - 2m clients are
+kept, ties or not, and the sum is that of the elements of ranks m+1..n-m whichever of equal elements are kept.
 
 Opened is the sum alone, which is the mean times the public n - 2m: nothing is said of who was dropped. The mean is
 exact on fixed-point values up to the final division. Values must leave headroom for the sum (`RoundParams.headroom`).

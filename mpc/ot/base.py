@@ -2,9 +2,9 @@
 semi-honest).
 
 Identity: the sender publishes A = aG; for choice c the receiver sends B = bG + cA. The sender's keys are H(aB) and
-H(a(B - A)), the receiver's is H(bA) = H(a(B - cA)): the one of its choice, while the other, H of a^2 G away, is a
-Diffie-Hellman value of A with itself. H is SHA-256 over the session id, the index and the whole transcript (A, B), so
-keys of different sessions, directions and positions never agree.
+H(a(B - A)), the receiver's is H(bA) = H(a(B - cA)): the one of its choice. The points that the two keys hash differ by
+a^2 G, the Diffie-Hellman value of A with itself, so it cannot compute the other. H is SHA-256 over the session id, the
+index and the whole transcript (A, B), so keys of different sessions, directions and positions never agree.
 
 B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size. Group arithmetic is
 libsodium's.
