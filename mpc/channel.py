@@ -6,9 +6,13 @@ at the first message and say where.
 
 Rounds are counted as in the literature: a message's depth is one more than the deepest message its sender had received,
 and `rounds` is the depth of the deepest message seen. Messages that do not wait for each other share a round.
+
+Number and depth travel in the header's one field "at", always 8 bytes long, so that the size of a message is a function
+of its label, dtype and shape alone: `frame_size`, with which `mpc.plan` tells a round's bytes beforehand.
 """
 
 import queue
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +22,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from mpc import wire
 from mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
+
+_POSITION = struct.Struct("<II")  # number and depth of a message
 
 
 class Link(Protocol):
@@ -56,7 +62,7 @@ class Channel:
         to afterwards.
         """
         depth = self._depth + 1
-        parts = wire.pack(label, {"n": self.traffic.messages_sent, "d": depth}, {"": array})
+        parts = wire.pack(label, _fields(self.traffic.messages_sent, depth), {"": array})
         self._link.send(parts)
         self.traffic.bytes_sent += wire.size(parts)
         self.traffic.messages_sent += 1
@@ -68,14 +74,14 @@ class Channel:
         """
         parts = self._link.recv()
         message = wire.unpack(parts)
-        number, depth = message.fields.get("n"), message.fields.get("d")
+        number, depth = _position(message)
         if message.type != label or number != self.traffic.messages_received:
             raise PeerProtocolError(
                 f"expected message {self.traffic.messages_received} {label!r}, got {number} {message.type!r}: "
                 "the two servers do not run the same round or release"
             )
-        if type(depth) is not int or set(message.arrays) != {""}:
-            raise PeerProtocolError(f"message {label!r} lacks its depth or its one array")
+        if set(message.arrays) != {""}:
+            raise PeerProtocolError(f"message {label!r} lacks its one array")
         array = message.arrays[""]
         if array.dtype != np.dtype(dtype) or array.shape != shape:
             raise PeerProtocolError(f"{label!r}: expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}")
@@ -98,6 +104,23 @@ class Channel:
 
     def close(self) -> None:
         self._link.close()
+
+
+def frame_size(label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> int:
+    """Bytes that a channel counts for one message, whatever its number."""
+    return wire.frame_size(label, _fields(0, 0), {"": (dtype, shape)})
+
+
+def _fields(number: int, depth: int) -> dict[str, Any]:
+    return {"at": _POSITION.pack(number, depth)}
+
+
+def _position(message: wire.Message) -> tuple[int, int]:
+    packed = message.fields.get("at")
+    if type(packed) is not bytes or len(packed) != _POSITION.size:
+        raise PeerProtocolError(f"message {message.type!r} lacks its number and depth")
+    number, depth = _POSITION.unpack(packed)
+    return number, depth
 
 
 class _QueueLink:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpc import share
-from mpc.channel import local_pair
+from mpc.channel import Channel, local_pair
 from mpc.errors import InputError, PeerProtocolError
 from mpc.median.methods import METHODS, Chunk
 from mpc.params import ProtocolParams, RoundParams
@@ -75,14 +75,18 @@ def run_round(
 
     def lane(number: int) -> None:
         for begin, end in chunks[number :: len(parties)]:
-            parties[number].pool.reserve(demand(round, weights, end - begin))
-            chunk = Chunk(round, uploads, weights, begin, end)
-            results[begin] = METHODS[round.method].compute(parties[number], chunk)
+            results[begin] = compute(parties[number], Chunk(round, uploads, weights, begin, end))
             report.add(end - begin)
 
     run_lanes(parties, lane)
     values = np.concatenate([results[begin] for begin, _ in chunks], axis=1)
     return Outcome(values, meter.read())
+
+
+def compute(party: Party, chunk: Chunk) -> NDArray[Any]:
+    """One chunk on one lane: what it lacks of correlations, then its result."""
+    party.pool.reserve(demand(chunk.params, chunk.weights, chunk.dim))
+    return METHODS[chunk.params.method].compute(party, chunk)
 
 
 def demand(round: RoundParams, weights: Sequence[int], dim: int) -> Demand:
@@ -129,13 +133,23 @@ def _agree_on_chunks(
     party: Party, round: RoundParams, protocol: ProtocolParams, clients: int, lanes: int
 ) -> list[tuple[int, int]]:
     """Cut the coordinates. The sizes are LOCAL wishes, so the parties exchange them and take the smaller: one round."""
-    mine = np.array([protocol.chunk, protocol.batch], np.uint64)
-    theirs = party.channel.exchange("chunks", mine)
+    mine, theirs = exchange_wishes(party.channel, protocol)
     if (theirs < share.SLICE_ALIGN).any():
         raise PeerProtocolError(
             f"the peer wishes for chunks of {theirs.tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
         )
     chunk, batch = (int(size) for size in np.minimum(mine, theirs))
+    return cut(round, clients, lanes, chunk, batch)
+
+
+def exchange_wishes(channel: Channel, protocol: ProtocolParams) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The `chunk` and `batch` of both parties, ours first."""
+    mine = np.array([protocol.chunk, protocol.batch], np.uint64)
+    return mine, channel.exchange("chunks", mine)
+
+
+def cut(round: RoundParams, clients: int, lanes: int, chunk: int, batch: int) -> list[tuple[int, int]]:
+    """The chunks of a round, [begin, end) each. Lane i of L computes the chunks i, i + L, .."""
     at_once = max(1, METHODS[round.method].at_once(round, clients))
     # no larger than an even share of the lanes, in whole slices, and never less than one
     size = min(chunk, batch // at_once, -(-round.dim // lanes))

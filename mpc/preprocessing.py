@@ -98,6 +98,11 @@ class Demand:
     def __mul__(self, times: int) -> "Demand":
         return Demand({kind: (zero * times, one * times) for kind, (zero, one) in self.counts.items()})
 
+    @property
+    def ots(self) -> int:
+        """OTs for all of it, both directions."""
+        return sum(kind.ots * sum(counts) for kind, counts in self.counts.items())
+
 
 class _Stock:
     """A queue of parallel arrays, handed out from the front."""
@@ -148,6 +153,12 @@ class Pool:
     def ots(self) -> int:
         """OTs made so far, both directions."""
         return self._sender.index + self._receiver.index
+
+    @property
+    def stock(self) -> dict[Kind, tuple[int, int]]:
+        """Items left of each kind, as the OT sender and as the receiver."""
+        kinds = self._sent.keys() | self._received.keys()
+        return {kind: (self._sent[kind].count, self._received[kind].count) for kind in kinds}
 
     def random_keys(self, count: int, sending: bool) -> None:
         """Make `count` random OTs (at most softspoken.BLOCK) in one direction and drop them: what benchmarks time."""

@@ -6,13 +6,14 @@ C-contiguous, in the order of `a`. Nothing is left over and nothing is guessed: 
 unknown dtype, a length that is not the shape's, a missing or a surplus part. There is no pickle anywhere.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mpc.errors import FrameError, LocalProtocolError
 
@@ -51,12 +52,7 @@ def pack(
         flat = np.ascontiguousarray(array).reshape(-1)
         described.append((name, dtype_name, list(array.shape)))
         buffers.append(flat.view(np.uint8).data)
-    header = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields or {}), "a": described})
-    if len(header) > MAX_HEADER_BYTES:
-        raise LocalProtocolError(
-            f"the header of a {type!r} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}"
-        )
-    return [header, *buffers]
+    return [_header(type, fields or {}, described), *buffers]
 
 
 def unpack(parts: Sequence[Part]) -> Message:
@@ -92,6 +88,22 @@ def unpack(parts: Sequence[Part]) -> Message:
 def size(parts: Sequence[Part]) -> int:
     """Bytes of a frame, header included: what the counters count."""
     return sum(len(part) for part in parts)
+
+
+def frame_size(type: str, fields: Mapping[str, Any], arrays: Mapping[str, tuple[DTypeLike, Sequence[int]]]) -> int:
+    """`size` of the frame that `pack` makes of arrays of these dtypes and shapes."""
+    described = [(name, _NAMES[np.dtype(dtype)], list(shape)) for name, (dtype, shape) in arrays.items()]
+    payload = sum(DTYPES[name].itemsize * math.prod(shape) for _, name, shape in described)
+    return len(_header(type, fields, described)) + payload
+
+
+def _header(type: str, fields: Mapping[str, Any], described: list[tuple[str, str, list[int]]]) -> bytes:
+    header: bytes = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields), "a": described})
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(
+            f"the header of a {type!r} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}"
+        )
+    return header
 
 
 def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:

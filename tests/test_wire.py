@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpc import wire
-from mpc.channel import local_pair
+from mpc.channel import frame_size, local_pair
 from mpc.errors import ChannelClosed, ChannelTimeout, FrameError, LocalProtocolError, PeerProtocolError
 
 GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
@@ -95,6 +95,28 @@ def test_channel_checks_label_dtype_shape_and_order() -> None:
     one.send("sum", array)
     with pytest.raises(PeerProtocolError, match="expected message 0"):
         two.recv("sum", np.uint64, (4,))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (70000, 2)])
+def test_the_size_of_a_message_does_not_depend_on_its_number(shape: tuple[int, ...]) -> None:
+    one, two = local_pair()
+    sizes = []
+    for number in (0, 127, 128, 255, 256, 70000):
+        one.traffic.messages_sent = two.traffic.messages_received = number
+        one._depth = 3 * number
+        before = one.traffic.bytes_sent, two.traffic.bytes_received
+        one.send("sum", np.zeros(shape, np.uint8))
+        two.recv("sum", np.uint8, shape)
+        sizes += [one.traffic.bytes_sent - before[0], two.traffic.bytes_received - before[1]]
+    assert set(sizes) == {frame_size("sum", np.uint8, shape)}
+
+
+@pytest.mark.parametrize("fields", [{}, {"at": 5}, {"at": bytes(7)}, {"at": "12345678"}])
+def test_a_message_without_its_number_and_depth_is_refused(fields: dict[str, object]) -> None:
+    one, two = local_pair()
+    one._link.send(wire.pack("sum", fields, {"": np.zeros(1, np.uint8)}))
+    with pytest.raises(PeerProtocolError, match="lacks its number"):
+        two.recv("sum", np.uint8, (1,))
 
 
 def test_channel_waits_end() -> None:

@@ -14,8 +14,9 @@ bits, and
     the sender's keys are H(t, W), H(t, W ^ Delta), the receiver's is H(t, V) = the key of choice u,
 
 H(t, x) = pi(sigma(x) ^ t) ^ sigma(x) ^ t with pi = AES under a public key of the session (Guo, Katz, Wang, Yu, S&P
-2020). The tweak t = (index, lane and direction) is unique in a session: `index` only grows, and a lane's streams are
-expanded once, in order.
+2020). The tweak t = (index, lane and direction) is unique in a session: `index` only grows, a lane's streams are
+expanded once, in order, and `expand` counts its blocks in a part of t that is 0 elsewhere. Between semi-honest parties
+the columns are pseudorandom, and nobody chooses x against t.
 
 Wire: 128/k - 1 bits an OT, from receiver to sender, uniform. One message a block; blocks do not wait for each other.
 """
@@ -38,6 +39,11 @@ ALIGN = 128  # OTs: a row of a block is whole AES blocks
 # OTs in one call of `extend` at most: AES calls long enough to cost nothing beside their work, rows short enough for
 # the cache.
 BLOCK = 1 << 17
+
+
+def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
+    """Words of the one message of `extend`, a row for every block but the first."""
+    return SECURITY_BITS // field_bits - 1, count // 64
 
 
 def _double(node: bytes) -> tuple[bytes, bytes]:
@@ -161,9 +167,8 @@ class RandomOtReceiver(_Extension):
         rows = self._buffer("rows", SECURITY_BITS, words)
         leaves = self._buffer("leaves", q, words)
         choices = self._buffer("choices", words)
-        corrections = np.empty(
-            (SECURITY_BITS // k - 1, words), np.uint64
-        )  # new each time: the channel may still be sending the last
+        # new each time: the channel may still be sending the last
+        corrections = np.empty(corrections_shape(k, count), np.uint64)
         for block, tree in enumerate(self._streams):
             for x, stream in enumerate(tree):
                 assert stream is not None  # the receiver knows every leaf
@@ -214,7 +219,7 @@ class RandomOtSender(_Extension):
         k, q = self.field_bits, 1 << self.field_bits
         rows = self._buffer("rows", SECURITY_BITS, words)
         leaves = self._buffer("leaves", q, words)
-        corrections = self._channel.recv("ot.corrections", np.uint64, (SECURITY_BITS // k - 1, words))
+        corrections = self._channel.recv("ot.corrections", np.uint64, corrections_shape(k, count))
         for block, tree in enumerate(self._streams):
             leaves[0] = 0
             for y in range(1, q):

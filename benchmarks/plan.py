@@ -1,0 +1,312 @@
+"""`securemedian plan`: what a round will cost, before anyone starts it.
+
+OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two servers with one core each, like this
+machine's, from a calibration that takes about a second a method:
+
+    seconds  = max(compute, transfer) + waiting
+    compute  = OTs x seconds an OT + coordinates x seconds a coordinate online + bytes both ways x seconds a byte
+    transfer = bytes of the busier direction / bandwidth
+    waiting  = rounds x (rtt / 2 + HOP_S), a round being a message that waits for one from the other side
+
+Seconds an OT and a coordinate are those of one party that runs a part of this very round alone: cryptography and
+kernels are real, only nobody answers. Seconds a byte are those of the encryption that the servers' sockets use.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.work import Point, round_params
+from mpc import params
+from mpc.errors import ConfigError
+from mpc.params import ProtocolParams, RoundParams
+from mpc.pipeline import Cost, cut, demand
+from mpc.plan import lone_party, predict, rehearse
+
+TABLE_WIDTH = 112  # as of `bench`
+COLUMNS = ("M OTs", "MB out", "MB in", "rounds", "MB mem", "ahead", "online", "transfer", "waiting", "seconds")
+LOOPBACK_RTT_MS = 0.1
+# seconds from a send to the receiving thread going on, the link apart: through the sockets and their threads, as
+# measured with `bench median` on small rounds of many messages
+HOP_S = 4e-4
+CALIBRATION_OTS = 1 << 21  # at most, in the part of a round that is timed
+CALIBRATION_RUNS = 3
+FORMULA = (
+    "OTs, bytes, rounds: exact, for the first round of a session. Seconds: estimated for servers with one core each "
+    "like this machine's: max(compute, transfer) + waiting, where compute is calibrated here (about a second), "
+    "transfer = bytes of the busier direction / bandwidth, and "
+    f"waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round a message waits for one of the other side. "
+    "Memory: what the lanes' correlations, arrays and buffers take at their most, and the result; the program itself, "
+    "some 150 MB, comes on top."
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between the two servers. Full duplex."""
+
+    bits_per_second: float
+    rtt_s: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one core."""
+
+    ot: float  # seconds
+    coordinate: float  # seconds online
+    byte: float  # seconds to encrypt or decrypt
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to compute the result, and its cost."""
+
+    name: str
+    round: RoundParams
+    clients: int
+    ots: int
+    bytes_s0_to_s1: int
+    bytes_s1_to_s0: int
+    rounds: int
+    memory_bytes: int
+    ahead_seconds: float  # of compute: what needs no inputs
+    online_seconds: float  # of compute: the rest
+    transfer_seconds: float
+    waiting_seconds: float
+
+    @property
+    def compute_seconds(self) -> float:
+        return self.ahead_seconds + self.online_seconds
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_seconds, self.transfer_seconds) + self.waiting_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        computed = {"compute_seconds": self.compute_seconds, "seconds": self.seconds, "kind": kind(self.round)}
+        return asdict(self) | {"round": self.round.to_dict()} | computed
+
+
+def add_verbs(verbs: Any) -> None:
+    plan = verbs.add_parser(
+        "plan",
+        help="tell what a round will cost, and the cheapest method for a link",
+        description="Tell beforehand what a round costs: OTs, bytes each way, rounds, memory and seconds on a link, "
+        "for one method or, to compare, for all. Needs no servers and no data.",
+        epilog=FORMULA,
+    )
+    plan.add_argument("--method", choices=(*params.METHODS, "all"), default="all", help="(default: all)")
+    plan.add_argument("--clients", type=int, required=True, metavar="N", help="clients that take part")
+    plan.add_argument("--dim", type=int, required=True, metavar="D", help="coordinates of an update")
+    plan.add_argument("--buckets", type=int, default=8, metavar="B", help="bucketed: buckets (default: %(default)s)")
+    plan.add_argument("--schedule", choices=params.SCHEDULES, help="bucketed (default: each)")
+    plan.add_argument(
+        "--encoding", choices=params.ENCODINGS, help="radix: its words (default: float32, bfloat16 and buckets)"
+    )
+    plan.add_argument(
+        "--ring-bits",
+        type=int,
+        default=0,
+        metavar="L",
+        help="value ring (pairwise, trimmed-mean) or count ring (bucketed); 0: 64, or the smallest (default: 0)",
+    )
+    plan.add_argument(
+        "--trim",
+        type=float,
+        default=0.1,
+        metavar="BETA",
+        help="trimmed-mean: share dropped at either end (default: %(default)s)",
+    )
+    plan.add_argument(
+        "--bandwidth", type=_positive, default=math.inf, metavar="MBIT/S", help="each way (default: unlimited)"
+    )
+    plan.add_argument(
+        "--rtt",
+        type=_positive,
+        default=LOOPBACK_RTT_MS,
+        metavar="MS",
+        help="from server to server and back (default: %(default)s, two processes on one machine)",
+    )
+    defaults = ProtocolParams()
+    plan.add_argument(
+        "--lanes", type=int, default=defaults.lanes, metavar="L", help="chunks in flight at once (default: %(default)s)"
+    )
+    plan.add_argument(
+        "--field-bits",
+        type=int,
+        default=defaults.ot_field_bits,
+        choices=(1, 2, 4, 8),
+        help="SoftSpokenOT's k: fewer bytes against more AES (default: %(default)s)",
+    )
+    plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
+    plan.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a table of the rows, what is too large, and the cheapest."""
+    from rich.console import Console
+
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    protocol = ProtocolParams(ot_field_bits=options.field_bits, lanes=options.lanes)
+    link = Link(options.bandwidth * 1e6, options.rtt / 1e3)
+    found, refused = [], []
+    with Console(stderr=True).status("encryption") as status:
+        byte = seconds_a_byte()
+        for name, round in rounds(options):
+            status.update(name)
+            try:
+                found.append(plan(name, round, options.clients, protocol, link, byte))
+            except ConfigError as too_large:
+                refused.append(too_large)
+    if not found:
+        raise refused[0]
+    console.print(_table(found))
+    console.print("~ approximate; out: S0 to S1; seconds (estimated) = max(ahead + online, transfer) + waiting")
+    for error in refused:
+        console.print(f"left out: {error}")
+    for line in cheapest(found):
+        console.print(line)
+    if options.json:
+        options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+        console.print(f"saved to {options.json}")
+
+
+def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
+    """All rounds that the options leave open."""
+    common: dict[str, Any] = {"clients": options.clients, "dim": options.dim, "buckets": options.buckets}
+    for method in params.METHODS if options.method == "all" else (options.method,):
+        point = Point("median", method, **common, ring_bits=0 if method == "radix" else options.ring_bits)
+        if method == "bucketed":
+            for schedule in [options.schedule] if options.schedule else params.SCHEDULES:
+                yield f"bucketed b={options.buckets} {schedule}", round_params(replace(point, schedule=schedule))
+        elif method == "radix":
+            for encoding in [options.encoding] if options.encoding else ("float32", "bfloat16", "buckets"):
+                round = round_params(replace(point, encoding=encoding))
+                buckets = encoding == "buckets"
+                yield (
+                    f"radix {encoding}" + f" b={options.buckets}" * buckets,
+                    (replace(round, buckets=options.buckets) if buckets else round),
+                )
+        elif method == "trimmed-mean":
+            yield f"trimmed-mean {options.trim:g}", replace(round_params(point), trim=options.trim)
+        else:
+            yield method, round_params(point)
+
+
+def plan(name: str, round: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float) -> Row:
+    """The row of one round; `byte` is `seconds_a_byte()`."""
+    weights = [1] * clients
+    predicted = predict(round, weights, protocol)
+    one = predicted.costs[0]
+    return estimate(name, round, clients, one, predicted.memory, calibrate(round, weights, protocol, byte), link)
+
+
+def estimate(name: str, round: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link) -> Row:
+    """The formula, for S0's predicted cost."""
+    both = cost.bytes_sent + cost.bytes_received
+    return Row(
+        name,
+        round,
+        clients,
+        cost.ots,
+        cost.bytes_sent,
+        cost.bytes_received,
+        cost.rounds,
+        memory,
+        ahead_seconds=cost.ots * speed.ot,
+        online_seconds=round.dim * speed.coordinate + both * speed.byte,
+        transfer_seconds=8 * max(cost.bytes_sent, cost.bytes_received) / link.bits_per_second,
+        waiting_seconds=cost.rounds * (link.rtt_s / 2 + HOP_S),
+    )
+
+
+def kind(round: RoundParams) -> str:
+    """What the result is: the clients' exact median (of what their numbers are in fixed point, or as they stand), an
+    approximation of it, or a mean.
+    """
+    if round.method == "trimmed-mean":
+        return "mean"
+    rounded = round.method == "bucketed" or (round.method == "radix" and round.encoding in ("bfloat16", "buckets"))
+    return "approximate" if rounded else "exact"
+
+
+def calibrate(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float) -> Speed:
+    """Time a part of the round at a party whose peer says nothing but zeros: the best of a few runs."""
+    begin, end = cut(round, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
+    size = end - begin
+    while size > 1 and demand(round, weights, size).ots > CALIBRATION_OTS:
+        size //= 2
+    best: tuple[float, float] = math.inf, math.inf
+    party = lone_party(protocol.ot_field_bits)
+    for _ in range(CALIBRATION_RUNS):
+        ots, ahead, start = party.pool.ots, party.pool.seconds, time.perf_counter()
+        rehearse(party, round, weights, size)
+        seconds = time.perf_counter() - start
+        ahead, made = party.pool.seconds - ahead, party.pool.ots - ots
+        best = min(best[0], ahead / made if made else math.inf), min(best[1], (seconds - ahead) / size)
+    return Speed(best[0] if best[0] < math.inf else 0.0, best[1], byte)  # a trimmed mean that drops nobody takes no OTs
+
+
+def seconds_a_byte() -> float:
+    """CURVE's cipher, XSalsa20 and Poly1305, on a message of 1 MiB."""
+    from nacl.secret import SecretBox
+    from nacl.utils import random
+
+    box, message = SecretBox(random(32)), bytes(1 << 20)
+    best = math.inf
+    for _ in range(CALIBRATION_RUNS):
+        start = time.perf_counter()
+        box.encrypt(message)
+        best = min(best, time.perf_counter() - start)
+    return best / len(message)
+
+
+def cheapest(rows: Sequence[Row]) -> list[str]:
+    """One sentence for each kind of median among the rows."""
+    lines = []
+    for what, wanted in (("exact median", "exact"), ("approximate median", "approximate")):
+        of_kind = [row for row in rows if kind(row.round) == wanted]
+        if of_kind:
+            best = min(of_kind, key=lambda row: row.seconds)
+            lines.append(f"cheapest {what} on this link: {best.name}, {best.seconds:.3g} s")
+    return lines
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    from rich.table import Table
+
+    first = rows[0]
+    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
+    table.title = f"n = {first.clients} clients, d = {first.round.dim:,} coordinates"
+    table.add_column("method", no_wrap=True)
+    for title in COLUMNS:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        mega = row.ots, row.bytes_s0_to_s1, row.bytes_s1_to_s0, row.memory_bytes
+        seconds = row.ahead_seconds, row.online_seconds, row.transfer_seconds, row.waiting_seconds, row.seconds
+        figures = [_figure(value / 1e6) for value in mega] + [_figure(value) for value in seconds]
+        figures.insert(COLUMNS.index("rounds"), f"{row.rounds:,}")
+        table.add_row(("~ " if kind(row.round) == "approximate" else "") + row.name, *figures)
+    return table
+
+
+def _figure(value: float) -> str:
+    """Four digits or so."""
+    return f"{value:,.{3 if value < 10 else 2 if value < 100 else 1 if value < 1000 else 0}f}"
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -1,0 +1,336 @@
+"""What a round will cost, told beforehand: `predict` runs the protocol itself, both parties one after the other, on
+channels that move nothing and extensions that compute nothing, and counts.
+
+Who sends what, how long it is and what waits for what are functions of the round's parameters alone
+(tests/test_privacy.py), so the counts are exactly those of a real round (tests/test_plan.py), without a formula of
+their own that could disagree with it: `Party`, `Pool` and `METHODS` run unchanged. What stands in for the rest shares
+the size of a message with `channel` and with `softspoken`, and the chunks with `pipeline`.
+
+A chunk's messages depend on its size and on what the chunks before left in stock, and the stock soon repeats, so that
+few of a long vector's chunks are run. Prediction is of the first round of a session: a later one finds a rest in stock,
+and makes less.
+"""
+
+import copy
+import tracemalloc
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mpc import share
+from mpc.channel import Channel, Traffic, frame_size
+from mpc.errors import ConfigError
+from mpc.median.methods import Chunk
+from mpc.ot.softspoken import BLOCK, RandomOtReceiver, RandomOtSender, corrections_shape
+from mpc.params import SECURITY_BITS, ProtocolParams, RoundParams
+from mpc.party import SESSION_BYTES, Party
+from mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
+from mpc.preprocessing import Pool
+from mpc.prg import SEED_BYTES, Stream, os_entropy
+
+MAX_CHUNK_OTS = 1 << 30  # a chunk of so many takes about as many bytes of memory, here as in a round
+# buffers of a lane's two extensions: keys (two and one), rows, images of the hash, 16 bytes an OT
+EXTENSION_BYTES = 7 * 16 * BLOCK
+
+_KEYS = np.zeros((BLOCK, 2), np.uint64)  # what every extension returns
+
+_size_of = lru_cache(frame_size)
+
+Depths = tuple[int, int]  # of party 0 and party 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A round as it will be. `costs` are party 0's and party 1's, with no seconds.
+
+    `memory` is in bytes, of one server: for every lane the most that a chunk's correlations, shares and intermediate
+    arrays take together and the buffers of OT extension, and the result. Not in it are the uploads (which a server
+    keeps in files), messages that wait to be sent, and Python itself.
+    """
+
+    costs: tuple[Cost, Cost]
+    memory: int
+    chunks: int
+
+
+def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
+    """The cost of `pipeline.run_round` for clients of these public weights ([1] * n if they have none), for both
+    parties. ConfigError where a chunk would be too large for any machine.
+    """
+    chunks = cut(round, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
+    sizes = [end - begin for begin, end in chunks]
+    ots = demand(round, weights, sizes[0]).ots
+    if ots > MAX_CHUNK_OTS:
+        raise ConfigError(
+            f"{round.method} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of {sizes[0]} coordinates, "
+            "more than a server has memory for: use radix, whose cost is linear in the clients, or bucketed"
+        )
+    warm_up = _Rehearsal(round, weights, protocol.ot_field_bits)
+    warm_up.chunk(min(sizes[0], share.SLICE_ALIGN), warm_up.start)  # loads the kernels, which is no chunk's memory
+    rehearsal = _Rehearsal(round, weights, protocol.ot_field_bits)
+    lanes = [_Count() for _ in range(protocol.lanes)]
+    for number, lane in enumerate(lanes):
+        state = rehearsal.start
+        if number == 0:
+            lane.add(rehearsal.opening(protocol))
+        for size in sizes[number :: protocol.lanes]:
+            part = rehearsal.chunk(size, state)
+            lane.add(part)
+            state = part.after
+    result = round.dim * len(round.ranks_of(sum(weights))) * 8
+    memory = min(len(sizes), protocol.lanes) * (rehearsal.peak + EXTENSION_BYTES) + result
+    return Plan((_cost(lanes, 0), _cost(lanes, 1)), memory, len(sizes))
+
+
+def lone_party(field_bits: int) -> Party:
+    """Party 0 of nobody: its cryptography is real, and what it receives is zeros. To time what one party computes."""
+    channel, session = DryChannel(), os_entropy(SESSION_BYTES)
+    blocks, leaves = SECURITY_BITS // field_bits, 1 << field_bits
+    trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
+    delta = np.zeros(SECURITY_BITS, np.uint8)  # the missing leaf of each tree is the first
+    holes = [[b"", *tree[1:]] for tree in trees]
+    sender = RandomOtSender(channel, session, delta, holes, lane=0, direction=0)
+    receiver = RandomOtReceiver(channel, session, trees, lane=0, direction=1)
+    randomness = Stream(os_entropy(SEED_BYTES))
+    return Party(0, channel, Pool(0, channel, sender, receiver, randomness), randomness)
+
+
+def rehearse(party: Party, round: RoundParams, weights: Sequence[int], size: int) -> None:
+    """What a lane does for a chunk of `size` coordinates, on a dry channel and uploads of zeros."""
+    uploads: list[share.Upload] = [_NoUpload()] * len(weights)
+    compute(party, Chunk(round, uploads, weights, 0, size))
+
+
+@dataclass
+class _Event:
+    """A message at one end."""
+
+    sent: bool
+    bytes: int
+
+
+class DryChannel(Channel):
+    """Notes what it would carry. What is received is zeros."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.events: list[_Event] = []
+
+    def send(self, label: str, array: NDArray[Any]) -> None:
+        self.events.append(_Event(True, _size_of(label, array.dtype, array.shape)))
+
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        self.events.append(_Event(False, _size_of(label, np.dtype(dtype), shape)))
+        array = np.zeros(shape, dtype)
+        array.flags.writeable = False  # as what a channel receives
+        return array
+
+    def close(self) -> None:
+        pass
+
+
+class _DrySender(RandomOtSender):
+    """Sends and counts what an extension's sender does, and computes nothing."""
+
+    def __init__(self, channel: Channel, field_bits: int) -> None:
+        self._channel, self.field_bits, self.index = channel, field_bits, 0
+
+    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        self._check(count)
+        self._channel.recv("ot.corrections", np.uint64, corrections_shape(self.field_bits, count))
+        self.index += count
+        return _KEYS[:count], _KEYS[:count]
+
+    def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
+        return _expand(keys, blocks)
+
+
+class _DryReceiver(RandomOtReceiver):
+    """The other end."""
+
+    def __init__(self, channel: Channel, field_bits: int) -> None:
+        self._channel, self.field_bits, self.index = channel, field_bits, 0
+
+    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        words = self._check(count)
+        self._channel.send("ot.corrections", np.empty(corrections_shape(self.field_bits, count), np.uint64))
+        self.index += count
+        return _KEYS.reshape(-1)[:words], _KEYS[:count]
+
+    def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
+        return _expand(keys, blocks)
+
+
+def _expand(keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
+    return np.zeros((len(keys), 2 * blocks), np.uint64)
+
+
+class _DryStream(Stream):
+    """Masks that nothing needs."""
+
+    def __init__(self) -> None:
+        pass
+
+    def fill(self, out: NDArray[np.uint64]) -> None:
+        out[...] = 0
+
+
+class _NoUpload:
+    """A share of zeros."""
+
+    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]:
+        return np.zeros(stop - start, np.uint64)
+
+
+@dataclass
+class _Count:
+    """What both ends of a lane counted, and how deep each has come."""
+
+    ots: int = 0
+    bytes: list[int] = field(default_factory=lambda: [0, 0])  # sent by party 0, by party 1
+    messages: list[int] = field(default_factory=lambda: [0, 0])
+    rounds: int = 0
+    depths: Depths = (0, 0)
+
+    def add(self, part: "_Part") -> None:
+        self.ots += part.ots
+        for j in (0, 1):
+            self.bytes[j] += part.bytes[j]
+            self.messages[j] += part.messages[j]
+        # only the distance of the depths from each other and from the deepest message matters to what follows
+        base = min(self.depths)
+        start = self.depths[0] - base, self.depths[1] - base
+        if start not in part.replays:
+            part.replays[start] = _replay(part.events, start)
+        depths, deepest = part.replays[start]
+        self.depths = (base + depths[0], base + depths[1])
+        self.rounds = max(self.rounds, base + deepest)
+
+
+def _cost(lanes: Sequence[_Count], party_id: int) -> Cost:
+    return Cost(
+        ots=sum(lane.ots for lane in lanes),
+        bytes_sent=sum(lane.bytes[party_id] for lane in lanes),
+        bytes_received=sum(lane.bytes[1 - party_id] for lane in lanes),
+        messages=sum(lane.messages[party_id] for lane in lanes),
+        rounds=max(lane.rounds for lane in lanes),
+    )
+
+
+@dataclass(frozen=True)
+class _State:
+    """Both parties of a lane between two chunks; two states with the same `stock` behave alike."""
+
+    parties: tuple[Party, Party] = field(compare=False)
+    stock: tuple[frozenset[Any], frozenset[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What both parties do for one chunk."""
+
+    events: tuple[list[_Event], list[_Event]]
+    bytes: tuple[int, int]
+    messages: tuple[int, int]
+    ots: int
+    after: _State
+    replays: dict[Depths, tuple[Depths, int]] = field(default_factory=dict)  # `_replay` by the depths it starts from
+
+
+class _Rehearsal:
+    """Runs chunks of a round at both parties, each kind of chunk once."""
+
+    def __init__(self, round: RoundParams, weights: Sequence[int], field_bits: int) -> None:
+        self._round, self._weights, self._field_bits = round, weights, field_bits
+        self._known: dict[tuple[int, _State], _Part] = {}
+        self.start = _state((self._party(0), self._party(1)))
+        self.peak = 0  # bytes that a chunk took at most
+
+    def _party(self, party_id: int) -> Party:
+        channel, stream = DryChannel(), _DryStream()
+        sender, receiver = _DrySender(channel, self._field_bits), _DryReceiver(channel, self._field_bits)
+        return Party(party_id, channel, Pool(party_id, channel, sender, receiver, stream), stream)
+
+    def opening(self, protocol: ProtocolParams) -> _Part:
+        """What lane 0 does before its first chunk."""
+        parties = (self._party(0), self._party(1))
+        for party in parties:
+            exchange_wishes(party.channel, protocol)
+        return _part(parties, 0)
+
+    def chunk(self, size: int, state: _State) -> _Part:
+        key = size, state
+        if key not in self._known:
+            parties = copy.deepcopy(state.parties)
+            for party in parties:
+                with _Peak() as peak:
+                    rehearse(party, self._round, self._weights, size)
+                self.peak = max(self.peak, peak.bytes)
+            self._known[key] = _part(parties, state.parties[0].pool.ots)
+        return self._known[key]
+
+
+class _Peak:
+    """The most memory that numpy and Python took at once in a `with` block, beyond what they had before it."""
+
+    bytes = 0
+
+    def __enter__(self) -> "_Peak":
+        self._nested = tracemalloc.is_tracing()
+        if not self._nested:
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        self._before, _ = tracemalloc.get_traced_memory()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes = tracemalloc.get_traced_memory()[1] - self._before
+        if not self._nested:
+            tracemalloc.stop()
+
+
+def _part(parties: tuple[Party, Party], ots_before: int) -> _Part:
+    """What the parties did since they were last asked."""
+    one, other = (_take_events(party) for party in parties)
+    assert [e.bytes for e in one if e.sent] == [e.bytes for e in other if not e.sent]
+    assert [e.bytes for e in other if e.sent] == [e.bytes for e in one if not e.sent]
+    sent = [[event.bytes for event in events if event.sent] for events in (one, other)]
+    sums, counts = (sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1]))
+    return _Part((one, other), sums, counts, parties[0].pool.ots - ots_before, _state(parties))
+
+
+def _take_events(party: Party) -> list[_Event]:
+    channel = party.channel
+    assert isinstance(channel, DryChannel)
+    events, channel.events = channel.events, []
+    return events
+
+
+def _state(parties: tuple[Party, Party]) -> _State:
+    one, other = (frozenset((kind, *counts) for kind, counts in party.pool.stock.items()) for party in parties)
+    return _State(parties, (one, other))
+
+
+def _replay(events: Sequence[Sequence[_Event]], start: Depths) -> tuple[Depths, int]:
+    """How deep both parties are after a chunk that they began at these depths, and the deepest message of it: what
+    `Channel` counts, each party going on as far as messages have come.
+    """
+    depths, deepest, at = list(start), 0, [0, 0]
+    flying: tuple[deque[int], deque[int]] = deque(), deque()  # depths of messages on their way to party 0, to party 1
+    while at != [len(own) for own in events]:
+        before = list(at)
+        for j in (0, 1):
+            while at[j] < len(events[j]) and (events[j][at[j]].sent or flying[j]):
+                if events[j][at[j]].sent:
+                    flying[1 - j].append(depths[j] + 1)
+                    deepest = max(deepest, depths[j] + 1)
+                else:
+                    depths[j] = max(depths[j], flying[j].popleft())
+                at[j] += 1
+        assert at != before, "both parties wait for each other"
+    return (depths[0], depths[1]), deepest

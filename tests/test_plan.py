@@ -1,0 +1,168 @@
+"""Plans: what `predict` tells beforehand is what a real round counts, to the byte."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import harness, plan
+from benchmarks.work import Point, round_params
+from mpc import share
+from mpc.errors import ConfigError
+from mpc.params import ProtocolParams, RoundParams
+from mpc.pipeline import Cost, run_round
+from mpc.plan import predict
+from scripts import cli
+from tests.parties import make_parties, run_both
+
+SMALL = {"chunk": 1280, "batch": 1 << 14}  # several chunks from a few thousand coordinates on
+
+ROUNDS: dict[str, dict[str, Any]] = {
+    "scan": {"method": "bucketed"},
+    "scan-wide": {"method": "bucketed", "buckets": 3, "ring_bits": 16},
+    "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 11},
+    "pairwise": {"method": "pairwise"},
+    "pairwise-opened": {"method": "pairwise", "selection": "opened", "ring_bits": 32, "fraction_bits": 16},
+    "pairwise-clients": {"method": "pairwise", "result_to": "clients", "ring_bits": 20, "fraction_bits": 8},
+    "float32": {"method": "radix"},
+    "bfloat16": {"method": "radix", "encoding": "bfloat16"},
+    "fixed": {"method": "radix", "encoding": "fixed", "word_bits": 11, "fraction_bits": 4},
+    "buckets": {"method": "radix", "encoding": "buckets"},
+    "ranks": {"method": "radix", "encoding": "bfloat16", "ranks": [1, 2], "quantiles": [0.9]},
+    "midpoint": {"method": "radix", "encoding": "bfloat16", "midpoint": True},
+    "trimmed-mean": {"method": "trimmed-mean", "trim": 0.3},
+    "untrimmed": {"method": "trimmed-mean", "trim": 0.0},
+}
+
+
+def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
+    """What a real round of a new session counts."""
+    parties = make_parties(protocol.lanes, protocol.ot_field_bits)
+    uploads = [share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))]
+    one, other = run_both(lambda j: run_round(parties[j], params, protocol, uploads, weights=weights))
+    return one.cost, other.cost
+
+
+def without_seconds(cost: Cost) -> Cost:
+    return replace(cost, seconds=0.0, preprocessing_seconds=0.0, online_seconds=0.0)
+
+
+def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> None:
+    predicted = predict(params, weights, protocol)
+    assert predicted.costs == tuple(without_seconds(cost) for cost in counted(params, weights, protocol))
+    assert predicted.memory > 0
+
+
+# dim, clients, field bits, lanes
+SIZES = [(1, 5, 4, 1), (127, 2, 2, 2), (128, 8, 4, 3), (129, 3, 2, 1), (5000, 4, 4, 2), (5000, 5, 2, 3)]
+
+
+@pytest.mark.parametrize(("dim", "clients", "field_bits", "lanes"), SIZES)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_predicted_is_counted(name: str, dim: int, clients: int, field_bits: int, lanes: int) -> None:
+    params = RoundParams.from_dict({"dim": dim, "max_clients": clients} | ROUNDS[name])
+    check(params, [1] * clients, ProtocolParams(field_bits, lanes, **SMALL))
+
+
+@pytest.mark.parametrize("name", ["scan", "pairwise", "pairwise-opened", "bfloat16"])
+def test_predicted_is_counted_with_weights(name: str) -> None:
+    weights = [3, 1, 4, 2, 5]
+    named = {str(client): weight for client, weight in enumerate(weights)}
+    more = {"dim": 3000, "max_clients": 5, "weights": named, "weight_cap": 0.5}
+    check(RoundParams.from_dict(more | ROUNDS[name]), weights, ProtocolParams(lanes=2, **SMALL))
+
+
+def test_predicted_is_counted_when_some_clients_stay_away() -> None:
+    check(RoundParams("radix", 700, 30, encoding="bfloat16"), [1] * 4, ProtocolParams(**SMALL))
+
+
+def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
+    check(RoundParams("bucketed", 150_001, 8), [1] * 8, ProtocolParams())
+
+
+def test_predicted_is_counted_between_two_processes() -> None:
+    protocol = ProtocolParams(lanes=2, **SMALL)
+    points = [
+        Point("median", "bucketed", clients=4, dim=6000, buckets=8, schedule="bisect", ring_bits=0),
+        Point("median", "pairwise", clients=3, dim=3001, ring_bits=32),
+        Point("median", "radix", clients=3, dim=700, encoding="bfloat16", ring_bits=0),
+    ]
+    results = harness.run(points, 1, protocol, False, lambda done, point: None)
+    for point, result in zip(points, results, strict=True):
+        cost = predict(round_params(point), [1] * (point.clients or 0), protocol).costs[0]
+        got = tuple(result[name] for name in ("ots", "bytes_s0_to_s1", "bytes_s1_to_s0", "rounds"))
+        assert got == (cost.ots, cost.bytes_sent, cost.bytes_received, cost.rounds)
+
+
+@pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
+def test_a_large_model_is_planned_in_seconds(name: str) -> None:
+    params = RoundParams.from_dict({"dim": 1_663_370, "max_clients": 8} | ROUNDS[name])
+    predict(replace(params, dim=200), [1] * 8, ProtocolParams())  # compiles
+    start = time.perf_counter()
+    large = predict(params, [1] * 8, ProtocolParams())
+    assert time.perf_counter() - start < 10
+    assert large.costs[0].bytes_sent > 10e6 and large.memory < 1 << 30
+
+
+def test_memory_is_of_the_chunks_in_hand() -> None:
+    """It grows with the lanes, and with the dimension by the result alone."""
+    one, two = (predict(RoundParams("pairwise", 6000, 5), [1] * 5, ProtocolParams(lanes=n, **SMALL)) for n in (1, 2))
+    assert 1.8 < two.memory / one.memory < 2.2
+    long = predict(RoundParams("pairwise", 60_000, 5), [1] * 5, ProtocolParams(lanes=1, **SMALL))
+    assert abs(long.memory - one.memory - 8 * 54_000) < 0.1 * one.memory
+
+
+def test_what_no_memory_holds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use radix"):
+        predict(RoundParams("pairwise", 1000, 2000), [1] * 2000, ProtocolParams())
+
+
+def test_the_formula() -> None:
+    cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
+    speed = plan.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
+    params = RoundParams("bucketed", 100, 3)
+    fast = plan.estimate("", params, 3, cost, 0, speed, plan.Link(float("inf"), 0.0))
+    assert fast.compute_seconds == pytest.approx(1 + 1 + 0.3)
+    assert fast.seconds == pytest.approx(2.3 + 10 * plan.HOP_S)
+    slow = plan.estimate("", params, 3, cost, 0, speed, plan.Link(1e6, 0.1))
+    assert slow.seconds == pytest.approx(16 + 10 * (0.05 + plan.HOP_S))
+
+
+def test_a_calibration_measures_something() -> None:
+    params = RoundParams("radix", 10_000, 5, encoding="bfloat16")
+    speed = plan.calibrate(params, [1] * 5, ProtocolParams(), plan.seconds_a_byte())
+    assert 1e-9 < speed.ot < 1e-5 and 1e-9 < speed.coordinate < 1e-2 and 1e-11 < speed.byte < 1e-7
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    options = ["--clients", "4", "--dim", "300", "--trim", "0.3", "--json", str(file)]
+    assert cli.main(["plan", *options, "--bandwidth", "100", "--rtt", "40"]) == 0
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 112 for line in printed.split("saved to")[0].splitlines())
+    rows = json.loads(file.read_text())
+    names = [row["name"] for row in rows]
+    assert [name.split()[0] for name in names] == ["bucketed"] * 2 + ["pairwise"] + ["radix"] * 3 + ["trimmed-mean"]
+    for row in rows:
+        cost = predict(RoundParams.from_dict(row["round"]), [1] * 4, ProtocolParams()).costs[0]
+        assert (row["ots"], row["bytes_s0_to_s1"], row["rounds"]) == (cost.ots, cost.bytes_sent, cost.rounds)
+        assert row["name"] in printed
+    for what in ("exact", "approximate"):
+        best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
+        assert f"cheapest {what} median on this link: {best['name']}," in printed
+
+
+def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--clients", "3", "--dim", "200", "--method"]
+    assert cli.main([*given, "radix", "--encoding", "fixed", "--field-bits", "2", "--lanes", "1"]) == 0
+    assert "radix fixed" in capsys.readouterr().out
+    assert cli.main([*given, "bucketed", "--schedule", "bisect", "--buckets", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert "bucketed b=5 bisect" in printed and "scan" not in printed and "exact" not in printed
+    assert cli.main(["plan", "--clients", "1", "--dim", "200"]) == 2
+    assert "max_clients" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*given, "radix", "--rtt", "-1"])
