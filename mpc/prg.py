@@ -17,7 +17,7 @@ BLOCK_WORDS = 2  # an AES block is 128 bits
 Entropy = Callable[[int], bytes]
 os_entropy: Entropy = os.urandom
 
-_ZEROS = memoryview(bytes(1 << 16))  # what the key stream is XORed to, a call at a time
+ZEROS = memoryview(bytes(1 << 16))  # what the key stream is XORed to, a call at a time
 
 
 class Stream:
@@ -29,7 +29,8 @@ class Stream:
         if len(seed) != SEED_BYTES:
             raise InputError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
         start = nonce.to_bytes(8, "big") + block.to_bytes(8, "big")
-        self._update = Cipher(algorithms.AES(seed), modes.CTR(start)).encryptor().update_into
+        # xor(data, out): `data` XOR the next bytes of the stream, of buffers of bytes, without a detour through Python
+        self.xor = Cipher(algorithms.AES(seed), modes.CTR(start)).encryptor().update_into
 
     def __repr__(self) -> str:
         return "Stream(<secret>)"
@@ -37,9 +38,9 @@ class Stream:
     def fill(self, out: NDArray[np.uint64]) -> None:
         """Overwrite a contiguous array with the next `out.nbytes` bytes of the stream."""
         view = out.data.cast("B")
-        for start in range(0, len(view), len(_ZEROS)):
-            part = view[start : start + len(_ZEROS)]
-            self._update(_ZEROS[: len(part)], part)
+        for start in range(0, len(view), len(ZEROS)):
+            part = view[start : start + len(ZEROS)]
+            self.xor(ZEROS[: len(part)], part)
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next `count` 64-bit words."""

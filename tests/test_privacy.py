@@ -270,9 +270,9 @@ def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> No
 PINNED = {
     "scan": "e9b2370729acea8a005658ce96033be7",
     "bisect": "56d7d4d0ddc94d5ec8e41f9fd857f61f",
-    "radix": "d5634ee51ced9232220216f9fbbc2bce",
-    "trimmed-mean": "25758fd66482383336e30bb857301f92",
-    "pairwise": "876af5c8835aa9ad16b2cfb03c58b61f",
+    "radix": "ebcd7604e2f0fe360f85fa6b80fc93fe",
+    "trimmed-mean": "04fcc96be3933a2a44d0d00b3e9dca8e",
+    "pairwise": "5d026d2c4a6fb542f7afe6a2af4a66a5",
 }
 
 

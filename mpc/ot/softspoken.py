@@ -33,12 +33,12 @@ from mpc.errors import LocalProtocolError
 from mpc.kernels import extension as kernels
 from mpc.ot.base import BaseOtReceiver, BaseOtSender
 from mpc.params import SECURITY_BITS
-from mpc.prg import SEED_BYTES, Entropy, Stream, os_entropy
+from mpc.prg import SEED_BYTES, ZEROS, Entropy, Stream, os_entropy
 
 ALIGN = 128  # OTs: a row of a block is whole AES blocks
 # OTs in one call of `extend` at most: AES calls long enough to cost nothing beside their work, rows short enough for
-# the cache.
-BLOCK = 1 << 17
+# the cache. A row is an odd number of cache lines, so that a column of rows does not fall on the same few cache sets.
+BLOCK = 255 * 512
 
 
 def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
@@ -169,10 +169,11 @@ class RandomOtReceiver(_Extension):
         choices = self._buffer("choices", words)
         # new each time: the channel may still be sending the last
         corrections = np.empty(corrections_shape(k, count), np.uint64)
+        zeros, views = ZEROS[: 8 * words], [_bytes(leaf) for leaf in leaves]
         for block, tree in enumerate(self._streams):
-            for x, stream in enumerate(tree):
+            for stream, view in zip(tree, views, strict=True):
                 assert stream is not None  # the receiver knows every leaf
-                stream.fill(leaves[x])
+                stream.xor(zeros, view)
             kernels.fold(leaves, rows[block * k : (block + 1) * k])
             if block == 0:
                 choices[:] = leaves[0]
@@ -220,12 +221,12 @@ class RandomOtSender(_Extension):
         rows = self._buffer("rows", SECURITY_BITS, words)
         leaves = self._buffer("leaves", q, words)
         corrections = self._channel.recv("ot.corrections", np.uint64, corrections_shape(k, count))
+        zeros, views = ZEROS[: 8 * words], [_bytes(leaf) for leaf in leaves]
         for block, tree in enumerate(self._streams):
             leaves[0] = 0
-            for y in range(1, q):
-                stream = tree[y]
+            for stream, view in zip(tree[1:], views[1:], strict=True):
                 assert stream is not None  # only y = 0, x = Delta_i, is missing
-                stream.fill(leaves[y])
+                stream.xor(zeros, view)
             mine = rows[block * k : (block + 1) * k]
             kernels.fold(leaves, mine)
             if block > 0:
