@@ -143,6 +143,22 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
     assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
 
 
+def test_random_bytes_are_a_client_with_random_values(pair):
+    """Of the right length they complete a radix round, and the result stays within the honest values' range."""
+    values = updates()[:2]
+    params = RoundParams("radix", DIM, 3)
+    round_id = pair.open(**params.to_dict())
+    for name, value in zip(("client-1", "client-2"), values, strict=True):
+        pair.submit(name, value)
+    for seed, server in enumerate(("s0", "s1")):
+        rubbish = np.random.default_rng(seed).integers(0, 2**64, (1, params.layout.row_words), np.uint64)
+        fields = {"round": round_id, "params": params.digest, "form": "words"}
+        pair.caller("client-3", server).ask("upload", {"share": rubbish}, **fields)
+    assert len(pair.wait("published")["included"]) == 3
+    result = pair.result(round_id)
+    assert (result >= np.min(values, axis=0)).all() and (result <= np.max(values, axis=0)).all()
+
+
 @pytest.mark.parametrize("method", ["bucketed", "pairwise", "radix"])
 def test_weighted_rounds_over_daemons(pair, method):
     values = updates()

@@ -58,12 +58,10 @@ def radix_round(
 def test_every_rank_of_random_words(clients: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(clients)
-    width = int(rng.integers(1, 65))
+    width = int(rng.integers(1, 65)) if clients < 9 else int(rng.integers(1, 13))  # every width has a test of its own
     words = random_words(rng, clients, width)
     shares = xor_shares(words, rng)
-    for rank in (
-        range(1, clients + 1) if clients < 9 else (1, clients // 3, -(-clients // 2), clients // 2 + 1, clients)
-    ):
+    for rank in range(1, clients + 1):
         bits = ring.count_bits(clients, rank)
         one, other = run_both(lambda j, r=rank, b=bits: radix.median(party[j], shares[j], width, b, r))  # type: ignore[misc]
         assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
