@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from mpc.kernels import extension, packing, tables
+from mpc.kernels import extension, packing, quads, tables
 from tests import reference
 
 RNG = np.random.default_rng(5)
@@ -156,6 +156,38 @@ def test_leaf_messages(bits: int, shift: int) -> None:
             got = np.empty(count, np.uint8)
             packing.unpack_bits(out[plane] ^ shares[plane], got)
             assert (got == want).all()
+
+
+def test_pack_plane() -> None:
+    values = RNG.integers(0, 2**32, 192, np.uint64).astype(np.uint32)
+    plane = np.empty(3, np.uint64)
+    for bit in (0, 7, 31):
+        packing.pack_plane(values, bit, plane)
+        assert plane.tolist() == reference.pack([int(value) >> bit & 1 for value in values], 1)
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(4, np.uint8), (12, np.uint16), (33, np.uint64), (64, np.uint64)])
+def test_quads_share_the_and_of_two_shared_bits(bits: int, dtype: type) -> None:
+    count, top = 128, 2**bits - 1
+    mask = np.uint64(top)
+    pads = RNG.integers(0, top, (4, count), np.uint64, endpoint=True).astype(dtype)
+    choices = RNG.integers(0, 4, count).astype(np.uint8)
+    c_sent, z_sent, c_received, z_received = (words(2) for _ in range(4))
+    requests = np.empty(count, np.uint8)
+    quads.request(c_received, z_received, choices, requests)
+    messages, sent, received = np.empty((3, count), dtype), np.empty(count, dtype), np.empty(count, dtype)
+    quads.reply(c_sent, z_sent, pads, requests, mask, messages, sent)
+    quads.finish(c_received, z_received, pads[choices, np.arange(count)], messages, mask, received)
+    both = (c_sent ^ c_received) & (z_sent ^ z_received)
+    want = [int(both[i // 64]) >> i % 64 & 1 for i in range(count)]
+    assert [(int(a) + int(b)) % (top + 1) for a, b in zip(sent, received, strict=True)] == want
+
+
+def test_quads_are_tables_taken_apart() -> None:
+    made = words(50, 1)
+    pads = np.empty((4, 50), np.uint8)
+    quads.split_tables(made, 4, np.uint64(15), pads)
+    assert all(pads[p].tolist() == [int(table) >> 4 * p & 15 for table in made[:, 0]] for p in range(4))
 
 
 @pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="this is the run without the compiler")
