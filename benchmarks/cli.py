@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def add_verbs(verbs: Any) -> None:
     median = kinds.add_parser("median", help="a whole median on shares")
     median.add_argument(
         "--method",
-        type=_methods,
+        type=_list_from(params.METHODS),
         default=["bucketed"],
         metavar="M,..",
         help=f"from {', '.join(params.METHODS)} (default: bucketed)",
@@ -68,10 +68,18 @@ def add_verbs(verbs: Any) -> None:
         help="value ring (pairwise, trimmed-mean) or count ring (bucketed); 0: 64, or the smallest (default: 0)",
     )
     median.add_argument(
-        "--schedule", type=_schedules, default=["scan"], metavar="S,..", help="bucketed: scan, bisect (default: scan)"
+        "--schedule",
+        type=_list_from(params.SCHEDULES),
+        default=["scan"],
+        metavar="S,..",
+        help="bucketed: scan, bisect (default: scan)",
     )
     median.add_argument(
-        "--encoding", type=_encodings, default=["float32"], metavar="E,..", help="radix: its words (default: float32)"
+        "--encoding",
+        type=_list_from(params.ENCODINGS),
+        default=["float32"],
+        metavar="E,..",
+        help="radix: its words (default: float32)",
     )
     median.set_defaults(points=_median_points)
 
@@ -196,24 +204,15 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
     return points
 
 
-def _list(text: str, choices: Sequence[str]) -> list[str]:
-    values = text.split(",")
-    for value in values:
-        if value not in choices:
-            raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}")
-    return values
+def _list_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        values = text.split(",")
+        for value in values:
+            if value not in choices:
+                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}")
+        return values
 
-
-def _methods(text: str) -> list[str]:
-    return _list(text, params.METHODS)
-
-
-def _schedules(text: str) -> list[str]:
-    return _list(text, params.SCHEDULES)
-
-
-def _encodings(text: str) -> list[str]:
-    return _list(text, params.ENCODINGS)
+    return parse
 
 
 def _numbers(text: str) -> list[int]:

@@ -15,16 +15,14 @@ import numpy as np
 import zmq
 
 from benchmarks.work import Point, run_point
-from mpc.channel import Channel
 from mpc.params import ProtocolParams
-from mpc.party import SESSION_BYTES, Session
+from mpc.party import SESSION_BYTES
 from mpc.pipeline import warm_up
+from servers.engine import SWITCH_S, establish
 from servers.settings import KeyPair
-from servers.transport import PEER_DOMAIN, PeerPort, authenticate
+from servers.transport import PEER_DOMAIN, PEER_MESSAGE_BYTES, PeerPort, authenticate
 
 TIMEOUT_S = 300.0  # the other process compiles its kernels first
-MAX_MESSAGE_BYTES = 1 << 30
-SWITCH_S = 1e-4
 
 
 def main() -> None:
@@ -39,14 +37,11 @@ def main() -> None:
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
-    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], MAX_MESSAGE_BYTES)
+    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], PEER_MESSAGE_BYTES)
     links = [port.lane(bytes(SESSION_BYTES), lane, TIMEOUT_S) for lane in range(protocol.lanes)]
     if party_id == 1:
         _say({"endpoint": port.endpoint})
-    for link in links:
-        link.meet(party_id)
-    channels = [Channel(link) for link in links]
-    session = Session.establish(party_id, channels[0], bytes.fromhex(job["session"]), protocol)
+    session, channels = establish(party_id, links, bytes.fromhex(job["session"]), protocol)
     made = 0
     for i, point in enumerate(Point(**values) for values in job["points"]):
         for repetition in range(job["repetitions"]):

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cli import TABLE_WIDTH
 from benchmarks.work import Point, round_params
 from mpc import params
 from mpc.errors import ConfigError
@@ -28,7 +29,6 @@ from mpc.params import ProtocolParams, RoundParams
 from mpc.pipeline import Cost, cut, demand
 from mpc.plan import lone_party, predict, rehearse
 
-TABLE_WIDTH = 112  # as of `bench`
 COLUMNS = ("M OTs", "MB out", "MB in", "rounds", "MB mem", "ahead", "online", "transfer", "waiting", "seconds")
 LOOPBACK_RTT_MS = 0.1
 # seconds from a send to the receiving thread going on, the link apart: through the sockets and their threads, as
@@ -188,12 +188,8 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
                 yield f"bucketed b={options.buckets} {schedule}", round_params(replace(point, schedule=schedule))
         elif method == "radix":
             for encoding in [options.encoding] if options.encoding else ("float32", "bfloat16", "buckets"):
-                round = round_params(replace(point, encoding=encoding))
-                buckets = encoding == "buckets"
-                yield (
-                    f"radix {encoding}" + f" b={options.buckets}" * buckets,
-                    (replace(round, buckets=options.buckets) if buckets else round),
-                )
+                name = f"radix {encoding}" + f" b={options.buckets}" * (encoding == "buckets")
+                yield name, round_params(replace(point, encoding=encoding))
         elif method == "trimmed-mean":
             yield f"trimmed-mean {options.trim:g}", replace(round_params(point), trim=options.trim)
         else:

@@ -58,6 +58,8 @@ def round_params(point: Point) -> RoundParams:
         options |= {"buckets": point.buckets, "schedule": point.schedule}
     elif point.method == "radix":
         options["encoding"] = point.encoding
+        if point.encoding == "buckets" and point.buckets is not None:
+            options["buckets"] = point.buckets
     elif point.ring_bits:
         options["fraction_bits"] = min(24, point.ring_bits // 2)
     return RoundParams.from_dict(options)

@@ -73,7 +73,7 @@ def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
 
     With t = s ^ r opened for the DaBit r, uniform: [s] = t + [r] - 2 t [r].
     """
-    random, in_ring = party.pool.dabits(DaBits(bits), *_roles(party, count))
+    random, in_ring = party.pool.dabits(DaBits(bits), *party.roles(count))
     masked = shares ^ pack_bits(random)
     opened = unpack_bits(masked ^ party.channel.exchange("b2a", masked), count)
     # t = 0: [r]; t = 1: 1 - [r], where party 0 holds the 1
@@ -106,9 +106,3 @@ def multiplex(party: Party, shares: Words, values: NDArray[Any], bits: int) -> N
 
 def multiplex_demand(count: int, bits: int) -> Demand:
     return Demand({RandomOts(bits): (count, count)})
-
-
-def _roles(party: Party, count: int) -> tuple[int, int]:
-    """Items of a batch that this party sends, and receives."""
-    zero, one = half_counts(count)
-    return (zero, one) if party.id == 0 else (one, zero)

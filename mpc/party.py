@@ -33,6 +33,11 @@ class Party:
         first, second = slice(0, _border(count)), slice(_border(count), count)
         return (first, second) if self.id == 0 else (second, first)
 
+    def roles(self, count: int) -> tuple[int, int]:
+        """How many of a batch of `count` this party sends, and how many it receives."""
+        zero, one = half_counts(count)
+        return (zero, one) if self.id == 0 else (one, zero)
+
 
 def _border(count: int) -> int:
     return min(count, (count + 127) // 128 * 64)

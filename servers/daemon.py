@@ -13,17 +13,15 @@ import zmq
 from mpc import pipeline
 from servers import control, logs
 from servers.config import ServerConfig
-from servers.engine import Engine
+from servers.engine import SWITCH_S, Engine
 from servers.requests import Desk
 from servers.rounds import Rounds
 from servers.settings import KeyPair, load_keys
 from servers.store import Store
-from servers.transport import CLIENT_DOMAIN, PEER_DOMAIN, ClientPort, PeerPort, authenticate
+from servers.transport import CLIENT_DOMAIN, PEER_DOMAIN, PEER_MESSAGE_BYTES, ClientPort, PeerPort, authenticate
 
 TICK_MS = 100  # how late a time limit may be noticed
-PEER_MESSAGE_BYTES = 1 << 30  # far above any message of the protocol, whose size `ProtocolParams` bounds
 LEAVE_S = 1.0  # for the peer to take leave
-SWITCH_S = 1e-4  # lanes hand over to each other within this, not within Python's 5 ms
 
 
 class Daemon:

@@ -16,6 +16,7 @@ from mpc.share import Upload
 from servers import logs
 from servers.transport import ZmqLink
 
+SWITCH_S = 1e-4  # for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
 STOP_S = 5.0  # a closed lane stops its thread at the next message; a chunk's computation may come first
 
 
@@ -120,11 +121,18 @@ class Engine:
         self._wake()
 
     def _establish(self, lanes: _Lanes) -> list[Party]:
-        for link in lanes.links:
-            link.meet(self._party)
-        channels = [Channel(link) for link in lanes.links]
-        session = Session.establish(self._party, channels[0], lanes.session_id, self._protocol)
+        session, channels = establish(self._party, lanes.links, lanes.session_id, self._protocol)
         return [session.party(lane, channel) for lane, channel in enumerate(channels)]
 
     def _note(self, done: int, total: int) -> None:
         self.progress = (done, total)
+
+
+def establish(
+    party: int, links: Sequence[ZmqLink], session_id: bytes, protocol: ProtocolParams
+) -> tuple[Session, list[Channel]]:
+    """Meet the other server on every lane, and make the base OTs on the first."""
+    for link in links:
+        link.meet(party)
+    channels = [Channel(link) for link in links]
+    return Session.establish(party, channels[0], session_id, protocol), channels

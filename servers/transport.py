@@ -25,6 +25,7 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 PEER_DOMAIN, CLIENT_DOMAIN = "peer", "clients"
+PEER_MESSAGE_BYTES = 1 << 30  # far above any message of the protocol, whose size `ProtocolParams` bounds
 LINGER_MS = 500  # for last words when a server stops
 HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000  # zmq's own, below the messages; any traffic counts as a sign of life
 SLICE_MS = 50  # how often a waiting lane looks whether it has been closed

@@ -1,5 +1,5 @@
 """The table of methods: how clients encode an update, what the parties do with a chunk of coordinates, what the opened
-values mean. A new method is a module beside this one and a line in `METHODS`.
+values mean. A new method is a module beside this one, a line in `METHODS`, and its name and options in `params`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

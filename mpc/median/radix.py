@@ -80,7 +80,7 @@ def _conjunction(party: Party, c: Words, z: Words, bits: int) -> NDArray[Any]:
     """Additive shares over Z_2^bits of c & z for packed XOR shares, all 64 bits of every word. Two rounds."""
     count = 64 * c.size
     sending, receiving = party.halves(count)
-    sent, received = sending.stop - sending.start, receiving.stop - receiving.start
+    sent, received = party.roles(count)
     (c_sent, z_sent), (c_received, z_received) = (
         (c[half.start // 64 : half.stop // 64], z[half.start // 64 : half.stop // 64]) for half in (sending, receiving)
     )

@@ -19,8 +19,6 @@ from mpc.kernels import quads
 from mpc.kernels import tables as kernels
 from mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 
-KEY_BITS = 128
-
 
 def slot_bits(width: int) -> int:
     """Bits a chunk takes in a table: `width` rounded up to a power of two, so that no chunk spans two words."""

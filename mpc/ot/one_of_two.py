@@ -89,8 +89,3 @@ class OtReceiver(_Once):
     def finish_correlated(self, choices: NDArray[np.uint8], reply: Words) -> Ring:
         """The receiver's share r'_0 + x delta."""
         return ring.reduce(self.keys + choices * ring.unpack(reply, self.bits, choices.size), self.bits)
-
-    @property
-    def reply_words(self) -> int:
-        """Words of a correlated reply."""
-        return ring.packed_words(self.choices.size, self.bits)
