@@ -133,15 +133,15 @@ def _leaf_shares(
     stock = [party.pool.tables(leaf.kind, sent, received) for leaf in leaves]
 
     requests = []
-    for leaf, (_, choices, _) in zip(leaves, stock, strict=True):
+    for leaf, (_, pads) in zip(leaves, stock, strict=True):
         request = np.empty(received, np.uint8)
-        kernels.request_leaves(as_receiver, leaf.shift, choices, _mask(leaf), request)
+        kernels.request_leaves(as_receiver, leaf.shift, pads, _mask(leaf), request)
         requests.append(ring.pack(request, leaf.bits))
     shape = (sum(ring.packed_words(sent, leaf.bits) for leaf in leaves),)
     asked = party.channel.exchange("leaf.request", np.concatenate(requests), shape)
 
     replies, own, at = [], [], 0
-    for leaf, (tables, _, _) in zip(leaves, stock, strict=True):
+    for leaf, (tables, _) in zip(leaves, stock, strict=True):
         words = ring.packed_words(sent, leaf.bits)
         request = ring.unpack(asked[at : at + words], leaf.bits, sent)
         at += words
@@ -160,12 +160,12 @@ def _leaf_shares(
     gt: list[Words] = []
     eq: list[Words] = []
     at = 0
-    for leaf, (_, _, pads), sender_shares in zip(leaves, stock, own, strict=True):
+    for leaf, (_, pads), sender_shares in zip(leaves, stock, own, strict=True):
         words = ring.packed_words(received, _reply_bits(leaf))
         reply = ring.unpack(answered[at : at + words], _reply_bits(leaf), received)
         at += words
         shares = np.empty((leaf.kind.width, words_of(received)), np.uint64)
-        kernels.finish_leaves(as_receiver, leaf.shift, _mask(leaf), leaf.kind.width, pads, reply, shares)
+        kernels.finish_leaves(as_receiver, leaf.shift, leaf.bits, leaf.kind.width, pads, reply, shares)
         halves = (sender_shares, shares) if party.id == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)

@@ -25,6 +25,7 @@ ENCODINGS = ("float32", "bfloat16", "fixed", "buckets")
 SCHEDULES = ("scan", "bisect")
 SELECTIONS = ("oblivious", "opened")
 RESULTS = ("servers", "clients")
+OT_EXTENSIONS = ("softspoken", "silent")
 RANGE_POLICIES = ("coordinate", "mean", "linf", "l1", "constant")
 
 
@@ -83,12 +84,14 @@ class ProtocolParams:
 
     ot_field_bits: int = 4  # SECURITY-neutral, AGREEMENT: SoftSpokenOT's k_s (1, 2, 4, 8): fewer bytes against more AES
     lanes: int = 2  # AGREEMENT: chunks in flight at once, each on its own channel
+    ot_extension: str = "softspoken"  # AGREEMENT: SoftSpokenOT, or silent (Ferret): few bytes, on the hardness of LPN
     chunk: int = (
         1 << 16
     )  # LOCAL: coordinates in one chunk at most; fewer if it would hold more than `batch` comparisons
     batch: int = 1 << 19  # LOCAL: comparisons in one chunk at most: bounds the memory of a lane
 
     def __post_init__(self) -> None:
+        _one_of("ot_extension", self.ot_extension, OT_EXTENSIONS)
         if self.ot_field_bits not in (1, 2, 4, 8):
             raise ConfigError(f"ot_field_bits must be 1, 2, 4 or 8, not {self.ot_field_bits!r}")
         _whole("lanes", self.lanes, 1, 16)
@@ -97,7 +100,7 @@ class ProtocolParams:
 
     def agreement(self) -> dict[str, Any]:
         """The fields both servers must share."""
-        return {"ot_field_bits": self.ot_field_bits, "lanes": self.lanes}
+        return {"ot_extension": self.ot_extension, "ot_field_bits": self.ot_field_bits, "lanes": self.lanes}
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,18 @@ over many rounds.
 """
 
 import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpc.channel import Channel
 from mpc.errors import LocalProtocolError
-from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender, receiver_setup, sender_setup
+from mpc.ot import ferret, softspoken
+from mpc.ot.softspoken import receiver_setup, sender_setup
 from mpc.params import ProtocolParams
 from mpc.preprocessing import Pool
 from mpc.prg import Entropy, Stream, os_entropy
@@ -25,6 +30,16 @@ class Party:
         self.channel = channel
         self.pool = pool
         self.randomness = randomness  # for masks of this party's own
+        self.uploads_seconds = 0.0  # spent in `reading_uploads`
+
+    @contextmanager
+    def reading_uploads(self) -> Iterator[None]:
+        """Time what a server does with the clients' shares by itself, before the protocol."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.uploads_seconds += time.perf_counter() - start
 
     def halves(self, count: int) -> tuple[slice, slice]:
         """Where this party is the OT sender in a batch of `count`, and where the receiver: party 0 sends in the first
@@ -59,9 +74,11 @@ class Session:
         delta: np.ndarray,
         sender_leaves: list[list[bytes]],
         entropy: Entropy,
+        silent: bool = False,
     ) -> None:
         self._id, self._session_id, self._entropy = party_id, session_id, entropy
         self._receiver_leaves, self._delta, self._sender_leaves = receiver_leaves, delta, sender_leaves
+        self._silent = silent
         self._lanes: set[int] = set()
 
     def __repr__(self) -> str:
@@ -76,14 +93,16 @@ class Session:
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes")
-        bound = hashlib.sha256(session_id + repr(sorted(params.agreement().items())).encode()).digest()
+        silent = params.ot_extension == "silent"
+        terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits} | ({"silent": True} if silent else {})
+        bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
         for direction in (0, 1):  # `direction` is the party that is the extension's sender
             tag = bound + bytes([direction])
             if direction == party_id:
                 delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
             else:
                 receiver_leaves = receiver_setup(channel, tag, params.ot_field_bits, entropy)
-        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy)
+        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, silent)
 
     def party(self, lane: int, channel: Channel) -> Party:
         """The party of one lane: streams and tweaks of its own. Each lane is made once, or its correlations would
@@ -93,6 +112,19 @@ class Session:
             raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
         self._lanes.add(lane)
         randomness = Stream(self._entropy(16))
-        sender = RandomOtSender(channel, self._session_id, self._delta, self._sender_leaves, lane, direction=self._id)
-        receiver = RandomOtReceiver(channel, self._session_id, self._receiver_leaves, lane, direction=1 - self._id)
-        return Party(self._id, channel, Pool(self._id, channel, sender, receiver, randomness), randomness)
+        sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._id
+        receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._id
+        ends = extensions(self._silent, sending, receiving, self._entropy)
+        return Party(self._id, channel, Pool(self._id, channel, *ends, randomness), randomness)
+
+
+def extensions(
+    silent: bool,
+    sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
+    receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
+    entropy: Entropy,
+) -> tuple[softspoken.RandomOtSender, softspoken.RandomOtReceiver]:
+    """A lane's OT extension in both directions, of the kind agreed on."""
+    if silent:
+        return ferret.RandomOtSender(*sending, Stream(entropy(16))), ferret.RandomOtReceiver(*receiving)
+    return softspoken.RandomOtSender(*sending), softspoken.RandomOtReceiver(*receiving)

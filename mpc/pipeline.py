@@ -2,17 +2,18 @@
 computes while another waits for the link.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpc import share
-from mpc.channel import Channel, local_pair
+from mpc.channel import local_pair
 from mpc.errors import InputError, PeerProtocolError
 from mpc.median.methods import METHODS, Chunk
 from mpc.params import ProtocolParams, RoundParams
@@ -24,8 +25,10 @@ Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
 
 @dataclass(frozen=True)
 class Cost:
-    """What one party counted over all its lanes in one round. `ots` counts both directions; `rounds` is the longest
-    lane's.
+    """What one party counted over all its lanes. `ots` counts both directions; `rounds` is the longest lane's.
+
+    `preprocessing_`: of it, making correlations, which needs no input; the rest is online. `seconds` is from the start
+    of the round's run to its end; what `fill` did before that is in `ahead_seconds` alone.
     """
 
     ots: int = 0
@@ -33,12 +36,26 @@ class Cost:
     bytes_received: int = 0
     messages: int = 0
     rounds: int = 0
-    preprocessing_seconds: float = 0.0  # mean over lanes
+    preprocessing_bytes_sent: int = 0
+    preprocessing_bytes_received: int = 0
+    preprocessing_rounds: int = 0
+    preprocessing_seconds: float = 0.0  # in `seconds`: mean over lanes
     online_seconds: float = 0.0  # the rest of `seconds`
+    uploads_seconds: float = 0.0  # of it, reading and summing the uploads, which takes no peer: mean over lanes
     seconds: float = 0.0
+    ahead_seconds: float = 0.0
+
+    def after(self, ahead: "Cost") -> "Cost":
+        """The cost of a round for which `fill` had made correlations at the cost of `ahead`."""
+        counts = {name: value + getattr(self, name) for name, value in asdict(ahead).items() if type(value) is int}
+        return replace(self, **counts, ahead_seconds=ahead.ahead_seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        online = {
+            f"online_{name}": getattr(self, name) - getattr(self, f"preprocessing_{name}")
+            for name in ("bytes_sent", "bytes_received", "rounds")
+        }
+        return asdict(self) | online
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,8 @@ def run_round(
         raise InputError(f"{len(uploads)} uploads for a round of 1 to {round.max_clients} clients")
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
-    chunks = _agree_on_chunks(parties[0], round, protocol, len(uploads), len(parties))
+    chunk, batch, _ = _agree_on_sizes(parties, protocol)
+    chunks = cut(round, len(uploads), len(parties), chunk, batch)
     results: dict[int, NDArray[Any]] = {}
     report = _Report(round.dim, progress)
 
@@ -83,6 +101,67 @@ def run_round(
     return Outcome(values, meter.read())
 
 
+def fill(
+    parties: Sequence[Party],
+    round: RoundParams,
+    protocol: ProtocolParams,
+    limit_bytes: int,
+    hurry: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Cost:
+    """Make correlations for the next round, for `max_clients` clients, before their uploads are there. The other party
+    does the same at the same time.
+
+    Stops where the stock would take more than `limit_bytes` (the smaller wish of both parties), or where party 0's
+    `hurry` says that the round is waiting: the round makes what is lacking. Drops what this round has no use for.
+    """
+    meter = Meter(parties)
+    chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
+    weights = list(round.weights.values()) or [1] * round.max_clients
+    steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]  # what a lane has after each of its chunks
+    total = Demand()
+    for number, (begin, end) in enumerate(cut(round, len(weights), len(parties), chunk, batch)):
+        wanted = demand(round, weights, end - begin)
+        total = total + wanted
+        if total.bytes > limit:
+            break
+        steps_here = steps[number % len(parties)]
+        steps_here.append((end - begin, steps_here[-1][1] + wanted if steps_here else wanted))
+    report = _Report(round.dim, progress)
+
+    def lane(number: int) -> None:
+        party = parties[number]
+        party.pool.keep_only(demand(round, weights, 1))
+        for coordinates, wanted in steps[number]:
+            if not _go_on(party, hurry):
+                return
+            party.pool.reserve(wanted)
+            report.add(coordinates)
+
+    run_lanes(parties, lane)
+    cost = meter.read()
+    # all of it is preprocessing, the words about it included
+    return replace(
+        cost,
+        preprocessing_bytes_sent=cost.bytes_sent,
+        preprocessing_bytes_received=cost.bytes_received,
+        preprocessing_rounds=cost.rounds,
+        preprocessing_seconds=0.0,
+        online_seconds=0.0,
+        seconds=0.0,
+        ahead_seconds=cost.seconds,
+    )
+
+
+def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
+    """Party 0 decides, so that both stop at the same chunk; its word does not wait for an answer."""
+    if party.id == 0:
+        go_on = not hurry()
+        party.channel.send("fill", np.array([go_on], np.uint8))
+        return go_on
+    return bool(party.channel.recv("fill", np.uint8, (1,))[0])
+
+
 def compute(party: Party, chunk: Chunk) -> NDArray[Any]:
     """One chunk on one lane: what it lacks of correlations, then its result."""
     party.pool.reserve(demand(chunk.params, chunk.weights, chunk.dim))
@@ -94,11 +173,11 @@ def demand(round: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     return METHODS[round.method].demand(round, weights, dim)
 
 
-def warm_up() -> None:
+def warm_up(params: ProtocolParams | None = None) -> None:
     """Compile every kernel a round uses (or load it from the cache on disk), for every ring dtype, on small inputs of
     both parties in this process.
     """
-    protocol = ProtocolParams(lanes=1)
+    protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
     rounds = [RoundParams("bucketed", 2, 2, ring_bits=bits) for bits in (4, 16, 32, 64)]
     rounds += [RoundParams("pairwise", 2, 3, ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
@@ -129,23 +208,32 @@ def warm_up() -> None:
         raise errors[0]
 
 
-def _agree_on_chunks(
-    party: Party, round: RoundParams, protocol: ProtocolParams, clients: int, lanes: int
-) -> list[tuple[int, int]]:
-    """Cut the coordinates. The sizes are LOCAL wishes, so the parties exchange them and take the smaller: one round."""
-    mine, theirs = exchange_wishes(party.channel, protocol)
-    if (theirs < share.SLICE_ALIGN).any():
+def _agree_on_sizes(parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0) -> tuple[int, int, int]:
+    """`chunk`, `batch` and the limit of a filled pool are LOCAL wishes, so the parties exchange them and take the
+    smaller: one round. PeerProtocolError if the parties' pools are not the two halves of the same correlations.
+    """
+    mine, theirs = exchange_wishes(parties, protocol, limit_bytes)
+    if (theirs[:2] < share.SLICE_ALIGN).any():
         raise PeerProtocolError(
-            f"the peer wishes for chunks of {theirs.tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
+            f"the peer wishes for chunks of {theirs[:2].tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
         )
-    chunk, batch = (int(size) for size in np.minimum(mine, theirs))
-    return cut(round, clients, lanes, chunk, batch)
+    if (mine[3:] != theirs[3:]).any():
+        raise PeerProtocolError("the two servers' pools of correlations do not belong together: both are dropped")
+    chunk, batch, limit = (int(size) for size in np.minimum(mine, theirs)[:3])
+    return chunk, batch, limit
 
 
-def exchange_wishes(channel: Channel, protocol: ProtocolParams) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The `chunk` and `batch` of both parties, ours first."""
-    mine = np.array([protocol.chunk, protocol.batch], np.uint64)
-    return mine, channel.exchange("chunks", mine)
+def exchange_wishes(
+    parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """`chunk`, `batch`, the limit of the pool, and four words that tell the pools of all lanes, of both parties, ours
+    first.
+    """
+    pools = hashlib.sha256(b"".join(party.pool.id for party in parties)).digest()
+    mine = np.concatenate(
+        (np.array([protocol.chunk, protocol.batch, limit_bytes], np.uint64), np.frombuffer(pools, np.uint64))
+    )
+    return mine, parties[0].channel.exchange("sizes", mine)
 
 
 def cut(round: RoundParams, clients: int, lanes: int, chunk: int, batch: int) -> list[tuple[int, int]]:
@@ -217,20 +305,24 @@ class Meter:
             for party, old in zip(self._parties, self._before, strict=True)
         ]
         total = {name: sum(lane[name] for lane in lanes) for name in lanes[0]}
-        preprocessing = total.pop("preprocessing_seconds") / len(lanes)
-        total["rounds"] = max(lane["rounds"] for lane in lanes)
-        return Cost(
-            **total, preprocessing_seconds=preprocessing, online_seconds=seconds - preprocessing, seconds=seconds
-        )
+        for name in ("preprocessing_seconds", "uploads_seconds"):
+            total[name] /= len(lanes)
+        longest = max(lanes, key=lambda lane: lane["rounds"])
+        total |= {name: longest[name] for name in ("rounds", "preprocessing_rounds")}
+        return Cost(**total, online_seconds=seconds - total["preprocessing_seconds"], seconds=seconds)
 
 
 def _counters(party: Party) -> dict[str, Any]:
-    traffic = party.channel.traffic
+    traffic, spent = party.channel.traffic, party.pool.spent
     return {
         "ots": party.pool.ots,
         "bytes_sent": traffic.bytes_sent,
         "bytes_received": traffic.bytes_received,
         "messages": traffic.messages_sent,
         "rounds": traffic.rounds,
-        "preprocessing_seconds": party.pool.seconds,
+        "preprocessing_bytes_sent": spent.bytes_sent,
+        "preprocessing_bytes_received": spent.bytes_received,
+        "preprocessing_rounds": spent.rounds,
+        "preprocessing_seconds": spent.seconds,
+        "uploads_seconds": party.uploads_seconds,
     }

@@ -4,11 +4,12 @@ channels that move nothing and extensions that compute nothing, and counts.
 Who sends what, how long it is and what waits for what are functions of the round's parameters alone
 (tests/test_privacy.py), so the counts are exactly those of a real round (tests/test_plan.py), without a formula of
 their own that could disagree with it: `Party`, `Pool` and `METHODS` run unchanged. What stands in for the rest shares
-the size of a message with `channel` and with `softspoken`, and the chunks with `pipeline`.
+the size of a message with `channel`, `softspoken` and `ferret`, and the chunks with `pipeline`.
 
 A chunk's messages depend on its size and on what the chunks before left in stock, and the stock soon repeats, so that
 few of a long vector's chunks are run. Prediction is of the first round of a session: a later one finds a rest in stock,
-and makes less.
+and makes less. Silent OT extension makes OTs by the iteration: those that a round hands out are counted as OTs, and the
+bytes are of whole iterations, the last of each lane and direction included.
 """
 
 import copy
@@ -26,9 +27,10 @@ from mpc import share
 from mpc.channel import Channel, Traffic, frame_size
 from mpc.errors import ConfigError
 from mpc.median.methods import Chunk
-from mpc.ot.softspoken import BLOCK, RandomOtReceiver, RandomOtSender, corrections_shape
+from mpc.ot import ferret, softspoken
+from mpc.ot.softspoken import BLOCK, corrections_shape
 from mpc.params import SECURITY_BITS, ProtocolParams, RoundParams
-from mpc.party import SESSION_BYTES, Party
+from mpc.party import SESSION_BYTES, Party, extensions
 from mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
 from mpc.preprocessing import Pool
 from mpc.prg import SEED_BYTES, Stream, os_entropy
@@ -46,7 +48,7 @@ Depths = tuple[int, int]  # of party 0 and party 1
 
 @dataclass(frozen=True)
 class Plan:
-    """A round as it will be. `costs` are party 0's and party 1's, with no seconds.
+    """A round as it will be. `costs` are party 0's and party 1's: totals, with no seconds and not taken apart.
 
     `memory` is in bytes, of one server: for every lane the most that a chunk's correlations, shares and intermediate
     arrays take together and the buffers of OT extension, and the result. Not in it are the uploads (which a server
@@ -70,10 +72,10 @@ def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
             f"{round.method} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of {sizes[0]} coordinates, "
             "more than a server has memory for: use radix, whose cost is linear in the clients, or bucketed"
         )
-    warm_up = _Rehearsal(round, weights, protocol.ot_field_bits)
+    warm_up = _Rehearsal(round, weights, protocol)
     warm_up.chunk(min(sizes[0], share.SLICE_ALIGN), warm_up.start)  # loads the kernels, which is no chunk's memory
-    rehearsal = _Rehearsal(round, weights, protocol.ot_field_bits)
-    lanes = [_Count() for _ in range(protocol.lanes)]
+    rehearsal = _Rehearsal(round, weights, protocol)
+    lanes = [_Count(protocol) for _ in range(protocol.lanes)]
     for number, lane in enumerate(lanes):
         state = rehearsal.start
         if number == 0:
@@ -83,21 +85,22 @@ def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
             lane.add(part)
             state = part.after
     result = round.dim * len(round.ranks_of(sum(weights))) * 8
-    memory = min(len(sizes), protocol.lanes) * (rehearsal.peak + EXTENSION_BYTES) + result
+    silent = 2 * ferret.CODE.memory if protocol.ot_extension == "silent" else 0
+    memory = min(len(sizes), protocol.lanes) * (rehearsal.peak + EXTENSION_BYTES + silent) + result
     return Plan((_cost(lanes, 0), _cost(lanes, 1)), memory, len(sizes))
 
 
-def lone_party(field_bits: int) -> Party:
+def lone_party(protocol: ProtocolParams) -> Party:
     """Party 0 of nobody: its cryptography is real, and what it receives is zeros. To time what one party computes."""
     channel, session = DryChannel(), os_entropy(SESSION_BYTES)
-    blocks, leaves = SECURITY_BITS // field_bits, 1 << field_bits
+    blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
     delta = np.zeros(SECURITY_BITS, np.uint8)  # the missing leaf of each tree is the first
     holes = [[b"", *tree[1:]] for tree in trees]
-    sender = RandomOtSender(channel, session, delta, holes, lane=0, direction=0)
-    receiver = RandomOtReceiver(channel, session, trees, lane=0, direction=1)
     randomness = Stream(os_entropy(SEED_BYTES))
-    return Party(0, channel, Pool(0, channel, sender, receiver, randomness), randomness)
+    sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
+    ends = extensions(protocol.ot_extension == "silent", sending, receiving, os_entropy)
+    return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
 
 
 def rehearse(party: Party, round: RoundParams, weights: Sequence[int], size: int) -> None:
@@ -114,12 +117,20 @@ class _Event:
     bytes: int
 
 
+@dataclass
+class _Asked:
+    """OTs asked of one end of an extension: what is said for them depends on what it has left."""
+
+    sending: bool
+    ots: int
+
+
 class DryChannel(Channel):
     """Notes what it would carry. What is received is zeros."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        self.events: list[_Event] = []
+        self.events: list[_Event | _Asked] = []
 
     def send(self, label: str, array: NDArray[Any]) -> None:
         self.events.append(_Event(True, _size_of(label, array.dtype, array.shape)))
@@ -134,15 +145,18 @@ class DryChannel(Channel):
         pass
 
 
-class _DrySender(RandomOtSender):
-    """Sends and counts what an extension's sender does, and computes nothing."""
+class _DrySender(softspoken.RandomOtSender):
+    """Notes what is asked of an extension's sender, and computes nothing."""
 
-    def __init__(self, channel: Channel, field_bits: int) -> None:
-        self._channel, self.field_bits, self.index = channel, field_bits, 0
+    def __init__(self, channel: "DryChannel", silent: bool) -> None:
+        self._events, self.sender_speaks, self.index = channel.events, silent, 0
+
+    def prepare(self) -> None:
+        self._events.append(_Asked(True, 0))
 
     def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         self._check(count)
-        self._channel.recv("ot.corrections", np.uint64, corrections_shape(self.field_bits, count))
+        self._events.append(_Asked(True, count))
         self.index += count
         return _KEYS[:count], _KEYS[:count]
 
@@ -150,20 +164,42 @@ class _DrySender(RandomOtSender):
         return _expand(keys, blocks)
 
 
-class _DryReceiver(RandomOtReceiver):
+class _DryReceiver(softspoken.RandomOtReceiver):
     """The other end."""
 
-    def __init__(self, channel: Channel, field_bits: int) -> None:
-        self._channel, self.field_bits, self.index = channel, field_bits, 0
+    def __init__(self, channel: "DryChannel", silent: bool) -> None:
+        self._events, self.sender_speaks, self.index = channel.events, silent, 0
+
+    def prepare(self) -> None:
+        self._events.append(_Asked(False, 0))
 
     def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         words = self._check(count)
-        self._channel.send("ot.corrections", np.empty(corrections_shape(self.field_bits, count), np.uint64))
+        self._events.append(_Asked(False, count))
         self.index += count
         return _KEYS.reshape(-1)[:words], _KEYS[:count]
 
     def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
         return _expand(keys, blocks)
+
+
+def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
+    """The messages of one end of an extension that has `left` OTs (None of the silent one's seeds yet: -1), and what it
+    has left then.
+    """
+    words = np.dtype(np.uint64)
+    ots, said = asked.ots, []
+    if protocol.ot_extension == "softspoken":
+        corrections = corrections_shape(protocol.ot_field_bits, ots)
+        return [_Event(not asked.sending, _size_of("ot.corrections", words, corrections))], left
+    code = ferret.CODE
+    if left < 0:
+        seeds = corrections_shape(protocol.ot_field_bits, code.bootstrap)
+        said, left = [_Event(not asked.sending, _size_of("ot.corrections", words, seeds))], 0
+    while ots > left:
+        ots, left = ots - left, code.yields
+        said += [_Event(asked.sending, _size_of("ferret.sums", words, code.message(group))) for group in code.groups()]
+    return said, left - ots
 
 
 def _expand(keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
@@ -189,27 +225,30 @@ class _NoUpload:
 
 @dataclass
 class _Count:
-    """What both ends of a lane counted, and how deep each has come."""
+    """What both ends of a lane counted, how deep each has come, and what its extensions have left."""
 
+    protocol: ProtocolParams
     ots: int = 0
     bytes: list[int] = field(default_factory=lambda: [0, 0])  # sent by party 0, by party 1
     messages: list[int] = field(default_factory=lambda: [0, 0])
     rounds: int = 0
     depths: Depths = (0, 0)
+    left: "_Left" = ((-1, -1), (-1, -1))
 
     def add(self, part: "_Part") -> None:
-        self.ots += part.ots
-        for j in (0, 1):
-            self.bytes[j] += part.bytes[j]
-            self.messages[j] += part.messages[j]
         # only the distance of the depths from each other and from the deepest message matters to what follows
         base = min(self.depths)
         start = self.depths[0] - base, self.depths[1] - base
-        if start not in part.replays:
-            part.replays[start] = _replay(part.events, start)
-        depths, deepest = part.replays[start]
-        self.depths = (base + depths[0], base + depths[1])
-        self.rounds = max(self.rounds, base + deepest)
+        if (start, self.left) not in part.runs:
+            part.runs[start, self.left] = _run(part.events, start, self.left, self.protocol)
+        run = part.runs[start, self.left]
+        self.ots += part.ots
+        for j in (0, 1):
+            self.bytes[j] += run.bytes[j]
+            self.messages[j] += run.messages[j]
+        self.depths = (base + run.depths[0], base + run.depths[1])
+        self.rounds = max(self.rounds, base + run.deepest)
+        self.left = run.left
 
 
 def _cost(lanes: Sequence[_Count], party_id: int) -> Cost:
@@ -230,37 +269,50 @@ class _State:
     stock: tuple[frozenset[Any], frozenset[Any]]
 
 
+_Left = tuple[tuple[int, int], tuple[int, int]]  # of both parties, as the OT receiver and as the sender
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A chunk from given depths and with given OTs left."""
+
+    bytes: tuple[int, int]
+    messages: tuple[int, int]
+    depths: Depths
+    deepest: int
+    left: _Left
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     """What both parties do for one chunk."""
 
-    events: tuple[list[_Event], list[_Event]]
-    bytes: tuple[int, int]
-    messages: tuple[int, int]
+    events: tuple[list[_Event | _Asked], list[_Event | _Asked]]
     ots: int
     after: _State
-    replays: dict[Depths, tuple[Depths, int]] = field(default_factory=dict)  # `_replay` by the depths it starts from
+    runs: dict[tuple[Depths, _Left], _Run] = field(default_factory=dict)
 
 
 class _Rehearsal:
     """Runs chunks of a round at both parties, each kind of chunk once."""
 
-    def __init__(self, round: RoundParams, weights: Sequence[int], field_bits: int) -> None:
-        self._round, self._weights, self._field_bits = round, weights, field_bits
+    def __init__(self, round: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> None:
+        self._round, self._weights, self._protocol = round, weights, protocol
         self._known: dict[tuple[int, _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
         self.peak = 0  # bytes that a chunk took at most
 
     def _party(self, party_id: int) -> Party:
         channel, stream = DryChannel(), _DryStream()
-        sender, receiver = _DrySender(channel, self._field_bits), _DryReceiver(channel, self._field_bits)
-        return Party(party_id, channel, Pool(party_id, channel, sender, receiver, stream), stream)
+        silent = self._protocol.ot_extension == "silent"
+        pool = Pool(party_id, channel, _DrySender(channel, silent), _DryReceiver(channel, silent), stream)
+        return Party(party_id, channel, pool, stream)
 
     def opening(self, protocol: ProtocolParams) -> _Part:
         """What lane 0 does before its first chunk."""
         parties = (self._party(0), self._party(1))
         for party in parties:
-            exchange_wishes(party.channel, protocol)
+            exchange_wishes([party], protocol)
         return _part(parties, 0)
 
     def chunk(self, size: int, state: _State) -> _Part:
@@ -297,23 +349,41 @@ class _Peak:
 def _part(parties: tuple[Party, Party], ots_before: int) -> _Part:
     """What the parties did since they were last asked."""
     one, other = (_take_events(party) for party in parties)
-    assert [e.bytes for e in one if e.sent] == [e.bytes for e in other if not e.sent]
-    assert [e.bytes for e in other if e.sent] == [e.bytes for e in one if not e.sent]
-    sent = [[event.bytes for event in events if event.sent] for events in (one, other)]
-    sums, counts = (sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1]))
-    return _Part((one, other), sums, counts, parties[0].pool.ots - ots_before, _state(parties))
+    return _Part((one, other), parties[0].pool.ots - ots_before, _state(parties))
 
 
-def _take_events(party: Party) -> list[_Event]:
+def _take_events(party: Party) -> list[_Event | _Asked]:
     channel = party.channel
     assert isinstance(channel, DryChannel)
-    events, channel.events = channel.events, []
+    events = channel.events[:]
+    channel.events.clear()  # the extensions hold on to it
     return events
 
 
 def _state(parties: tuple[Party, Party]) -> _State:
     one, other = (frozenset((kind, *counts) for kind, counts in party.pool.stock.items()) for party in parties)
     return _State(parties, (one, other))
+
+
+def _run(
+    asked: tuple[list[_Event | _Asked], list[_Event | _Asked]], start: Depths, left: _Left, protocol: ProtocolParams
+) -> _Run:
+    """A chunk, with what the extensions say for the OTs asked of them."""
+    events: tuple[list[_Event], list[_Event]] = [], []
+    rest = [list(left[0]), list(left[1])]
+    for j in (0, 1):
+        for event in asked[j]:
+            if isinstance(event, _Asked):
+                said, rest[j][event.sending] = _said(event, rest[j][event.sending], protocol)
+                events[j].extend(said)
+            else:
+                events[j].append(event)
+    sent = [[event.bytes for event in own if event.sent] for own in events]
+    for j in (0, 1):
+        assert sent[j] == [event.bytes for event in events[1 - j] if not event.sent]
+    depths, deepest = _replay(events, start)
+    after = (rest[0][0], rest[0][1]), (rest[1][0], rest[1][1])
+    return _Run((sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1])), depths, deepest, after)
 
 
 def _replay(events: Sequence[Sequence[_Event]], start: Depths) -> tuple[Depths, int]:

@@ -17,10 +17,11 @@ A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c
 sender, and [b ^ c] = b + c - 2 b c.
 """
 
+import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -49,11 +50,20 @@ class Tables:
         """OTs an item."""
         return self.index_bits
 
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Memory of an item at the sender and at the receiver."""
+        return _table_dtype(self).itemsize, 1
+
 
 @dataclass(frozen=True, order=True)
 class Triples:
     width: int
     ots = 64  # an item is a word of 64 triples' halves
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        return 16 * self.width, 8 + 8 * self.width
 
 
 @dataclass(frozen=True, order=True)
@@ -61,17 +71,31 @@ class Quads:
     bits: int
     ots = 2
 
+    @property
+    def bytes(self) -> tuple[int, int]:
+        size = ring.dtype(self.bits).itemsize
+        return 4 * size, 1 + size
+
 
 @dataclass(frozen=True, order=True)
 class RandomOts:
     bits: int
     ots = 1
 
+    @property
+    def bytes(self) -> tuple[int, int]:
+        size = ring.dtype(self.bits).itemsize
+        return 2 * size, 1 + size
+
 
 @dataclass(frozen=True, order=True)
 class DaBits:
     bits: int
     ots = 1
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        return (1 + ring.dtype(self.bits).itemsize,) * 2
 
 
 Kind = Tables | Triples | Quads | RandomOts | DaBits
@@ -102,6 +126,15 @@ class Demand:
     def ots(self) -> int:
         """OTs for all of it, both directions."""
         return sum(kind.ots * sum(counts) for kind, counts in self.counts.items())
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the stock of it takes, at the party where it takes more."""
+        zero, one = (
+            sum(kind.bytes[0] * counts[j] + kind.bytes[1] * counts[1 - j] for kind, counts in self.counts.items())
+            for j in (0, 1)
+        )
+        return max(zero, one)
 
 
 class _Stock:
@@ -135,6 +168,16 @@ class _Stock:
         return tuple(np.concatenate(arrays, axis=-1) for arrays in zip(*taken, strict=True))
 
 
+@dataclass
+class Spent:
+    """What making correlations has taken: seconds, whole frames, and rounds (see mpc.channel)."""
+
+    seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rounds: int = 0
+
+
 class Pool:
     """The correlations of one party on one lane. `reserve` at both parties, with the same demand and in the same order,
     or not at all.
@@ -147,7 +190,7 @@ class Pool:
         self._sender, self._receiver, self._randomness = sender, receiver, randomness
         self._sent: defaultdict[Kind, _Stock] = defaultdict(_Stock)
         self._received: defaultdict[Kind, _Stock] = defaultdict(_Stock)
-        self.seconds = 0.0  # spent in `reserve`
+        self.spent = Spent()  # in `reserve`
 
     @property
     def ots(self) -> int:
@@ -155,18 +198,50 @@ class Pool:
         return self._sender.index + self._receiver.index
 
     @property
+    def left(self) -> tuple[int, int]:
+        """OTs that the extensions give before they next speak, as the sender and as the receiver."""
+        return self._sender.left, self._receiver.left
+
+    @property
     def stock(self) -> dict[Kind, tuple[int, int]]:
         """Items left of each kind, as the OT sender and as the receiver."""
         kinds = self._sent.keys() | self._received.keys()
         return {kind: (self._sent[kind].count, self._received[kind].count) for kind in kinds}
 
+    @property
+    def id(self) -> bytes:
+        """The same at both parties as long as their stocks are the two halves of the same correlations."""
+        directions = [(self._sender.index, self._sent), (self._receiver.index, self._received)]
+        if self._id == 1:
+            directions.reverse()
+        state = [
+            (index, sorted((repr(kind), stock.count) for kind, stock in stocks.items() if stock.count))
+            for index, stocks in directions
+        ]
+        return hashlib.sha256(repr(state).encode()).digest()
+
     def random_keys(self, count: int, sending: bool) -> None:
         """Make `count` random OTs (at most softspoken.BLOCK) in one direction and drop them: what benchmarks time."""
         (self._sender if sending else self._receiver).extend(count)
 
+    def keep_only(self, demand: Demand) -> None:
+        """Drop the stock of kinds that `demand` has no use for. At both parties, like `reserve`."""
+        for stocks in (self._sent, self._received):
+            for kind in stocks.keys() - demand.counts.keys():
+                del stocks[kind]
+
     def reserve(self, demand: Demand) -> None:
-        """Make what the stock lacks of `demand`. Two rounds at most, however much it is."""
-        start = time.perf_counter()
+        """Make what the stock lacks of `demand`, and count what it takes."""
+        start, traffic = time.perf_counter(), self._channel.traffic
+        before = replace(traffic)
+        self._make(demand)
+        self.spent.seconds += time.perf_counter() - start
+        self.spent.bytes_sent += traffic.bytes_sent - before.bytes_sent
+        self.spent.bytes_received += traffic.bytes_received - before.bytes_received
+        self.spent.rounds += traffic.rounds - before.rounds
+
+    def _make(self, demand: Demand) -> None:
+        """Two rounds at most, however much it is, whichever end of the extension speaks."""
         me, peer = self._id, 1 - self._id
         # one item at least in either direction: a batch too small to be halved still takes none of the other
         missing = [
@@ -177,25 +252,33 @@ class Pool:
             )
             for kind in sorted(demand.counts, key=_rank)
         ]
-        # The receiver's half first: its messages are on their way while it works, and wait for nothing.
-        pending: list[tuple[Kind, NDArray[np.uint8], NDArray[Any]]] = []
+        # The half that speaks first: its messages are on their way while it works, and wait for nothing.
+        pending: Iterable[tuple[DaBits, Arrays]] = self._receive_all(missing)
+        if self._sender.sender_speaks:
+            if any(as_receiver > 0 for _, _, as_receiver in missing):
+                self._receiver.prepare()
+        else:
+            pending = list(pending)
+        for kind, as_sender, _ in missing:
+            for items in _blocks(kind, as_sender):
+                self._sent[kind].put(self._send(kind, items))
+        for dabits, (choices, keys) in pending:
+            self._received[dabits].put(self._finish_dabits(dabits, choices, keys))
+
+    def _receive_all(self, missing: Sequence[tuple[Kind, int, int]]) -> Iterator[tuple[DaBits, Arrays]]:
+        """Stock the receiver's half; yields what a correction of the sender is still to come for, in its order."""
         for kind, _, as_receiver in missing:
             for items in _blocks(kind, as_receiver):
                 piece = self._receive(kind, items)
                 if isinstance(kind, DaBits):
-                    pending.append((kind, piece[0], piece[1]))
+                    yield kind, piece
                 else:
                     self._received[kind].put(piece)
-        for kind, as_sender, _ in missing:
-            for items in _blocks(kind, as_sender):
-                self._sent[kind].put(self._send(kind, items))
-        for kind, choices, keys in pending:
-            self._received[kind].put(self._finish_dabits(cast(DaBits, kind), choices, keys))
-        self.seconds += time.perf_counter() - start
 
     def _receive(self, kind: Kind, items: int) -> Arrays:
         if isinstance(kind, Tables):
-            return one_of_n.receiver_pads(self._receiver, kind.index_bits, kind.width, items)
+            positions, pads = one_of_n.receiver_pads(self._receiver, kind.index_bits, kind.width, items)
+            return (positions | pads << np.uint8(kind.index_bits),)
         if isinstance(kind, Quads):
             return one_of_n.receiver_pads(self._receiver, kind.ots, kind.bits, items)
         choices, keys = self._receiver.extend(items * kind.ots)
@@ -230,14 +313,14 @@ class Pool:
 
     # What the protocols take. Counts are of this party's own role.
 
-    def tables(
-        self, kind: Tables, as_sender: int, as_receiver: int
-    ) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.uint8]]:
-        """The tables to send from, and the positions and pads to receive with."""
+    def tables(self, kind: Tables, as_sender: int, as_receiver: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """The tables to send from, and what there is to receive with: each a position in the low `index_bits` and the
+        pad there above them.
+        """
         self._top_up(kind, as_sender, as_receiver)
         (tables,) = self._sent[kind].take(as_sender)
-        choices, pads = self._received[kind].take(as_receiver)
-        return tables, choices, pads
+        (pads,) = self._received[kind].take(as_receiver)
+        return tables, pads
 
     def quads(
         self, kind: Quads, as_sender: int, as_receiver: int
@@ -292,8 +375,8 @@ def _blocks(kind: Kind, missing: int) -> Iterable[int]:
 
 def _table_dtype(kind: Tables) -> np.dtype[Any]:
     bits = one_of_n.slot_bits(kind.width) << kind.index_bits
-    if bits > 64:
-        raise LocalProtocolError(f"{kind}: a stocked table has at most 64 bits, not {bits}")
+    if bits > 64 or kind.index_bits + kind.width > 8:
+        raise LocalProtocolError(f"{kind}: a stocked table has at most 64 bits, and its pads one byte")
     return ring.dtype(bits)
 
 

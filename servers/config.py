@@ -65,6 +65,7 @@ class ServerConfig:
     round_limit_s: float = 3600.0  # for one run of the protocol
     stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
     max_message_bytes: int = 1 << 28  # of a client; a longer one ends the connection it came on
+    pool_limit_bytes: int = 1 << 28  # of correlations made while clients train; the smaller of both servers' counts
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
 
     def __post_init__(self) -> None:
@@ -82,6 +83,8 @@ class ServerConfig:
                 raise ConfigError(f"{name} must be more than 0 and at most a week, not {getattr(self, name)}")
         if self.max_message_bytes <= 0:
             raise ConfigError(f"max_message_bytes must be more than 0, not {self.max_message_bytes}")
+        if not 0 <= self.pool_limit_bytes < 1 << 63:
+            raise ConfigError(f"pool_limit_bytes must be 0 (make nothing ahead) or more, not {self.pool_limit_bytes}")
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
             raise ConfigError(f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}")
         callers = self.clients + self.coordinators

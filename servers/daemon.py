@@ -46,6 +46,7 @@ class Daemon:
         self._engine = Engine(
             config.party,
             config.protocol,
+            config.pool_limit_bytes,
             lambda session, lane: self._peer.lane(session, lane, config.channel_timeout_s),
             self._wake,
         )
@@ -129,7 +130,7 @@ def serve(config: ServerConfig) -> None:
     keys, store = load_keys(config.key_file), Store(Path(config.state_dir))
     start = time.monotonic()
     logs.event("compiling")
-    pipeline.warm_up()
+    pipeline.warm_up(config.protocol)
     logs.event("compiled", seconds=round(time.monotonic() - start, 1))
     daemon = Daemon(config, keys, store)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,17 +1,17 @@
-"""Runs the protocol in a worker thread, and keeps the session (base OTs, lanes) from round to round."""
+"""Runs the protocol in a worker thread, and keeps the session (base OTs, lanes, pools) from round to round."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mpc import pipeline
 from mpc.channel import Channel
 from mpc.errors import LocalProtocolError, RoundBusy, SecureMedianError
 from mpc.params import ProtocolParams, RoundParams
 from mpc.party import Party, Session
-from mpc.pipeline import Outcome
+from mpc.pipeline import Cost, Outcome
 from mpc.share import Upload
 from servers import logs
 from servers.transport import ZmqLink
@@ -22,28 +22,74 @@ STOP_S = 5.0  # a closed lane stops its thread at the next message; a chunk's co
 
 @dataclass
 class _Lanes:
-    """One session's lanes; `parties` once the base OTs are done."""
+    """One session's lanes; `parties` once the base OTs are done. `ahead`: what filling their pools has cost since the
+    last round.
+    """
 
     session_id: bytes
     links: list[ZmqLink]
     parties: list[Party] = field(default_factory=list)
+    ahead: Cost = Cost()
 
     def release(self) -> None:
         for link in self.links:
             link.release()
 
 
+Work = Callable[[_Lanes], Outcome | None]
+
+
+class _Job:
+    """One piece of work on a thread of its own, after the one before it, whose error is its own error, too."""
+
+    def __init__(self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]) -> None:
+        self.result: Outcome | SecureMedianError | None = None
+        self.ended = False
+        self._lanes, self._work, self._before, self._wake = lanes, work, before, wake
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def join(self, limit_s: float | None = None) -> bool:
+        """Whether it has ended."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            if self._before:
+                self._before.join()  # bounded: every wait in it is a channel's, which has a limit
+                if isinstance(self._before.result, SecureMedianError):
+                    raise self._before.result
+            self.result = self._work(self._lanes)
+        except SecureMedianError as error:
+            self.result = error
+        except Exception as error:  # a defect must fail the round, not leave it hanging
+            logs.event("engine-error", logging.ERROR, error)
+            self.result = LocalProtocolError(f"a defect in this server, see its log: {type(error).__name__}")
+        self.ended = True
+        self._wake()
+
+
 class Engine:
-    """Used by the daemon's loop alone; `wake` is called by the worker when it has ended."""
+    """Used by the daemon's loop alone; `wake` is called by the worker when it has ended.
+
+    A round is `prepare` while its clients train, then `start`; `poll` tells how it went.
+    """
 
     def __init__(
-        self, party: int, protocol: ProtocolParams, open_lane: Callable[[bytes, int], ZmqLink], wake: Callable[[], None]
+        self,
+        party: int,
+        protocol: ProtocolParams,
+        pool_limit_bytes: int,
+        open_lane: Callable[[bytes, int], ZmqLink],
+        wake: Callable[[], None],
     ) -> None:
-        self._party, self._protocol, self._open_lane, self._wake = party, protocol, open_lane, wake
+        self._party, self._protocol, self._pool_limit_bytes = party, protocol, pool_limit_bytes
+        self._open_lane, self._wake = open_lane, wake
         self._lanes: _Lanes | None = None
-        self._thread: threading.Thread | None = None
-        self._result: Outcome | SecureMedianError | None = None
-        self._dropped: _Lanes | None = None  # closed, and still in use by the worker
+        self._job: _Job | None = None
+        self._dropped: _Lanes | None = None  # closed, and still in use by the job
+        self._hurry = threading.Event()  # the uploads are there
         self.phase = ""
         self.progress = (0, 0)
 
@@ -52,8 +98,10 @@ class Engine:
         """The session that can be kept."""
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
 
-    def start(self, session_id: bytes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
-        """Open our end of the lanes, if the session is new, and compute. The other server does the same."""
+    def prepare(self, session_id: bytes, params: RoundParams) -> None:
+        """Open our end of the lanes and make the base OTs, if the session is new, and fill the pools for a round that
+        takes uploads. The other server does the same.
+        """
         if not self._settle():
             raise RoundBusy(f"the last round's computation has not stopped within {STOP_S:g} s: try again")
         if session_id != self.session_id:
@@ -61,68 +109,77 @@ class Engine:
             self._lanes = _Lanes(
                 session_id, [self._open_lane(session_id, lane) for lane in range(self._protocol.lanes)]
             )
-        self.progress = (0, 0)
-        self._thread = threading.Thread(
-            target=self._work, args=(self._lanes, params, uploads, weights), name="engine", daemon=True
-        )
-        self._thread.start()
+        self._hurry.clear()
+        self._begin("preparing", lambda lanes: self._fill(lanes, params))
+
+    def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
+        """Compute the round that was prepared. The other server does the same."""
+        self._hurry.set()
+        self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
 
     def poll(self) -> Outcome | SecureMedianError | None:
-        """The result of a run that has ended, once. A dropped run has none."""
-        if self._thread is None or self._result is None:
+        """The result of a run that has ended, or the error that ended its preparation, once. A dropped run has none."""
+        if self._job is None or not self._job.ended:
             return None
-        self._thread.join()
-        result, self._result, self._thread, self.phase = self._result, None, None, ""
+        self._job.join()
+        result, self._job, self.phase = self._job.result, None, ""
         if self._dropped:
             self._release()
             return None
         return result
 
     def drop(self) -> None:
-        """Forget the session, and end the run in hand if there is one."""
+        """Forget the session with its pools, and end the run in hand if there is one."""
         if self._lanes is None:
             return
         for link in self._lanes.links:
             link.close()
         self._dropped, self._lanes = self._lanes, None
-        if self._thread is None:
+        if self._job is None:
             self._release()
-
-    def _release(self) -> None:
-        if self._dropped:
-            self._dropped.release()
-            self._dropped = None
 
     def close(self) -> bool:
         """Drop everything. Whether the worker has ended in time, and so every socket is closed."""
         self.drop()
         return self._settle()
 
+    def _begin(self, phase: str, work: Work) -> None:
+        if self._lanes is None:
+            raise LocalProtocolError("a round was started that was not prepared")
+
+        def named(lanes: _Lanes) -> Outcome | None:
+            self.phase, self.progress = phase, (0, 0)
+            return work(lanes)
+
+        self._job = _Job(self._lanes, named, self._job, self._wake)
+
+    def _release(self) -> None:
+        if self._dropped:
+            self._dropped.release()
+            self._dropped = None
+
     def _settle(self) -> bool:
-        if self._thread:
-            self._thread.join(STOP_S)
+        if self._job and self._job.join(STOP_S):
             self.poll()
-        return self._thread is None
+        return self._job is None
 
-    def _work(self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
-        try:
-            if not lanes.parties:
-                self.phase = "base OTs"
-                start = time.monotonic()
-                lanes.parties = self._establish(lanes)
-                logs.event("session-established", lanes=len(lanes.parties), seconds=round(time.monotonic() - start, 3))
-            self.phase = "protocol"
-            self._result = pipeline.run_round(lanes.parties, params, self._protocol, uploads, self._note, weights)
-        except SecureMedianError as error:
-            self._result = error
-        except Exception as error:  # a defect must fail the round, not leave it hanging
-            logs.event("engine-error", logging.ERROR, error)
-            self._result = LocalProtocolError(f"a defect in this server, see its log: {type(error).__name__}")
-        self._wake()
+    def _fill(self, lanes: _Lanes, params: RoundParams) -> None:
+        if not lanes.parties:
+            start = time.monotonic()
+            session, channels = establish(self._party, lanes.links, lanes.session_id, self._protocol)
+            lanes.parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
+            logs.event("session-established", lanes=len(lanes.parties), seconds=round(time.monotonic() - start, 3))
+        lanes.ahead = pipeline.fill(
+            lanes.parties, params, self._protocol, self._pool_limit_bytes, self._hurry.is_set, self._note
+        )
+        logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
 
-    def _establish(self, lanes: _Lanes) -> list[Party]:
-        session, channels = establish(self._party, lanes.links, lanes.session_id, self._protocol)
-        return [session.party(lane, channel) for lane, channel in enumerate(channels)]
+    def _compute(
+        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]
+    ) -> Outcome:
+        ahead, lanes.ahead = lanes.ahead, Cost()
+        outcome = pipeline.run_round(lanes.parties, params, self._protocol, uploads, self._note, weights)
+        return replace(outcome, cost=outcome.cost.after(ahead))
 
     def _note(self, done: int, total: int) -> None:
         self.progress = (done, total)

@@ -191,7 +191,7 @@ class Desk:
 
     def _status_of(self, entry: Entry) -> dict[str, Any]:
         round = entry.round
-        running = round.state is State.RUNNING
+        busy = round.live  # the engine works for it: fills its pools, or runs it
         return {
             "round": round.id,
             "number": round.number,
@@ -201,8 +201,8 @@ class Desk:
             "clients": round.whereabouts(),
             "included": [round.names[key] for key in round.included],
             "left_out": round.left_out,
-            "phase": self._engine.phase if running else "",
-            "progress": list(self._engine.progress) if running else [0, 0],
+            "phase": self._engine.phase if busy else "",
+            "progress": list(self._engine.progress) if busy else [0, 0],
             "cost": entry.cost,
             "deadline_in_s": self._rounds.left_s(entry),
         }

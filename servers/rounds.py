@@ -220,7 +220,14 @@ class Rounds:
         try:
             round = entry.round
             uploads = [entry.spool.get(client) for client in round.included]
-            self._engine.start(entry.session, round.params, uploads, round.params.weights_of(round.included))
+            self._engine.start(round.params, uploads, round.params.weights_of(round.included))
+        except SecureMedianError as error:
+            self.feed(entry, Failure(error.code, str(error)))
+
+    def _prepare(self, entry: Entry) -> None:
+        """Both servers begin at once, while the clients train."""
+        try:
+            self._engine.prepare(entry.session, entry.round.params)
         except SecureMedianError as error:
             self.feed(entry, Failure(error.code, str(error)))
 
@@ -230,6 +237,7 @@ class Rounds:
         round = entry.round
         if round.state is State.OPEN:
             self._keep(entry.before)
+            self._prepare(entry)
         elif round.state is State.PUBLISHED and entry.after:
             self._keep(entry.after)
         elif round.state is State.FAILED:
@@ -298,8 +306,11 @@ class Rounds:
             self.fail(f"was told of another round, {message.round}")
             if not message.new_session and message.session != self._engine.session_id:
                 raise PeerUnavailable("s1 has no session to keep: open again, for a new one")
-            self._add(message.round, message.number, RoundParams.from_dict(message.params), message.session, Training())
-            self._send(Opened(message.round))
+            params = RoundParams.from_dict(message.params)
+            entry = self._add(message.round, message.number, params, message.session, Training())
+            self._prepare(entry)  # before the answer: what S0 sends on a lane that is not there yet is lost
+            if entry.round.live:
+                self._send(Opened(message.round))
         except SecureMedianError as error:
             logs.event("open-refused", logging.WARNING, round=message.round, code=error.code, reason=str(error))
             self._send(control.Failed(message.round, error.code, f"{self._config.name}: {error}"))

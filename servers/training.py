@@ -28,6 +28,13 @@ class Training:
         """t of the round that comes next. A failed round does not count."""
         return self.published + 1
 
+    def after(self, model: Float32s) -> "Training":
+        """The run once the round in hand has published `model`."""
+        width = self.width
+        if self.model is not None:
+            width = encode.next_range(self.policy, width, self.model, model, self.number).astype(np.float32)
+        return Training(self.policy, model, width, self.number)
+
 
 def begin(kept: Training, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None) -> Training:
     """What a round starts from. A given `model`, or `reset`, starts a new training run: B = p0 and t = 1."""
@@ -71,7 +78,4 @@ def finish(before: Training, params: RoundParams, values: NDArray[Any], clients:
     if params.midpoint:
         real = real.mean(axis=0, keepdims=True)
     results = real.astype(np.float32)
-    width = before.width
-    if before.model is not None:
-        width = encode.next_range(before.policy, width, before.model, results[0], before.number).astype(np.float32)
-    return Training(before.policy, results[0], width, before.number), results
+    return before.after(results[0]), results

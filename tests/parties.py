@@ -46,9 +46,10 @@ def make_parties(
     entropy: Sequence[Entropy] = (os_entropy, os_entropy),
     pairs: Sequence[tuple[Channel, Channel]] | None = None,
     session_id: bytes = b"",
+    extension: str = "softspoken",
 ) -> tuple[list[Party], list[Party]]:
     """The lanes of both parties of a new session."""
-    protocol = ProtocolParams(ot_field_bits=field_bits, lanes=lanes)
+    protocol = ProtocolParams(ot_field_bits=field_bits, lanes=lanes, ot_extension=extension)
     pairs = pairs or [local_pair(20) for _ in range(lanes)]
     session_id = session_id or next(_sessions).to_bytes(16, "little")
 

@@ -27,6 +27,25 @@ def columns(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.packbits(bits.T, axis=1, bitorder="little")).view(np.uint64)
 
 
+def half_tree_level(parents: np.ndarray, lefts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(children, XOR of each tree's left and right ones) of nodes (trees, width, 2)."""
+    rights = parents ^ lefts
+    sums = [np.bitwise_xor.reduce(side, axis=1) for side in (lefts, rights)]
+    return np.concatenate([lefts, rights], axis=1), np.stack(sums, axis=1)
+
+
+def local_code(leaves: np.ndarray, secrets: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Each leaf without its bit 0 ^ the secrets that its row of 32-bit draws points to."""
+    rows = []
+    for leaf, row in zip(leaves.tolist(), draws.tolist(), strict=True):
+        total = [leaf[0] >> 1 << 1, leaf[1]]
+        for draw in row:
+            secret = secrets[draw * len(secrets) >> 32].tolist()
+            total = [total[0] ^ secret[0], total[1] ^ secret[1]]
+        rows.append(total)
+    return np.array(rows, np.uint64)
+
+
 def rank_element(values: np.ndarray, rank: int) -> np.ndarray:
     """The element of 1-based rank in each column."""
     return np.sort(values, axis=0)[rank - 1]

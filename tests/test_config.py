@@ -46,6 +46,7 @@ def test_both_samples_agree():
         ("peer_wait_s = 300", "peer_wait_s = 0", "peer_wait_s must be more than 0"),
         ("peer_wait_s = 300", "peer_wait_s = inf", "at most a week"),
         ("max_message_bytes = 268435456", "max_message_bytes = 0", "max_message_bytes must be more than 0"),
+        ("pool_limit_bytes = 268435456", "pool_limit_bytes = -1", "pool_limit_bytes must be 0"),
         ("peer_wait_s = 300", 'peer_wait_s = "5 min"', "peer_wait_s must be float or int"),
         ("lanes = 2", "lanes = 0", "lanes must be"),
         ("lanes = 2", "lane = 2", "unknown lane"),

@@ -100,10 +100,11 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
         assert published.dtype == np.float32 and np.array_equal(published, bucketed_in_the_clear(values, model, width))
         status = pair.status()
         assert status["number"] == number and len(status["included"]) == 3 and status["left_out"] == {}
-        assert (
-            status["cost"]["ots"] > 0
-            and status["cost"]["bytes_sent"] == pair.wait("published", "s1")["cost"]["bytes_received"]
-        )
+        cost, cost_there = status["cost"], pair.wait("published", "s1")["cost"]
+        assert cost["ots"] > 0 and cost["bytes_sent"] == cost_there["bytes_received"]
+        # made while the clients had not yet uploaded, and counted with the round that it was made for
+        assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
+        assert cost["ahead_seconds"] > cost["preprocessing_seconds"]
         width = encode.next_range(encode.RangePolicy(), width, model, published, number).astype(np.float32)
         model = published
     for server in ("s0", "s1"):

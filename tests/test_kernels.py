@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from mpc.kernels import extension, packing, quads, tables
+from mpc.kernels import extension, lpn, packing, quads, tables
 from tests import reference
 
 RNG = np.random.default_rng(5)
@@ -133,7 +133,7 @@ def test_leaf_messages(bits: int, shift: int) -> None:
     leaf_a, leaf_c = (a >> shift) & mask, (c >> shift) & mask
     choices = RNG.integers(0, positions, count).astype(np.uint8)
     request = np.empty(count, np.uint8)
-    tables.request_leaves(c, shift, choices, mask, request)
+    tables.request_leaves(c, shift, choices | RNG.integers(0, 4, count).astype(np.uint8) << bits, mask, request)
     assert (request == choices ^ leaf_c).all()
     for slot, wanted in ((1, [leaf_a > leaf_c]), (1, [leaf_a == leaf_c]), (2, [leaf_a > leaf_c, leaf_a == leaf_c])):
         if slot == 2 and bits != 4:
@@ -151,7 +151,7 @@ def test_leaf_messages(bits: int, shift: int) -> None:
             less = int((wanted[0] == (leaf_a > leaf_c)).all())
             tables.reply_one(a, shift, mask, less, made, request, shares[0], reply)
         out = np.empty((slot, 2), np.uint64)
-        tables.finish_leaves(c, shift, mask, slot, pads, reply, out)
+        tables.finish_leaves(c, shift, bits, slot, choices | pads << bits, reply, out)
         for plane, want in enumerate(wanted):
             got = np.empty(count, np.uint8)
             packing.unpack_bits(out[plane] ^ shares[plane], got)
@@ -188,6 +188,41 @@ def test_quads_are_tables_taken_apart() -> None:
     pads = np.empty((4, 50), np.uint8)
     quads.split_tables(made, 4, np.uint64(15), pads)
     assert all(pads[p].tolist() == [int(table) >> 4 * p & 15 for table in made[:, 0]] for p in range(4))
+
+
+@pytest.mark.parametrize("width", [1, 2, 16])
+def test_grow(width: int) -> None:
+    parents, lefts = words(3, width, 2), words(3, width, 2)
+    children, sums = words(3, 2 * width, 2), words(3, 2, 2)
+    lpn.grow(parents, lefts, children, sums)
+    want_children, want_sums = reference.half_tree_level(parents, lefts)
+    assert (children == want_children).all() and (sums == want_sums).all()
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_mend(width: int) -> None:
+    """Whatever stood in the two children, each becomes `given` less all others of its side, and nothing else moves."""
+    trees = 5
+    children, given, paths = words(trees, 2 * width, 2), words(trees, 2), RNG.integers(0, width, trees)
+    sides = children.reshape(trees, 2, width, 2)
+    want = sides.copy()
+    for tree, path in enumerate(paths):
+        for side in range(2):
+            others = np.delete(sides[tree, side], path, axis=0)
+            want[tree, side, path] = np.bitwise_xor.reduce(others, axis=0) ^ given[tree]
+    sums = np.bitwise_xor.reduce(sides, axis=2)
+    lpn.mend(children, sums, given, paths)
+    assert (children == want.reshape(children.shape)).all()
+
+
+@pytest.mark.parametrize("secrets", [1, 3, 1000])
+def test_encode(secrets: int) -> None:
+    leaves, blocks, out = words(200, 2), words(secrets, 2), words(200, 2)
+    draws = RNG.integers(0, 2**32, (200, lpn.LOCALITY), np.uint32)
+    draws[0], draws[1] = 0, 2**32 - 1
+    want = reference.local_code(leaves, blocks, draws)
+    lpn.encode(leaves, blocks, draws, out)
+    assert (out == want).all()
 
 
 @pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="this is the run without the compiler")

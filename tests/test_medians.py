@@ -6,7 +6,7 @@ import pytest
 from mpc import encode, ring, share
 from mpc.errors import InputError
 from mpc.median import bucketed, pairwise
-from mpc.params import ProtocolParams, RoundParams
+from mpc.params import OT_EXTENSIONS, ProtocolParams, RoundParams
 from mpc.party import Party
 from mpc.pipeline import Outcome, demand, run_round
 from tests import reference
@@ -17,9 +17,9 @@ COLUMNS = 40  # random cases a combination: 16 client numbers, thousands in all
 Lanes = tuple[list[Party], list[Party]]
 
 
-@pytest.fixture(scope="module")
-def lanes() -> Lanes:
-    return make_parties(lanes=2)
+@pytest.fixture(scope="module", params=OT_EXTENSIONS)
+def lanes(request: pytest.FixtureRequest) -> Lanes:
+    return make_parties(lanes=2, extension=request.param)
 
 
 def columns(rng: np.random.Generator, clients: int, low: int, high: int) -> np.ndarray:

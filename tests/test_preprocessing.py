@@ -7,19 +7,20 @@ from mpc import boolean, ring
 from mpc.errors import LocalProtocolError
 from mpc.kernels import extension as kernels
 from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
-from mpc.params import ProtocolParams
+from mpc.params import OT_EXTENSIONS, ProtocolParams
 from mpc.party import Party, Session
 from mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
 from tests.parties import make_parties, run_both
 
 
-def pair() -> list[Party]:
-    return [lanes[0] for lanes in make_parties()]
+def pair(extension: str = "softspoken") -> list[Party]:
+    return [lanes[0] for lanes in make_parties(extension=extension)]
 
 
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_triples_multiply(width: int) -> None:
-    parties = pair()
+def test_triples_multiply(width: int, extension: str) -> None:
+    parties = pair(extension)
     one, other = run_both(lambda j: parties[j].pool.triples(Triples(width), 50))
     a, b, c = (x ^ y for x, y in zip(one, other, strict=True))
     assert b.shape == c.shape == (width, 50) and (c == (a & b)).all()
@@ -28,23 +29,24 @@ def test_triples_multiply(width: int) -> None:
         assert 0.4 < density < 0.6
 
 
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
 @pytest.mark.parametrize("bits", [2, 9, 64])
-def test_dabits_agree(bits: int) -> None:
-    parties = pair()
+def test_dabits_agree(bits: int, extension: str) -> None:
+    parties = pair(extension)
     one, other = run_both(lambda j: parties[j].pool.dabits(DaBits(bits), *((30, 20) if j == 0 else (20, 30))))
     assert (ring.reduce(one[1] + other[1], bits) == one[0] ^ other[0]).all()
     assert len(one[0]) == 50 and 0 < (one[0] ^ other[0]).sum() < 50
 
 
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
 @pytest.mark.parametrize("kind", [Tables(1, 1), Tables(3, 1), Tables(4, 1), Tables(4, 2)])
-def test_tables_agree_with_their_pads(kind: Tables) -> None:
-    parties = pair()
-    (sent0, choices0, pads0), (sent1, choices1, pads1) = run_both(
-        lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70)))
-    )
-    for tables, choices, pads in ((sent0, choices1, pads1), (sent1, choices0, pads0)):
-        chunk = tables.astype(np.uint64) >> (choices.astype(np.uint64) * np.uint64(kind.width))
-        assert ((chunk & np.uint64(2**kind.width - 1)) == pads).all() and len(pads) in (70, 9)
+def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
+    parties = pair(extension)
+    (sent0, pads0), (sent1, pads1) = run_both(lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70))))
+    for tables, pads in ((sent0, pads1), (sent1, pads0)):
+        choices = pads.astype(np.uint64) & np.uint64(2**kind.index_bits - 1)
+        chunk = tables.astype(np.uint64) >> (choices * np.uint64(kind.width))
+        assert ((chunk & np.uint64(2**kind.width - 1)) == pads >> kind.index_bits).all() and len(pads) in (70, 9)
 
 
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
@@ -53,8 +55,9 @@ def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
         run_both(lambda j: parties[j].pool.tables(Tables(7, 1), 1, 1))
 
 
-def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot() -> None:
-    parties = pair()
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot(extension: str) -> None:
+    parties = pair(extension)
     demand = Demand({Triples(1): (10, 10), Tables(3, 1): (200, 100)})
     run_both(lambda j: parties[j].pool.reserve(demand))
     made = parties[0].pool.ots
@@ -105,8 +108,9 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {stream for _, stream in used["sender"]} == {0, 1, 2, 3}
 
 
-def test_stock_hands_nothing_out_twice() -> None:
-    parties = pair()
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_stock_hands_nothing_out_twice(extension: str) -> None:
+    parties = pair(extension)
     first, second = (run_both(lambda j: parties[j].pool.random_ots(RandomOts(64), 100, 100)) for _ in range(2))
     assert not set(first[0][0].keys0.tolist()) & set(second[0][0].keys0.tolist())
 

@@ -5,6 +5,7 @@ import pytest
 
 from mpc import boolean, compare, equal, millionaire, ring
 from mpc.median.reveal import open_bits, open_ring
+from mpc.params import OT_EXTENSIONS
 from mpc.party import Party
 from tests.parties import additive, make_parties, run_both
 
@@ -12,9 +13,9 @@ RNG = np.random.default_rng(3)
 BATCHES = [0, 1, 2, 63, 64, 65, 129, 1000]
 
 
-@pytest.fixture(scope="module")
-def parties() -> list[Party]:
-    return [lanes[0] for lanes in make_parties()]
+@pytest.fixture(scope="module", params=OT_EXTENSIONS)
+def parties(request: pytest.FixtureRequest) -> list[Party]:
+    return [lanes[0] for lanes in make_parties(extension=request.param)]
 
 
 def shared_bits(count: int) -> tuple[np.ndarray, list[np.ndarray]]:

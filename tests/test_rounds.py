@@ -7,7 +7,7 @@ import pytest
 
 import mpc
 from mpc import pipeline, wire
-from mpc.errors import ChannelTimeout
+from mpc.errors import ChannelTimeout, RoundBusy
 from mpc.params import ProtocolParams, RoundParams
 from servers import config, control
 from servers.control import Bye, Close, Done, Failed, Held, Hello, Open, Opened, Ready, Run, Uploaded
@@ -28,10 +28,16 @@ class FakeEngine:
         self.session_id: bytes | None = None
         self.result = None
         self.dropped = 0
+        self.refusal: Exception | None = None
         self.phase, self.progress = "", (0, 0)
 
-    def start(self, session_id, params, uploads, weights) -> None:
-        self.session_id, self.uploads = session_id, uploads
+    def prepare(self, session_id, params) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.session_id = session_id
+
+    def start(self, params, uploads, weights) -> None:
+        self.uploads = uploads
 
     def poll(self):
         result, self.result = self.result, None
@@ -177,6 +183,20 @@ def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1):
     assert isinstance(s1.sent[-1], Failed) and "no session to keep" in s1.sent[-1].reason
     s1.hear(Open("1-b", 1, PARAMS.to_dict(), bytes(16), True))
     assert s1.sent[-1] == Opened("1-b") and s1.state == ("open", "")
+
+
+def test_s1_refuses_a_round_that_it_cannot_prepare(s1):
+    s1.engine.refusal = RoundBusy("the last run has not stopped")
+    s1.hear(Open("1-a", 1, PARAMS.to_dict(), bytes(16), True))
+    assert s1.state == ("failed", "the last run has not stopped")
+    assert isinstance(s1.sent[-1], Failed) and not any(isinstance(message, Opened) for message in s1.sent)
+
+
+def test_s0_fails_a_round_that_it_cannot_prepare(s0):
+    s0.engine.refusal = RoundBusy("the last run has not stopped")
+    s0.open()
+    assert s0.state == ("failed", "the last run has not stopped")
+    assert isinstance(s0.sent[-1], Failed) and s0.engine.dropped
 
 
 def test_s1_checks_parameters_clients_and_digest_itself(s1):

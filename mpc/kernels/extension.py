@@ -52,29 +52,53 @@ def correct(rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDA
 
 
 @kernel
-def _butterfly(tile: NDArray[np.uint64], shift: int, mask: np.uint64) -> None:
-    """One level of the 64x64 bit transpose, on _COLUMNS matrices side by side."""
-    s = np.uint64(shift)
+def _two_levels(
+    source: NDArray[np.uint64],
+    first: int,
+    start: int,
+    width: int,
+    out: NDArray[np.uint64],
+    shift: int,
+    wide: np.uint64,
+    narrow: np.uint64,
+) -> None:
+    """Two levels of the 64x64 bit transpose, `shift` and half of it, on `width` matrices side by side: a word is read
+    and written once for both. From rows `first` and columns `start` of `source` on; `out` may be `source`.
+    """
+    half = shift >> 1
+    s, t = np.uint64(shift), np.uint64(half)
     for base in range(0, 64, 2 * shift):
-        for r in range(base, base + shift):
-            upper, lower = tile[r], tile[r + shift]
-            for c in range(_COLUMNS):
-                swap = ((upper[c] >> s) ^ lower[c]) & mask
-                upper[c] ^= swap << s
-                lower[c] ^= swap
+        for r in range(base, base + half):
+            in0 = source[first + r, start : start + width]
+            in1 = source[first + r + half, start : start + width]
+            in2 = source[first + r + shift, start : start + width]
+            in3 = source[first + r + shift + half, start : start + width]
+            out0, out1, out2, out3 = out[r], out[r + half], out[r + shift], out[r + shift + half]
+            for c in range(width):
+                w, x, y, z = in0[c], in1[c], in2[c], in3[c]
+                swap = ((w >> s) ^ y) & wide
+                w ^= swap << s
+                y ^= swap
+                swap = ((x >> s) ^ z) & wide
+                x ^= swap << s
+                z ^= swap
+                swap = ((w >> t) ^ x) & narrow
+                w ^= swap << t
+                x ^= swap
+                swap = ((y >> t) ^ z) & narrow
+                y ^= swap << t
+                z ^= swap
+                out0[c] = w
+                out1[c] = x
+                out2[c] = y
+                out3[c] = z
 
 
 @kernel
 def _transpose_tile(rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]) -> None:
-    for r in range(64):
-        for c in range(width):
-            tile[r, c] = rows[first + r, start + c]
-    _butterfly(tile, 32, np.uint64(0x00000000FFFFFFFF))
-    _butterfly(tile, 16, np.uint64(0x0000FFFF0000FFFF))
-    _butterfly(tile, 8, np.uint64(0x00FF00FF00FF00FF))
-    _butterfly(tile, 4, np.uint64(0x0F0F0F0F0F0F0F0F))
-    _butterfly(tile, 2, np.uint64(0x3333333333333333))
-    _butterfly(tile, 1, np.uint64(0x5555555555555555))
+    _two_levels(rows, first, start, width, tile, 32, np.uint64(0x00000000FFFFFFFF), np.uint64(0x0000FFFF0000FFFF))
+    _two_levels(tile, 0, 0, width, tile, 8, np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F))
+    _two_levels(tile, 0, 0, width, tile, 2, np.uint64(0x3333333333333333), np.uint64(0x5555555555555555))
 
 
 @kernel

@@ -60,13 +60,15 @@ def choose_chunks(
 
 @kernel
 def request_leaves(
-    values: NDArray[Any], shift: int, choices: NDArray[np.uint8], leaf_mask: int, out: NDArray[np.uint8]
+    values: NDArray[Any], shift: int, pads: NDArray[np.uint8], leaf_mask: int, out: NDArray[np.uint8]
 ) -> None:
-    """out = choice ^ leaf: what the receiver asks for. leaf = (value >> shift) & leaf_mask, at most 4 bits."""
+    """out = choice ^ leaf: what the receiver asks for. leaf = (value >> shift) & leaf_mask, at most 4 bits, as many as
+    the choice in the low bits of a pad.
+    """
     s = np.uint64(shift)
     m = np.uint64(leaf_mask)
     for i in range(values.shape[0]):
-        out[i] = choices[i] ^ np.uint8((np.uint64(values[i]) >> s) & m)
+        out[i] = (np.uint64(pads[i]) ^ (np.uint64(values[i]) >> s)) & m
 
 
 @kernel
@@ -153,23 +155,24 @@ def reply_both(
 def finish_leaves(
     values: NDArray[Any],
     shift: int,
-    leaf_mask: int,
+    leaf_bits: int,
     slot: int,
     pads: NDArray[np.uint8],
     replies: NDArray[Any],
     out: NDArray[np.uint64],
 ) -> None:
     """The receiver's shares, packed: out[k] bit i = bit k of (chunk leaf of reply i) ^ pad i, k < slot. Unused bits are
-    0.
+    0. Pad i is above the choice in pads[i].
     """
     count = values.shape[0]
-    m = np.uint64(leaf_mask)
+    above = np.uint64(leaf_bits)
+    m = (np.uint64(1) << above) - np.uint64(1)
     for word in range(out.shape[1]):
         for k in range(slot):
             out[k, word] = np.uint64(0)
         for bit in range(min(64, count - 64 * word)):
             i = 64 * word + bit
             leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-            chunk = (np.uint64(replies[i]) >> (leaf * np.uint64(slot))) ^ np.uint64(pads[i])
+            chunk = (np.uint64(replies[i]) >> (leaf * np.uint64(slot))) ^ (np.uint64(pads[i]) >> above)
             for k in range(slot):
                 out[k, word] |= ((chunk >> np.uint64(k)) & np.uint64(1)) << np.uint64(bit)

@@ -107,22 +107,25 @@ def _mean_of_kept(values: NDArray[Any], params: RoundParams, clients: int, publi
 def _bucketed(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
     counts = np.zeros((params.layout.rows, chunk.dim), ring.dtype(params.ring_bits))
-    for weight, shares in zip(chunk.weights, chunk.shares(), strict=True):
-        counts += shares if weight == 1 else shares * counts.dtype.type(weight)
-    counts = ring.reduce(counts, params.ring_bits)
+    with party.reading_uploads():
+        for weight, shares in zip(chunk.weights, chunk.shares(), strict=True):
+            counts += shares if weight == 1 else shares * counts.dtype.type(weight)
+        counts = ring.reduce(counts, params.ring_bits)
     return bucketed.median(party, counts, sum(chunk.weights), params.ring_bits, params.schedule)[None]
 
 
 def _pairwise(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    values = np.concatenate(list(chunk.shares()))
+    with party.reading_uploads():
+        values = np.concatenate(list(chunk.shares()))
     element = pairwise.median(party, values, params.ring_bits, params.selection, weights=chunk.weights)
     return (open_ring(party, element, params.ring_bits) if params.result_to == "servers" else element)[None]
 
 
 def _radix(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    words = np.concatenate(list(chunk.shares()))
+    with party.reading_uploads():
+        words = np.concatenate(list(chunk.shares()))
     return np.stack(
         [radix.median(party, words, params.width, params.ring_bits, rank, chunk.weights) for rank in chunk.ranks]
     )
@@ -130,7 +133,9 @@ def _radix(party: Party, chunk: Chunk) -> NDArray[Any]:
 
 def _trimmed_mean(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    total = trimmed.kept_sum(party, np.concatenate(list(chunk.shares())), params.ring_bits, params.trim)
+    with party.reading_uploads():
+        values = np.concatenate(list(chunk.shares()))
+    total = trimmed.kept_sum(party, values, params.ring_bits, params.trim)
     return open_ring(party, total, params.ring_bits)[None]
 
 

@@ -104,6 +104,9 @@ def sender_setup(
 class _Extension:
     """What both ends share: streams, buffers, the index and the hash."""
 
+    sender_speaks = False  # in `extend`: here the receiver does, and the sender waits
+    left = 0  # OTs that `extend` gives before it next speaks or waits
+
     def __init__(self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int) -> None:
         self._channel = channel
         self._streams = [[Stream(leaf, nonce=lane) if leaf else None for leaf in tree] for tree in leaves]
@@ -123,6 +126,9 @@ class _Extension:
         if name not in self._buffers or self._buffers[name].size < size:
             self._buffers[name] = np.empty(size, np.uint64)
         return self._buffers[name][:size].reshape(shape)
+
+    def prepare(self) -> None:
+        """Say, or wait for, what the two ends must have before the first `extend`: here nothing."""
 
     def _check(self, count: int) -> int:
         if count <= 0 or count % ALIGN or count > BLOCK:
@@ -162,6 +168,14 @@ class RandomOtReceiver(_Extension):
         """`count` OTs (a multiple of ALIGN, at most BLOCK): packed choices (count/64,) and keys (count, 2), views that
         the next call overwrites.
         """
+        choices, rows = self._correlate(count)
+        keys = self._buffer("keys", count, 2)
+        kernels.transpose_and_tweak(rows, np.uint64(self.index), self._stream, keys)
+        self.index += count
+        return choices, self._encrypt(keys)
+
+    def _correlate(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """u (count/64,) and the rows of V (128, count/64). Sends the corrections."""
         words = self._check(count)
         k, q = self.field_bits, 1 << self.field_bits
         rows = self._buffer("rows", SECURITY_BITS, words)
@@ -180,10 +194,7 @@ class RandomOtReceiver(_Extension):
             else:
                 np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])
         self._channel.send("ot.corrections", corrections)
-        keys = self._buffer("keys", count, 2)
-        kernels.transpose_and_tweak(rows, np.uint64(self.index), self._stream, keys)
-        self.index += count
-        return choices, self._encrypt(keys)
+        return choices, rows
 
 
 class RandomOtSender(_Extension):
@@ -216,6 +227,16 @@ class RandomOtSender(_Extension):
         """`count` OTs: the keys of choice 0 and of choice 1, each (count, 2), views that the next call overwrites.
         Waits for the receiver's corrections.
         """
+        rows = self._correlate(count)
+        keys0 = self._buffer("keys0", count, 2)
+        keys1 = self._buffer("keys1", count, 2)
+        kernels.transpose_and_tweak(rows, np.uint64(self.index), self._stream, keys0)
+        kernels.xor_constant(keys0, *self._sigma_delta, keys1)
+        self.index += count
+        return self._encrypt(keys0), self._encrypt(keys1)
+
+    def _correlate(self, count: int) -> NDArray[np.uint64]:
+        """The rows of W (128, count/64). Waits for the receiver's corrections."""
         words = self._check(count)
         k, q = self.field_bits, 1 << self.field_bits
         rows = self._buffer("rows", SECURITY_BITS, words)
@@ -231,9 +252,4 @@ class RandomOtSender(_Extension):
             kernels.fold(leaves, mine)
             if block > 0:
                 kernels.correct(mine, corrections[block - 1], self._masks[block * k : (block + 1) * k])
-        keys0 = self._buffer("keys0", count, 2)
-        keys1 = self._buffer("keys1", count, 2)
-        kernels.transpose_and_tweak(rows, np.uint64(self.index), self._stream, keys0)
-        kernels.xor_constant(keys0, *self._sigma_delta, keys1)
-        self.index += count
-        return self._encrypt(keys0), self._encrypt(keys1)
+        return rows

@@ -1,0 +1,77 @@
+"""The inner loops of silent OT: half-trees grown level by level, and the linear code that stretches what they end in.
+
+A 128-bit block is two uint64 words. Nodes of a level are (trees, width, 2), the children of node j stand at j and j +
+width.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpc.kernels.jit import kernel
+
+LOCALITY = 10  # SECURITY: secrets that each output of the code adds up (d of a d-local linear code)
+
+
+@kernel
+def grow(
+    parents: NDArray[np.uint64], lefts: NDArray[np.uint64], children: NDArray[np.uint64], sums: NDArray[np.uint64]
+) -> None:
+    """Left children are `lefts` (trees, width, 2), right ones parent ^ left; sums (trees, 2, 2) gets the XOR of all
+    left and of all right children of a tree.
+    """
+    trees, width, _ = parents.shape
+    for tree in range(trees):
+        left0, left1, right0, right1 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+        for j in range(width):
+            low, high = lefts[tree, j, 0], lefts[tree, j, 1]
+            other_low, other_high = parents[tree, j, 0] ^ low, parents[tree, j, 1] ^ high
+            children[tree, j, 0] = low
+            children[tree, j, 1] = high
+            children[tree, width + j, 0] = other_low
+            children[tree, width + j, 1] = other_high
+            left0 ^= low
+            left1 ^= high
+            right0 ^= other_low
+            right1 ^= other_high
+        sums[tree, 0, 0] = left0
+        sums[tree, 0, 1] = left1
+        sums[tree, 1, 0] = right0
+        sums[tree, 1, 1] = right1
+
+
+@kernel
+def mend(
+    children: NDArray[np.uint64], sums: NDArray[np.uint64], given: NDArray[np.uint64], paths: NDArray[np.int64]
+) -> None:
+    """Replace the two children of the node at paths[tree], which are wrong, by given[tree] ^ all other children of
+    their side. `given` (trees, 2) is the true XOR of the side that leads off the path.
+    """
+    half = children.shape[1] // 2
+    for tree in range(children.shape[0]):
+        for side in range(2):
+            at = paths[tree] + side * half
+            for word in range(2):
+                others = sums[tree, side, word] ^ children[tree, at, word]
+                children[tree, at, word] = given[tree, word] ^ others
+
+
+@kernel
+def encode(
+    leaves: NDArray[np.uint64], secrets: NDArray[np.uint64], draws: NDArray[np.uint32], out: NDArray[np.uint64]
+) -> None:
+    """out[i] = leaves[i] without its bit 0 ^ XOR of LOCALITY blocks of `secrets` (k, 2), whose indices are the uniform
+    words draws (n, LOCALITY) scaled to 0..k-1; draws is overwritten.
+    """
+    one, half = np.uint64(1), np.uint64(32)
+    count = np.uint64(secrets.shape[0])
+    for i in range(out.shape[0]):  # apart from the loads, which then have nothing to wait for
+        for j in range(LOCALITY):
+            draws[i, j] = np.uint32((np.uint64(draws[i, j]) * count) >> half)
+    for i in range(out.shape[0]):
+        low, high = leaves[i, 0] & ~one, leaves[i, 1]
+        for j in range(LOCALITY):
+            at = np.uint64(draws[i, j])
+            low ^= secrets[at, 0]
+            high ^= secrets[at, 1]
+        out[i, 0] = low
+        out[i, 1] = high

@@ -1,0 +1,313 @@
+"""Silent OT extension: the correlation over many iterations, what is used once, and what the other end sees. Most tests
+run a code that is far too small to be secure; nothing but a test can choose one.
+"""
+
+import bisect
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from mpc.channel import Channel, local_pair
+from mpc.errors import ConfigError, PeerProtocolError
+from mpc.kernels import extension as kernels
+from mpc.ot import ferret, softspoken
+from mpc.ot.softspoken import ALIGN, BLOCK
+from mpc.params import ProtocolParams
+from mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
+from mpc.prg import Stream, os_entropy
+from tests.parties import make_parties, run_both
+from tests.test_ot import SESSION, bits_of
+from tests.test_privacy import looks_uniform
+
+SMALL = ferret.Code(secrets=300, bins=24, depth=6)
+Pair = tuple[ferret.RandomOtSender, ferret.RandomOtReceiver]
+BaseOts = tuple[np.ndarray, list[list[bytes]], list[list[bytes]]]
+_lanes = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def base() -> BaseOts:
+    one, two = local_pair()
+    (delta, holes), leaves = run_both(
+        lambda j: softspoken.sender_setup(one, SESSION, 4) if j == 0 else softspoken.receiver_setup(two, SESSION, 4)  # type: ignore[arg-type,return-value]
+    )
+    return delta, holes, leaves  # type: ignore[return-value]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> ferret.Code:
+    monkeypatch.setattr(ferret, "CODE", SMALL)
+    monkeypatch.setattr(ferret, "TREES", 7)  # groups that are not alike
+    return SMALL
+
+
+def pair(base: BaseOts, channels: tuple[Channel, Channel] | None = None) -> Pair:
+    """Both ends of a lane that no test had before."""
+    delta, holes, leaves = base
+    lane = next(_lanes)
+    one, two = channels or local_pair(20)
+    sender = ferret.RandomOtSender(one, SESSION, delta, holes, lane, 0, Stream(os_entropy(16)))
+    return sender, ferret.RandomOtReceiver(two, SESSION, leaves, lane, 0)
+
+
+def extend(ends: Pair, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """keys0, keys1, choice bits, keys: copies."""
+    (keys0, keys1), (choices, keys) = run_both(lambda j: ends[j].extend(count))
+    return keys0.copy(), keys1.copy(), bits_of(choices, count), keys.copy()
+
+
+def check(keys0: np.ndarray, keys1: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> None:
+    assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+    assert (keys0 != keys1).any(axis=1).all()
+
+
+def test_the_chosen_key_over_many_iterations(base: BaseOts, small: ferret.Code) -> None:
+    """Blocks that end within an iteration, at its end, and that take several."""
+    ends = pair(base)
+    seen, bits = [], []
+    for count in (ALIGN, small.yields - ALIGN, small.yields, 3 * small.yields + ALIGN, 5 * ALIGN):
+        made = extend(ends, count)
+        check(*made)
+        seen += [made[0], made[1]]
+        bits.append(made[2])
+    assert ends[0]._iterations == ends[1]._iterations == 6 and ends[0].left == ends[1].left
+    assert ends[0].index == ends[1].index == sum(map(len, bits))
+    assert len(np.unique(np.concatenate(seen), axis=0)) == 2 * ends[0].index  # no key twice
+    assert 0.46 < np.concatenate(bits).mean() < 0.54
+
+
+def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
+    ends = pair(base)
+    blocks = [extend(ends, BLOCK) for _ in range(4)]  # the last takes from a second iteration
+    for made in blocks:
+        check(*made)
+    assert ends[0]._iterations == 2 and 0.498 < np.concatenate([made[2] for made in blocks]).mean() < 0.502
+    assert len(np.unique(np.concatenate([made[0][:, 0] for made in blocks]))) == 4 * BLOCK
+
+
+def test_the_code_is_the_one_that_was_estimated() -> None:
+    """Changing it is a matter of security: read the comment at `CODE` first."""
+    code = ferret.CODE
+    assert (code.outputs, code.secrets, code.bins, code.depth, ferret.lpn.LOCALITY) == (1 << 19, 69454, 512, 10, 10)
+    published = (607_232, 69_454, 593)
+    assert (code.bins << code.depth, code.secrets) == (published[0] - (81 << 10), published[1])
+    assert code.bins + 81 == published[2] and code.bootstrap <= BLOCK
+
+
+def gauss_bits(bins: int, size: int, secrets: int) -> float:
+    """Pooled Gauss: guess as many outputs without noise as there are secrets, evenly over the bins, and solve. Each bin
+    gives one equation for nothing: its noise adds up to 1.
+    """
+    free = secrets - bins
+    return -bins * math.log2(1 - free / (bins * size)) + 2.8 * math.log2(free)
+
+
+def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
+    """Briaud and Oygarden (EUROCRYPT 2023): guess u outputs of f bins to be free of noise, until the products of two
+    outputs of a bin, which all vanish, determine all monomials up to a degree. The Hilbert series of the ideal is
+    (1 + (size - 1 - u) z)^f (1 + (size - 1) z)^(bins - f) / (1 + z)^(outputs - secrets).
+    """
+
+    def solved(f: int, u: int, degree: int) -> bool:
+        series = [1] + [0] * degree
+        for count, base in ((f, size - 1 - u), (bins - f, size - 1)):
+            factor = [math.comb(count, i) * base**i for i in range(degree + 1)]
+            series = [sum(series[j] * factor[i - j] for j in range(i + 1)) for i in range(degree + 1)]
+        free = bins * size - secrets
+        inverse = [(-1) ** i * math.comb(free + i - 1, i) for i in range(degree + 1)]
+        return any(sum(series[j] * inverse[i - j] for j in range(i + 1)) <= 0 for i in range(degree + 1))
+
+    best = math.inf
+    for degree, tenths in itertools.product((2, 3, 4), range(1, 11)):
+        f = bins * tenths // 10
+        u = bisect.bisect_left(range(size - 1), True, key=lambda u, f=f, degree=degree: solved(f, u, degree))  # type: ignore[misc]
+        if u < size - 1:
+            unknowns = max(10, secrets - bins - f * u)
+            monomials = math.log2(sum(math.comb(unknowns, i) for i in range(degree + 1)))
+            # Wiedemann's algorithm, with as few terms in an equation as the code gives before any elimination
+            work = math.log2(3 * 11**degree) + 2 * monomials if sparse else 2.8 * monomials
+            best = min(best, work - f * math.log2(1 - u / size))
+    return best
+
+
+def test_the_code_withstands_the_known_attacks() -> None:
+    code = ferret.CODE
+    instance = code.bins, 1 << code.depth, code.secrets
+    assert round(gauss_bits(*instance)) == 149
+    assert round(algebraic_bits(*instance, sparse=False)) == 149
+    assert round(algebraic_bits(*instance, sparse=True)) == 135
+    ferret_b11 = 4971, 2048, 124_000
+    assert round(gauss_bits(*ferret_b11)) == 132
+    assert [round(algebraic_bits(*ferret_b11, sparse=sparse)) for sparse in (False, True)] == [92, 74]
+
+
+def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
+    base: BaseOts, small: ferret.Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves: dict[type, list[np.ndarray]] = {ferret.RandomOtSender: [], ferret.RandomOtReceiver: []}
+    paths: list[np.ndarray] = []
+    for cls, kept in leaves.items():
+        original = cls._trees
+
+        def trees(self, masks, original=original, kept=kept):  # type: ignore[no-untyped-def]
+            nodes = original(self, masks)
+            kept.append(nodes.copy())
+            if isinstance(self, ferret.RandomOtReceiver):
+                paths.append(self._paths.copy())
+                bits = 1 - (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
+                assert (self._paths == (bits << np.arange(small.depth)).sum(axis=1)).all()
+            return nodes
+
+        monkeypatch.setattr(cls, "_trees", trees)
+    ends = pair(base)
+    extend(ends, 4 * small.yields)
+    sent, received = (np.concatenate(kept) for kept in leaves.values())
+    assert sent.shape == (4 * small.bins, 1 << small.depth, 2)
+    difference = sent ^ received
+    noisy = difference.any(axis=2)
+    assert (noisy.sum(axis=1) == 1).all() and (noisy.argmax(axis=1) == np.concatenate(paths)).all()
+    assert (difference[noisy] == ends[0]._delta).all()
+    assert (np.bitwise_xor.reduce(sent, axis=1) == ends[0]._delta).all()
+    places = np.concatenate(paths).reshape(4, -1)
+    assert (places[0] != places[1]).any() and len(np.unique(places)) > 20  # of 64
+
+
+def test_outputs_are_the_code_of_the_seeds_and_the_noise(base: BaseOts, small: ferret.Code) -> None:
+    """Both ends' outputs satisfy w = v ^ u Delta, u in bit 0 of v, and nobody's w has it."""
+    ends = pair(base)
+    run_both(lambda j: ends[j]._iterate())
+    w, v = ends[0]._outputs, ends[1]._outputs
+    u = v[:, :1] & np.uint64(1)
+    assert not (w[:, 0] & np.uint64(1)).any() and (w == v ^ u * ends[0]._delta).all()
+
+
+def test_seeds_and_handed_out_outputs_are_disjoint_and_used_once(base: BaseOts, small: ferret.Code) -> None:
+    sender, receiver = pair(base)
+    run_both(lambda j: (sender, receiver)[j].prepare())
+    for end in (sender, receiver):
+        end._iterate = lambda: None  # type: ignore[method-assign]
+        taken: list[int] = []
+        for count in (ALIGN, 2 * ALIGN, small.yields, small.yields - 3 * ALIGN):
+            for _, source in end._parts(count):
+                taken += range(source.start, source.stop)
+        iterations = np.array(taken).reshape(2, small.yields)
+        assert (iterations == np.arange(small.outputs - small.yields, small.outputs)).all()
+    assert small.outputs - small.yields >= small.seeds
+
+
+def test_the_next_iteration_takes_other_seeds(base: BaseOts, small: ferret.Code) -> None:
+    ends = pair(base)
+    seeds = []
+    for _ in range(3):
+        run_both(lambda j: ends[j].prepare())
+        seeds.append(ends[0]._seeds.copy())
+        run_both(lambda j: ends[j]._iterate())
+    assert len(np.unique(np.concatenate(seeds), axis=0)) == 3 * small.seeds
+
+
+def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.Code) -> None:
+    """Trees, keys and expanded keys, of both lanes and directions, hash under tweaks of their own."""
+    used: dict[int, set[tuple[int, int]]] = {0: set(), 1: set()}
+    party = 0
+    original = kernels.sigma_and_tweak
+
+    def record(keys, index, stream, out):  # type: ignore[no-untyped-def]
+        fresh = {(int(index) + i, int(stream)) for i in range(len(keys))}
+        assert not fresh & used[party]
+        used[party] |= fresh
+        original(keys, index, stream, out)
+
+    sides = make_parties(lanes=2, extension="silent")
+    demand = Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)})
+    monkeypatch.setattr(kernels, "sigma_and_tweak", record)
+    for lane in range(2):
+        # one party after the other, so that the record knows whose hash it is: what the first waits for comes first
+        for end in (side[lane].pool._receiver for side in sides):
+            end.prepare()
+        for party in (0, 1):
+            sides[party][lane].pool._sender.extend(2 * SMALL.yields)
+        for party in (0, 1):
+            _, keys = sides[party][lane].pool._receiver.extend(2 * SMALL.yields)
+            sides[party][lane].pool._receiver.expand(keys, 3)
+    assert used[0] and {stream & 0xFFFF for _, stream in used[0]} == {0, 1, 2, 3}
+    assert {stream >> 63 for _, stream in used[0]} == {0, 1}
+    monkeypatch.setattr(kernels, "sigma_and_tweak", original)
+    run_both(lambda j: sides[j][0].pool.reserve(demand))
+
+
+@pytest.mark.parametrize("code", [SMALL, ferret.CODE], ids=["small", "secure"])
+def test_what_the_receiver_sees_is_uniform_and_of_one_size(
+    base: BaseOts, monkeypatch: pytest.MonkeyPatch, code: ferret.Code
+) -> None:
+    monkeypatch.setattr(ferret, "CODE", code)
+    ends = pair(base)
+    seen: list[np.ndarray] = []
+    channel = ends[1]._channel
+    original = channel.recv
+    monkeypatch.setattr(channel, "recv", lambda *wanted: (seen.append(original(*wanted)), seen[-1])[1])
+    extend(ends, BLOCK if code is ferret.CODE else 8 * code.yields)
+    assert [array.shape for array in seen] == [code.message(group) for group in code.groups()] * ends[0]._iterations
+    assert looks_uniform(np.concatenate([array.reshape(-1) for array in seen]))
+    assert ends[0]._channel.traffic.messages_received == 1  # the bootstrap is all that the sender ever sees
+
+
+def test_bytes_an_ot(base: BaseOts) -> None:
+    """160 bytes a tree; the bootstrap comes once."""
+    ends = pair(base)
+    extend(ends, ALIGN)
+    traffic = ends[0]._channel.traffic
+    assert traffic.bytes_sent / ferret.CODE.yields < 0.19
+    assert traffic.bytes_received < 4 * ferret.CODE.bootstrap and traffic.rounds == 2
+
+
+@pytest.mark.parametrize("words", [(24, 5, 2), (23, 6, 2), (24, 6, 1)])
+def test_a_message_of_another_size_is_the_peers_mistake(
+    base: BaseOts, monkeypatch: pytest.MonkeyPatch, words: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(ferret, "CODE", SMALL)
+    one, two = local_pair(20)
+    _, receiver = pair(base, (one, two))
+    one.send("ferret.sums", np.zeros(words, np.uint64))
+    with pytest.raises(PeerProtocolError, match=r"ferret\.sums"):
+        receiver.extend(ALIGN)
+    two.send("ot.corrections", np.zeros((31, 1), np.uint64))
+    sender, _ = pair(base, (one, two))
+    one.traffic.messages_received = 1  # after the receiver's own
+    one._link.recv()
+    with pytest.raises(PeerProtocolError, match=r"ot\.corrections"):
+        sender.extend(ALIGN)
+
+
+def test_secrets_are_not_printed(base: BaseOts) -> None:
+    for end in pair(base):
+        assert "secrets" in repr(end) and "array" not in repr(end)
+
+
+def test_lanes_draw_other_matrices_and_roots(base: BaseOts, small: ferret.Code) -> None:
+    one, other = pair(base), pair(base)
+    assert one[0]._matrix == one[1]._matrix != other[0]._matrix
+    assert not set(extend(one, ALIGN)[3][:, 0].tolist()) & set(extend(other, ALIGN)[3][:, 0].tolist())
+
+
+def test_the_parameter() -> None:
+    with pytest.raises(ConfigError, match="ot_extension must be one of softspoken, silent"):
+        ProtocolParams(ot_extension="ferret")
+    assert ProtocolParams().agreement() != ProtocolParams(ot_extension="silent").agreement()
+
+
+@pytest.mark.parametrize("field_bits", [2, 8])
+def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) -> None:
+    """Corrections of DaBits come between the iterations that their OTs, and others', are made by."""
+    parties = [lanes[0] for lanes in make_parties(field_bits=field_bits, extension="silent")]
+    demand = Demand({DaBits(9): (3000, 1500), RandomOts(8): (2000, 2000), Triples(1): (40, 40), Tables(3, 1): (9, 600)})
+    for party in parties:
+        party.channel.restart_rounds()
+    run_both(lambda j: parties[j].pool.reserve(demand))
+    assert parties[0].channel.traffic.rounds == 2  # the bootstrap, and all iterations and corrections
+    one, other = run_both(lambda j: parties[j].pool.dabits(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000))))
+    assert ((one[1] + other[1]) % 512 == one[0] ^ other[0]).all()
+    a, b, c = (x ^ y for x, y in zip(*run_both(lambda j: parties[j].pool.triples(Triples(1), 40)), strict=True))
+    assert (c == (a & b)).all()
+    assert parties[0].pool.left == parties[1].pool.left[::-1] and parties[0].pool.id == parties[1].pool.id

@@ -1,0 +1,267 @@
+"""Pools filled ahead: what they spare a round, where they stop, and that nothing in them serves twice, failures
+included.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpc import share
+from mpc.channel import local_pair
+from mpc.errors import PeerProtocolError, SecureMedianError
+from mpc.median.methods import METHODS, Published
+from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from mpc.params import ProtocolParams, RoundParams
+from mpc.party import Party
+from mpc.pipeline import Cost, Outcome, fill, run_round
+from mpc.preprocessing import DaBits, Demand, Pool, Quads, RandomOts, Tables, Triples
+from servers.engine import Engine
+from tests.parties import make_parties, run_both
+
+RNG = np.random.default_rng(8)
+SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
+DIM, CLIENTS = 700, 4
+PLENTY = 1 << 30
+ROUNDS = {
+    "scan": RoundParams("bucketed", DIM, CLIENTS, buckets=6),
+    "bisect": RoundParams("bucketed", DIM, CLIENTS, buckets=6, schedule="bisect"),
+    "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=4),
+    "radix": RoundParams("radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=2),
+    "trimmed-mean": RoundParams("trimmed-mean", DIM, CLIENTS, ring_bits=24, fraction_bits=4, trim=0.25),
+}
+Sides = tuple[list[Party], list[Party]]
+
+
+def filled(sides: Sides, params: RoundParams, limits: tuple[int, int] = (PLENTY, PLENTY), **options: Any) -> list[Cost]:
+    return list(run_both(lambda j: fill(sides[j], params, SMALL, limits[j], **options)))
+
+
+def computed(sides: Sides, params: RoundParams, clients: int = CLIENTS) -> tuple[Outcome, Outcome]:
+    """A round on random updates, whose result is checked."""
+    published = Published(np.zeros(DIM, np.float32), np.full(DIM, 2, np.float32))
+    updates = RNG.uniform(-1.2, 1.2, (clients, DIM)).astype(np.float32)
+    shares = [METHODS[params.method].encode(update, params, published) for update in updates]
+    halves = [share.split(values, params.width, xor=params.xor_shared) for values in shares]
+    outcomes = run_both(lambda j: run_round(sides[j], params, SMALL, [half[j] for half in halves]))
+    alone: Sides = make_parties(lanes=2)
+    expected = run_both(lambda j: run_round(alone[j], params, SMALL, [half[j] for half in halves]))[0]
+    assert all((outcome.values == expected.values).all() for outcome in outcomes)
+    return outcomes
+
+
+def stock_bytes(parties: list[Party]) -> int:
+    pools = [party.pool for party in parties]
+    stocks = [stock for pool in pools for side in (pool._sent, pool._received) for stock in side.values()]
+    return sum(array.nbytes for stock in stocks for piece in stock._pieces for array in piece)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_full_pool_leaves_nothing_to_make(name: str) -> None:
+    params = ROUNDS[name]
+    sides = make_parties(lanes=2)
+    ahead = filled(sides, params)
+    assert ahead[0].ots == ahead[1].ots > 0 and ahead[0].seconds == 0 < ahead[0].ahead_seconds
+    for outcome, before in zip(computed(sides, params), ahead, strict=True):
+        run = outcome.cost
+        assert run.ots == run.preprocessing_bytes_sent == run.preprocessing_rounds == 0 < run.bytes_sent
+        whole = run.after(before)
+        assert (whole.ots, whole.seconds, whole.ahead_seconds) == (before.ots, run.seconds, before.ahead_seconds)
+        assert whole.bytes_sent == run.bytes_sent + before.bytes_sent
+        told = whole.to_dict()
+        assert told["online_bytes_sent"] == run.bytes_sent and told["preprocessing_bytes_sent"] == before.bytes_sent
+        assert told["online_rounds"] == run.rounds and told["preprocessing_rounds"] == before.rounds
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_short_pool_is_topped_up_by_the_round(name: str) -> None:
+    params = ROUNDS[name]
+    sides = make_parties(lanes=2)
+    whole = filled(make_parties(lanes=2), params)[0].ots
+    steps = itertools.count()
+    ahead = filled(sides, params, hurry=lambda: next(steps) >= 2)  # both lanes together
+    assert 0 < ahead[0].ots == ahead[1].ots < whole
+    first, second = computed(sides, params)
+    assert first.cost.ots == second.cost.ots > 0
+    computed(sides, params)  # and what is left over is of use to the next
+
+
+def test_the_round_may_be_of_fewer_clients_than_the_pool() -> None:
+    for name in ("pairwise", "radix", "trimmed-mean"):
+        sides = make_parties(lanes=2)
+        filled(sides, ROUNDS[name])
+        computed(sides, ROUNDS[name], clients=CLIENTS - 1)
+
+
+@pytest.mark.parametrize("limits", [(0, PLENTY), (PLENTY, 0)])
+def test_either_server_may_forbid_it(limits: tuple[int, int]) -> None:
+    sides = make_parties(lanes=2)
+    assert filled(sides, ROUNDS["scan"], limits)[0].ots == 0 == stock_bytes(sides[0])
+    computed(sides, ROUNDS["scan"])
+
+
+def test_the_smaller_limit_holds() -> None:
+    """Whole blocks are made, so a lane may have up to a block of each kind and direction more."""
+    params = replace(ROUNDS["radix"], dim=20_000)
+    protocol = replace(SMALL, chunk=1280)
+    sides = make_parties(lanes=2)
+    limit = 400_000
+    run_both(lambda j: fill(sides[j], params, protocol, (limit, PLENTY)[j]))
+    block = 2 * 2 * 128 * 5 * 4  # lanes, directions, items a block is rounded up to, bytes, kinds at most
+    assert 0.6 * limit < stock_bytes(sides[0]) <= limit + block
+    assert stock_bytes(sides[0]) == pytest.approx(stock_bytes(sides[1]), rel=0.02)
+
+
+def test_kinds_say_how_much_memory_they_take() -> None:
+    for kind in (Tables(3, 1), Tables(4, 2), Triples(1), Triples(2), Quads(12), RandomOts(33), DaBits(4)):
+        sides = make_parties()
+        demand = Demand({kind: (1280, 640)})
+        run_both(lambda j: sides[j][0].pool.reserve(demand))  # noqa: B023
+        made = [sides[j][0].pool.stock[kind] for j in (0, 1)]
+        exactly = Demand({kind: (made[0][0], made[0][1])})
+        assert exactly.bytes == max(stock_bytes(sides[j]) for j in (0, 1)), kind
+
+
+def test_another_round_drops_what_it_has_no_use_for() -> None:
+    sides = make_parties(lanes=2)
+    filled(sides, ROUNDS["pairwise"])
+    filled(sides, ROUNDS["scan"])
+    for party in (*sides[0], *sides[1]):
+        assert {kind for kind, counts in party.pool.stock.items() if any(counts)} == {Tables(2, 1)}
+    computed(sides, ROUNDS["scan"])
+
+
+def test_pools_that_do_not_belong_together_are_noticed() -> None:
+    sides = make_parties(lanes=2)
+    filled(sides, ROUNDS["scan"])
+    sides[1][1].pool.keep_only(Demand())
+    with pytest.raises(PeerProtocolError, match="do not belong together"):
+        filled(sides, ROUNDS["scan"])
+
+
+class Pipe:
+    """One lane of an engine in this process."""
+
+    def __init__(self, channel: Any) -> None:
+        self._link = channel._link
+        self.send, self.recv = self._link.send, self._link.recv
+
+    def close(self) -> None:
+        """Ends a wait at either side, as ZmqLink does."""
+        self._link._in.put(None)
+        self._link.close()
+
+    def meet(self, party: int) -> None:
+        """They have."""
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
+class Servers:
+    """Two engines, and the rule by which the servers drop a session: after any failure, both do."""
+
+    def __init__(self) -> None:
+        self._pipes: dict[tuple[bytes, int], tuple[Pipe, Pipe]] = {}
+        self._lock = threading.Lock()
+        self._sessions = itertools.count(1)
+        self._session: bytes | None = None
+        self._ended = threading.Event()
+        self.engines = [Engine(j, SMALL, PLENTY, self._opener(j), self._ended.set) for j in (0, 1)]
+
+    def _opener(self, party: int) -> Any:
+        def open_lane(session: bytes, lane: int) -> Pipe:
+            with self._lock:
+                if (session, lane) not in self._pipes:
+                    one, other = local_pair(20)
+                    self._pipes[session, lane] = Pipe(one), Pipe(other)
+                return self._pipes[session, lane][party]
+
+        return open_lane
+
+    def round(self, params: RoundParams, fails: str) -> None:
+        """A round; `fails`: "" or when one of the servers drops its session."""
+        self._session = self.engines[0].session_id or next(self._sessions).to_bytes(16, "little")
+        for engine in self.engines:
+            engine.prepare(self._session, params)
+        if fails == "while it is prepared":
+            self.engines[1].drop()
+        uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
+        for engine in self.engines:
+            if engine._lanes is not None:  # the other one has failed before the uploads came
+                engine.start(params, uploads, [1] * CLIENTS)
+        if fails == "while it runs":
+            self.engines[0].drop()
+        results = [self._result(engine) for engine in self.engines]
+        if fails:
+            for engine in self.engines:
+                engine.drop()
+        else:
+            assert all(isinstance(result, Outcome) for result in results), results
+
+    def _result(self, engine: Engine) -> Outcome | SecureMedianError | None:
+        while engine._job is not None:
+            self._ended.wait(0.05)
+            self._ended.clear()
+            if (result := engine.poll()) is not None:
+                return result
+        return None
+
+
+@pytest.fixture(scope="module")
+def uses() -> Iterator[dict[str, list[Any]]]:
+    """Every index that an extension hashes, and every item that a stock hands out."""
+    seen: dict[str, list[Any]] = {"hashed": [], "taken": []}
+    with pytest.MonkeyPatch.context() as patch:
+        for cls in (RandomOtSender, RandomOtReceiver):
+
+            def extend(self, count, original=cls.extend, cls=cls):  # type: ignore[no-untyped-def]
+                # the streams' owner: a session has sender and receiver leaves of its own
+                key = (cls.__name__, id(self._pi), int(self._stream))
+                seen["hashed"].append((self, key, self.index, count))
+                return original(self, count)
+
+            patch.setattr(cls, "extend", extend)
+
+        def random_ots(self, kind, as_sender, as_receiver, original=Pool.random_ots):  # type: ignore[no-untyped-def]
+            sender, receiver = original(self, kind, as_sender, as_receiver)
+            seen["taken"] += sender.keys0.tolist()
+            return sender, receiver
+
+        patch.setattr(Pool, "random_ots", random_ots)
+        yield seen
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["scan", "pairwise", "radix"]),
+            st.sampled_from(["", "", "while it is prepared", "while it runs"]),
+        ),
+        min_size=2,
+        max_size=5,
+    )
+)
+def test_no_index_is_used_twice_even_after_failed_rounds(
+    uses: dict[str, list[Any]], rounds: list[tuple[str, str]]
+) -> None:
+    for seen in uses.values():
+        seen.clear()
+    wide = {"pairwise": replace(ROUNDS["pairwise"], ring_bits=64)}  # keys of 64 bits are all different
+    servers = Servers()
+    for name, fails in [*rounds, ("pairwise", "")]:
+        servers.round(wide.get(name, ROUNDS[name]), fails)
+    for engine in servers.engines:
+        assert engine.close()
+    used: dict[Any, int] = {}
+    for _, key, index, count in uses["hashed"]:
+        assert index >= used.get(key, 0), "an index was hashed twice"
+        used[key] = index + count
+    assert used and len(set(uses["taken"])) == len(uses["taken"])
