@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clients import files
-from clients.faults import FAULTS
+from clients.attacks import ATTACKS, Attack
+from clients.data import SOURCES, SPLITS
+from clients.models import MODELS
 from mpc.errors import ConfigError, UnknownRound
 from mpc.params import ENCODINGS, METHODS, RANGE_POLICIES, RESULTS, SCHEDULES, SELECTIONS, RangePolicy, RoundParams
 
 if TYPE_CHECKING:
     from clients.client import Coordinator
+    from clients.data import Dataset
+    from clients.models import Model
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -61,25 +65,50 @@ def add_round_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """What a client trains on and from which seed."""
+    """What a client trains, on what and from which seed."""
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="MNIST's four IDX files, plain or .gz (default: scikit-learn's 8x8 digits)",
+        help="the folder of MNIST's IDX files, plain or .gz, or of CIFAR-10's binary files "
+        "(default: scikit-learn's 8x8 digits)",
     )
+    parser.add_argument("--network", choices=MODELS, help="the model that is trained (default: the data's own)")
     parser.add_argument(
         "--images", type=int, metavar="N", help="training images of each client (default: all, divided evenly)"
+    )
+    parser.add_argument(
+        "--split",
+        default="iid",
+        metavar="HOW",
+        help=f"how the images are divided among the clients: {SPLITS} (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="of the start model, the split and the training (default: %(default)s)"
     )
     parser.add_argument(
-        "--fault", choices=FAULTS, default="none", help="misbehave, to see what a median does about it (default: none)"
+        "--fault", choices=ATTACKS, default="none", help="misbehave, to see what a median does about it (default: none)"
     )
     parser.add_argument(
         "--fault-from", type=int, default=3, metavar="T", help="the first round of the fault (default: %(default)s)"
     )
+
+
+def fault(options: argparse.Namespace) -> Attack:
+    """The attack that the options name. ConfigError if one client alone cannot carry it out."""
+    attack = ATTACKS[options.fault]
+    if attack.sees_honest:
+        alone = ", ".join(name for name, other in ATTACKS.items() if not other.sees_honest)
+        raise ConfigError(
+            f"--fault {attack.name} needs the updates of the honest clients, which no client of a real round sees: "
+            f"`securemedian experiment` simulates it. Here choose one of {alone}"
+        )
+    return attack(options.fault_from)
+
+
+def network(options: argparse.Namespace, data: "Dataset") -> "Model":
+    """The model that the options name, or the one of the data set."""
+    return MODELS[options.network or SOURCES[data.name].model]
 
 
 def range_policy(options: argparse.Namespace) -> RangePolicy | None:
@@ -281,7 +310,13 @@ def _add_init(subparsers: "Verbs") -> None:
         help="write a start model for `train`",
         description="Write PyTorch's usual initialisation of a network that `train` knows, as one flat vector.",
     )
-    verb.add_argument("network", choices=("mnist", "digits"), help="mnist: 784-200-200-10; digits: 64-32-10")
+    verb.add_argument(
+        "network",
+        choices=list(dict.fromkeys([*MODELS, *SOURCES])),
+        metavar="NETWORK",
+        help=f"{', '.join(MODELS)}, or a data set for its own: "
+        + ", ".join(f"{source.name} is {source.model}" for source in SOURCES.values() if source.name != source.model),
+    )
     verb.add_argument("file", type=Path, help="the .npy file to write, for `round open --model`")
     verb.add_argument("--seed", type=int, default=1, help="of the initialisation (default: %(default)s)")
     verb.set_defaults(run=_init)
@@ -290,7 +325,8 @@ def _add_init(subparsers: "Verbs") -> None:
 def _init(options: argparse.Namespace) -> None:
     from clients import models
 
-    files.write(options.file, models.start(models.RECIPES[options.network], options.seed))
+    name = options.network if options.network in MODELS else SOURCES[options.network].model
+    files.write(options.file, models.start(MODELS[name], options.seed))
 
 
 def _add_train(subparsers: "Verbs") -> None:
@@ -324,13 +360,14 @@ def _part(text: str) -> tuple[int, int]:
 def _train(options: argparse.Namespace) -> None:
     from clients import data, models, worker
     from clients.client import Client
-    from clients.faults import Fault
 
+    attack = fault(options)
     models.use_one_thread()
     if options.record:
         files.check_writable(options.record / "updates")
-    fault = Fault(options.fault, options.fault_from)
-    index, parts = options.part
-    trainer = worker.Trainer.of_part(data.load(options.data), index, parts, options.seed, options.images, fault)
+    images, (index, parts) = data.load(options.data), options.part
+    trainer = worker.Trainer.of_part(
+        images, index, parts, options.seed, options.images, attack, options.split, network(options, images)
+    )
     with Client.from_config(options.config) as client:
         worker.run(client, trainer, options.rounds, options.record)

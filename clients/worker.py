@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients import models
+from clients.attacks import NO_ATTACK, Attack
 from clients.client import Client
-from clients.data import Dataset, part
-from clients.faults import NO_FAULT, Fault
+from clients.data import SOURCES, Dataset, split
 from mpc.errors import ConfigError, SecureMedianError
 
 
@@ -19,25 +19,43 @@ from mpc.errors import ConfigError, SecureMedianError
 class Trainer:
     """One client's images and how it trains on them. The same values give the same updates, whoever runs it."""
 
-    recipe: models.Recipe
+    model: models.Model
     images: NDArray[np.float32] = field(repr=False)
     labels: NDArray[np.int64] = field(repr=False)
     seed: tuple[int, int]  # of the training run, of this client
-    fault: Fault = NO_FAULT
+    attack: Attack = NO_ATTACK
 
     @classmethod
     def of_part(
-        cls, data: Dataset, index: int, parts: int, seed: int, images: int | None = None, fault: Fault = NO_FAULT
+        cls,
+        data: Dataset,
+        index: int,
+        parts: int,
+        seed: int,
+        images: int | None = None,
+        attack: Attack = NO_ATTACK,
+        how: str = "iid",
+        model: models.Model | None = None,
     ) -> Self:
-        """Client `index` (0-based) of `parts` on its own part of the training images."""
-        mine = part(len(data.labels), index, parts, seed, images)
-        return cls(models.RECIPES[data.name], data.images[mine], data.labels[mine], (seed, index), fault)
+        """Client `index` (0-based) of `parts` on its own part of the training images, which are split as `how` says.
 
-    def update(self, model: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """The parameters this client sends in round `number`, trained from `model`."""
+        The model is by default the data set's own.
+        """
+        if not 0 <= index < parts:
+            raise ConfigError(f"there is no part {index + 1} of {parts}: parts are counted from 1")
+        model = model or models.MODELS[SOURCES[data.name].model]
+        models.check_fits(model, data)
+        mine = split(data.labels, parts, seed, how, images)[index]
+        return cls(model, data.images[mine], data.labels[mine], (seed, index), attack)
+
+    def update(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+        """The parameters this client sends in round `number`, trained from `start`. It sees no other client's."""
         rng = np.random.default_rng((*self.seed, number))
-        trained = models.train(self.recipe, model, self.images, self.fault.labels(self.labels, number), rng)
-        return self.fault.update(trained, model, number, rng)
+        if not self.attack.active(number):
+            return models.train(self.model, start, self.images, self.labels, rng)
+        labels, unseen = self.attack.labels(self.labels, self.model.classes), np.empty((0, start.size), np.float32)
+        trained = models.train(self.model, start, self.images, labels, rng)
+        return self.attack.corrupt(trained[None], start, unseen, rng)[0]
 
 
 def run(client: Client, trainer: Trainer, rounds: int | None = None, record: Path | None = None) -> None:

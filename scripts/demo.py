@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clients import files
-from clients.cli import add_data_options, add_round_options, range_policy, round_params
+from clients.cli import add_data_options, add_round_options, fault, network, range_policy, round_params
 from mpc.errors import ConfigError, SecureMedianError
 from mpc.params import RangePolicy
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scripts.experiment import Figures, Plan
+    from scripts.training_run import Figures, Plan
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -40,8 +40,8 @@ def add_verbs(verbs: "Verbs") -> None:
         help="see all of it at work on this machine",
         description=(
             "Start S0, S1 and the clients' workers as separate processes on this machine, train a model with secure "
-            "medians, and compare every result with the same computation in the clear. Trains on MNIST with --data, "
-            "else on scikit-learn's 8x8 digits."
+            "medians, and compare every result with the same computation in the clear. Trains on MNIST or CIFAR-10 "
+            "with --data, else on scikit-learn's 8x8 digits."
         ),
     )
     verb.add_argument("--clients", type=int, default=3, metavar="N", help="(default: %(default)s)")
@@ -90,13 +90,13 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> "Plan":
     from clients import data, models
-    from clients.faults import Fault
-    from scripts.experiment import Plan
+    from scripts.training_run import Plan
 
     if options.rounds < 1:
         raise ConfigError(f"--rounds must be 1 or more, not {options.rounds}")
     images = data.load(options.data)
-    dim = models.start(models.RECIPES[images.name], options.seed).size
+    model = network(options, images)
+    dim = models.start(model, options.seed).size
     return Plan(
         data=images,
         directory=options.data,
@@ -105,17 +105,19 @@ def _plan(options: argparse.Namespace) -> "Plan":
         seed=options.seed,
         params=round_params(options, dim=dim, max_clients=options.clients, deadline_s=ROUND_LIMIT_S),
         range=range_policy(options),
-        fault=Fault(options.fault, options.fault_from),
+        fault=fault(options),
         faulty=options.faulty,
+        model=model,
+        split=options.split,
     )
 
 
 def _run(plan: "Plan", rounds: int, baselines: bool, directory: Path, console: "Console") -> dict[str, Any]:
     """All rounds and, if wanted, the baselines."""
-    from scripts import experiment, plaintext
+    from scripts import plaintext, training_run
     from scripts.show import Board
 
-    with Board(console, plan, rounds) as board, experiment.running(plan, directory) as running:
+    with Board(console, plan, rounds) as board, training_run.running(plan, directory) as running:
         figures = []
         for _ in range(rounds):
             figures.append(running.round(board.watch))
@@ -123,7 +125,7 @@ def _run(plan: "Plan", rounds: int, baselines: bool, directory: Path, console: "
     curves = {}
     for name, combine in {"mean": plaintext.mean, "median": plaintext.median}.items() if baselines else ():
         with console.status(f"training with the plain {name}, for comparison"):
-            curves[name] = experiment.baseline(plan, rounds, combine)
+            curves[name] = training_run.baseline(plan, rounds, combine)
     return _report(plan, figures, curves)
 
 
@@ -138,7 +140,9 @@ def _report(plan: "Plan", figures: "list[Figures]", curves: dict[str, list[float
             "clients": plan.clients,
             "images": len(plan.trainer(0).labels),
             "seed": plan.seed,
-            "fault": plan.fault.kind,
+            "model": plan.model.name,
+            "split": plan.split,
+            "fault": plan.fault.name,
             "fault_from": plan.fault.first,
             "faulty": plan.faulty,
             "params": plan.params.to_dict(),

@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from scripts.experiment import Figures, Plan
+from scripts.training_run import Figures, Plan
 
 
 class Board(Live):
@@ -19,8 +19,8 @@ class Board(Live):
         params = plan.params
         method = f"{params.method}, {params.buckets} buckets" if params.method == "bucketed" else params.method
         fault = (
-            f", {plan.faulty} with {plan.fault.kind} from round {plan.fault.first}"
-            if plan.fault.kind != "none" and plan.faulty
+            f", {plan.faulty} with {plan.fault.name} from round {plan.fault.first}"
+            if plan.fault.name != "none" and plan.faulty
             else ""
         )
         self._table = Table(

@@ -1,4 +1,4 @@
-"""Images: IDX files with all their faults, the bundled digits, and each client's part."""
+"""Data sets: MNIST's and CIFAR-10's files with all their faults, the bundled digits, and how a folder is recognised."""
 
 import gzip
 import struct
@@ -9,9 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from clients import data
+from clients.data.cifar10 import read_batch
+from clients.data.idx import read_idx
 from mpc.errors import ConfigError, InputError
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+CIFAR10 = MNIST.parent / "cifar10"
+BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+RECORD = 3073
 
 
 def idx(array: NDArray[np.uint8]) -> bytes:
@@ -25,6 +30,15 @@ def small_mnist(directory: Path, test_labels: int = 4) -> None:
         (directory / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(
             gzip.compress(idx(rng.integers(0, 10, labels, np.uint8)))
         )
+
+
+def small_cifar10(directory: Path) -> NDArray[np.uint8]:
+    """Two records a file; all of them."""
+    records = np.random.default_rng(1).integers(0, 256, (12, RECORD), np.uint8)
+    records[:, 0] %= 10
+    for number, name in enumerate(BATCHES):
+        (directory / f"{name}.bin").write_bytes(records[2 * number : 2 * number + 2].tobytes())
+    return records
 
 
 def test_plain_and_gzipped_files(tmp_path: Path) -> None:
@@ -43,15 +57,81 @@ def test_the_real_mnist() -> None:
     assert np.bincount(loaded.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
+def test_cifar10s_records(tmp_path: Path) -> None:
+    records = small_cifar10(tmp_path)
+    loaded = data.load(tmp_path)
+    assert (loaded.name, loaded.classes) == ("cifar10", 10)
+    assert (loaded.images.shape, loaded.test_images.shape) == ((10, 3072), (2, 3072))
+    assert loaded.images.dtype == np.float32
+    assert np.array_equal(np.concatenate([loaded.labels, loaded.test_labels]), records[:, 0])
+    pixels = np.concatenate([loaded.images, loaded.test_images])
+    assert np.array_equal(pixels, records[:, 1:].astype(np.float32) / np.float32(255))
+
+
+@pytest.mark.skipif(not CIFAR10.is_dir(), reason="CIFAR-10 is not there")
+def test_the_real_cifar10() -> None:
+    loaded = data.load(CIFAR10)
+    assert loaded.images.shape == (50_000, 3072)
+    assert loaded.test_images.shape == (10_000, 3072)
+    assert np.bincount(loaded.labels).tolist() == [5000] * 10
+    assert np.bincount(loaded.test_labels).tolist() == [1000] * 10
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_missing_batch_is_named(tmp_path: Path, name: str) -> None:
+    small_cifar10(tmp_path)
+    (tmp_path / f"{name}.bin").unlink()
+    with pytest.raises(ConfigError, match=rf"has no {name}\.bin: .*cs\.toronto\.edu"):
+        data.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "0 bytes"),
+        (b"\0" * (RECORD - 1), "3,072 bytes, which is no multiple of a record's 3,073"),
+        (b"\0" * (2 * RECORD + 1), "6,147 bytes"),
+        (b"\x0a" + b"\0" * (RECORD - 1), "labels up to 10"),
+    ],
+)
+def test_bad_batches(tmp_path: Path, raw: bytes, said: str) -> None:
+    small_cifar10(tmp_path)
+    (tmp_path / "test_batch.bin").write_bytes(raw)
+    with pytest.raises(InputError, match=said):
+        read_batch(tmp_path / "test_batch.bin")
+    with pytest.raises(InputError, match=said):
+        data.load(tmp_path)
+
+
+def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has the files of no data set that is known\. MNIST is .*CIFAR-10 is "):
+        data.load(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder"):
+        data.load(tmp_path / "missing")
+    small_mnist(tmp_path)
+    small_cifar10(tmp_path)
+    with pytest.raises(ConfigError, match="files of mnist and of cifar10"):
+        data.load(tmp_path)
+    assert data.load(tmp_path, "mnist").name == "mnist"
+    assert data.load(tmp_path, "cifar10").name == "cifar10"
+    with pytest.raises(ConfigError, match="cifar10 is read from a folder"):
+        data.load(None, "cifar10")
+    with pytest.raises(ConfigError, match="one of mnist, cifar10, digits, not 'faces'"):
+        data.load(tmp_path, "faces")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="train-images-idx3-ubyte.gz"):
+    small_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").unlink()
+    with pytest.raises(ConfigError, match=r"neither train-images-idx3-ubyte nor train-images-idx3-ubyte\.gz: .*https:"):
         data.load(tmp_path)
 
 
 def test_labels_that_do_not_fit_the_images(tmp_path: Path) -> None:
-    small_mnist(tmp_path, test_labels=3)
-    with pytest.raises(InputError, match="not MNIST"):
-        data.load(tmp_path)
+    for labels in (3, 0):
+        small_mnist(tmp_path, test_labels=labels)
+        with pytest.raises(InputError, match="not MNIST"):
+            data.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -71,25 +151,12 @@ def test_bad_idx_files(tmp_path: Path, name: str, raw: bytes, said: str) -> None
     path = tmp_path / name
     path.write_bytes(raw)
     with pytest.raises(InputError, match=said):
-        data.read_idx(path)
+        read_idx(path)
 
 
 def test_digits_are_real_and_shuffled_alike() -> None:
     pytest.importorskip("sklearn")
-    one, two = data.load(None), data.load(None)
+    one, two = data.load(), data.load(None, "digits")
+    assert (one.name, one.classes) == ("digits", 10)
     assert (one.images.shape, one.test_images.shape) == ((1500, 64), (297, 64))
     assert np.array_equal(one.images, two.images)
-
-
-def test_parts_are_seeded_and_do_not_overlap() -> None:
-    parts = [data.part(100, index, 3, seed=5, images=30) for index in range(3)]
-    assert len(set(np.concatenate(parts).tolist())) == 90
-    assert np.array_equal(parts[1], data.part(100, 1, 3, seed=5, images=30))
-    assert not np.array_equal(parts[1], data.part(100, 1, 3, seed=6, images=30))
-    assert [len(data.part(100, index, 3, seed=5)) for index in range(3)] == [33, 33, 33]
-
-
-@pytest.mark.parametrize(("index", "images"), [(3, None), (-1, None), (0, 34), (0, 0)])
-def test_impossible_parts_are_refused(index: int, images: int | None) -> None:
-    with pytest.raises(ConfigError):
-        data.part(100, index, 3, seed=1, images=images)

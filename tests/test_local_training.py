@@ -1,4 +1,4 @@
-"""Local training: the networks, that it is deterministic, and what a worker records."""
+"""A client's training: that it is deterministic, learns, and does in an attack what the attack says."""
 
 from dataclasses import replace
 
@@ -9,16 +9,11 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from clients import data, models
-from clients.faults import Fault
+from clients.attacks import ATTACKS
 from clients.worker import Trainer
+from mpc.errors import ConfigError
 
-DIGITS = models.RECIPES["digits"]
-
-
-def test_the_papers_network_has_its_199210_parameters() -> None:
-    start = models.start(models.RECIPES["mnist"], 1)
-    assert start.dtype == np.float32
-    assert start.shape == (199_210,)
+DIGITS = models.MODELS["digits"]
 
 
 def test_start_is_seeded_and_leaves_torchs_own_generator_alone() -> None:
@@ -34,7 +29,7 @@ def test_start_is_seeded_and_leaves_torchs_own_generator_alone() -> None:
 
 
 def test_training_is_deterministic_and_learns() -> None:
-    digits = data.load(None)
+    digits = data.load()
     start = models.start(DIGITS, 1)
     one, two, other = (Trainer.of_part(digits, index, 2, seed=1) for index in (0, 0, 1))
     trained = one.update(start, 1)
@@ -45,16 +40,53 @@ def test_training_is_deterministic_and_learns() -> None:
     assert models.accuracy(DIGITS, start, digits.test_images, digits.test_labels) < 0.3
 
 
-def test_faults_change_what_is_sent() -> None:
-    honest = Trainer.of_part(data.load(None), 0, 3, seed=1, images=50)
+def test_training_is_the_gradient_descent_it_says_it_is() -> None:
+    """One batch of one epoch: w - rate * gradient, with the gradient of the mean cross-entropy by differences."""
+    model = replace(DIGITS, batch=5, epochs=1)
+    digits = data.load()
+    images, labels = digits.images[:5], digits.labels[:5]
+    start = models.start(model, 1)
+    step = (start - models.train(model, start, images, labels, np.random.default_rng(1))) / model.rate
+
+    def loss(vector: np.ndarray) -> float:
+        hidden = np.maximum(images @ vector[:2048].reshape(32, 64).T + vector[2048:2080], 0)
+        scores = hidden @ vector[2080:2400].reshape(10, 32).T + vector[2400:]
+        scores = scores - scores.max(axis=1, keepdims=True)
+        return float((np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(5), labels]).mean())
+
+    for i in (*np.random.default_rng(2).integers(0, start.size, 20), 2085, 2405):
+        ahead, behind = start.astype(np.float64), start.astype(np.float64)
+        ahead[i] += 1e-5
+        behind[i] -= 1e-5
+        assert step[i] == pytest.approx((loss(ahead) - loss(behind)) / 2e-5, abs=1e-4)
+
+
+def test_a_part_is_the_splits() -> None:
+    digits = data.load()
+    for how in ("iid", "labels:2"):
+        parts = data.split(digits.labels, 3, 1, how, images=50)
+        for index, part in enumerate(parts):
+            trainer = Trainer.of_part(digits, index, 3, seed=1, images=50, how=how)
+            assert np.array_equal(trainer.images, digits.images[part])
+            assert np.array_equal(trainer.labels, digits.labels[part])
+    for index in (-1, 3):
+        with pytest.raises(ConfigError, match="counted from 1"):
+            Trainer.of_part(digits, index, 3, seed=1)
+
+
+def test_faults_change_what_is_sent_from_their_first_round_on() -> None:
+    honest = Trainer.of_part(data.load(), 0, 3, seed=1, images=50)
     start = models.start(DIGITS, 1)
-    trained = honest.update(start, 2)
-    assert np.array_equal(replace(honest, fault=Fault("bitflip", 2)).update(start, 2), 2 * start - trained)
-    assert not np.array_equal(replace(honest, fault=Fault("labelflip", 2)).update(start, 2), trained)
-    assert replace(honest, fault=Fault("gaussian", 2)).update(start, 2).std() > 100
+    before, trained = honest.update(start, 1), honest.update(start, 2)
+    for name in ("bitflip", "labelflip", "gaussian", "sign-flip-10"):
+        assert np.array_equal(replace(honest, attack=ATTACKS[name](2)).update(start, 1), before)
+    assert np.array_equal(replace(honest, attack=ATTACKS["bitflip"](2)).update(start, 2), 2 * start - trained)
+    flipped = replace(honest, labels=9 - honest.labels).update(start, 2)
+    assert np.array_equal(replace(honest, attack=ATTACKS["labelflip"](2)).update(start, 2), flipped)
+    assert replace(honest, attack=ATTACKS["gaussian"](2)).update(start, 2).std() > 100
 
 
 def test_accuracy_of_a_ruined_model() -> None:
-    digits = data.load(None)
+    digits = data.load()
     ruined = np.full(models.start(DIGITS, 1).size, np.nan)
     assert models.accuracy(DIGITS, ruined, digits.test_images, digits.test_labels) < 0.2

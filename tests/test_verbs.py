@@ -150,8 +150,8 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
     from clients import data, models
     from clients.worker import Trainer, run
 
-    recipe, digits = models.RECIPES["digits"], data.load(None)
-    start = models.start(recipe, 1)
+    digits = data.load(None)
+    start = models.start(models.MODELS["digits"], 1)
     params = RoundParams("pairwise", start.size, 3, ring_bits=32, fraction_bits=20, result_to="clients")
     trainers = [Trainer.of_part(digits, index, 3, seed=1, images=40) for index in range(3)]
 

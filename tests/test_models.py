@@ -1,0 +1,104 @@
+"""The networks: their sizes, and that they train, are judged and are chosen as they should."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from clients import data, models
+from clients.models.base import Model
+from mpc.errors import ConfigError
+from scripts import cli
+
+SIZES = {"mlp": 199_210, "cnn-mnist": 1_663_370, "cnn-cifar10": 409_182, "digits": 2_410}
+
+
+def test_the_registry() -> None:
+    assert set(models.MODELS) == set(SIZES)
+    defaults = {source.name: source.model for source in data.SOURCES.values()}
+    assert defaults == {"mnist": "mlp", "cifar10": "cnn-cifar10", "digits": "digits"}
+    assert all(model.name == name for name, model in models.MODELS.items())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_shapes(name: str) -> None:
+    """The size is the built network's, and it takes rows of the length it says and gives a value a class."""
+    import torch
+
+    model = models.MODELS[name]
+    start = models.start(model, 1)
+    assert start.dtype == np.float32
+    assert start.shape == (SIZES[name],)
+    with torch.no_grad():
+        assert model.build()(torch.zeros(3, model.inputs)).shape == (3, model.classes)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    models.use_one_thread()
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("cnn-mnist", 15), ("cnn-cifar10", 40)])
+def test_convolutions_train_and_are_deterministic(name: str, epochs: int) -> None:
+    """Two images of each of two labels, told apart by their brightness, are learnt by heart."""
+    model = replace(models.MODELS[name], batch=4, rate=0.05, epochs=2)
+    images = np.random.default_rng(1).uniform(0, 0.2, (4, model.inputs)).astype(np.float32)
+    images[2:] += np.float32(0.8)
+    labels = np.array([0, 0, 1, 1])
+    start = models.start(model, 1)
+    one, two = (models.train(model, start, images, labels, np.random.default_rng(1)) for _ in range(2))
+    assert np.array_equal(one, two)
+    learnt = models.train(replace(model, epochs=epochs), start, images, labels, np.random.default_rng(1))
+    assert models.accuracy(model, learnt, images, labels) == 1.0
+
+
+def test_a_convolution_sees_rows_as_images() -> None:
+    """The first layer of each, on a row, against the convolution of the reshaped image written out at one pixel."""
+    import torch
+
+    for name, row, column, padding in (("cnn-mnist", 3, 5, 2), ("cnn-cifar10", 3, 5, 0)):
+        model = models.MODELS[name]
+        network = model.build()
+        assert isinstance(network, torch.nn.Sequential)
+        image = np.random.default_rng(1).uniform(0, 1, model.shape).astype(np.float32)
+        with torch.no_grad():
+            seen = network[1](network[0](torch.from_numpy(image.reshape(1, -1))))[0, :, row, column].numpy()
+        kernel, bias = network[1].weight.detach().numpy(), network[1].bias.detach().numpy()
+        top, left = row - padding, column - padding
+        window = image[:, top : top + 5, left : left + 5]
+        assert np.allclose(seen, (kernel * window).sum(axis=(1, 2, 3)) + bias, atol=1e-5)
+
+
+def test_accuracy_is_that_of_all_images_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits, model = data.load(), models.MODELS["digits"]
+    vector = models.start(model, 3)
+    guesses = []
+    for batch in (1, 7, 297, 5000):
+        monkeypatch.setattr(models, "_TEST_BATCH", batch)
+        guesses.append(models.accuracy(model, vector, digits.test_images, digits.test_labels))
+    hidden = np.maximum(digits.test_images @ vector[:2048].reshape(32, 64).T + vector[2048:2080], 0)
+    scores = hidden @ vector[2080:2400].reshape(10, 32).T + vector[2400:]
+    assert guesses == [float((scores.argmax(axis=1) == digits.test_labels).mean())] * 4
+
+
+def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    digits = data.load()
+    models.check_fits(models.MODELS["digits"], digits)
+    with pytest.raises(ConfigError, match=r"images of 784 values .* digits has 10 of 64: choose another"):
+        models.check_fits(models.MODELS["mlp"], digits)
+    with pytest.raises(ConfigError, match="tells 3 classes"):
+        models.check_fits(Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits)
+    assert cli.main(["demo", "--network", "cnn-mnist"]) == 2
+    assert "choose another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("mnist", "mlp"), ("digits", "digits"), ("cifar10", "cnn-cifar10"), ("mlp", "mlp")]
+)
+def test_init_knows_models_and_data_sets(tmp_path: Path, name: str, model: str) -> None:
+    assert cli.main(["init", name, str(tmp_path / "start.npy"), "--seed", "2"]) == 0
+    assert np.array_equal(np.load(tmp_path / "start.npy"), models.start(models.MODELS[model], 2))
