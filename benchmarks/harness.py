@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,40 +32,60 @@ class BenchmarkError(SecureMedianError):
 
 
 def run(
-    points: Sequence[Point], repetitions: int, protocol: ProtocolParams, pin: bool, report: Callable[[int, Point], None]
+    points: Sequence[Point],
+    repetitions: int,
+    protocol: ProtocolParams,
+    pin: bool,
+    report: Callable[[int, Point], None],
+    link: str = "loopback",
 ) -> list[Result]:
-    """One result a point. `report(done, point)` is called after each repetition."""
+    """One result a point, over a link as `Link.parse` reads it. `report(done, point)` is called after each repetition
+    of a point.
+    """
     for point in points:
         if point.bench == "median":
             round_params(point)  # refused here, before any process starts
-    costs: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
-    with _Processes(points, repetitions, protocol, pin) as processes:
+    messages: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
+    with _Processes(points, repetitions, protocol, pin, link) as processes:
         for done in range(1, 2 * len(points) * repetitions + 1):
             party, message = processes.next(SILENCE_LIMIT_S)
-            costs[message["point"]][party].append(message["cost"])
+            messages[message["point"]][party].append(message)
             report(done // 2, points[message["point"]])
-    return [_result(point, *both) for point, both in zip(points, costs, strict=True)]
+    return [_result(point, *both) for point, both in zip(points, messages, strict=True)]
 
 
 def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) -> Result:
-    """The median over repetitions of each figure; seconds are those of the slower party."""
+    """The median over the repetitions of each figure; seconds and rounds are those of the slower party."""
+    costs0, costs1 = ([message["cost"] for message in messages] for messages in (s0, s1))
 
-    def median(values: Sequence[float]) -> float:
+    def median(values: Iterable[float]) -> float:
         return statistics.median_low(values)
 
-    seconds = median([max(a["seconds"], b["seconds"]) for a, b in zip(s0, s1, strict=True)])
-    preprocessing = min(
-        seconds,
-        median([max(a["preprocessing_seconds"], b["preprocessing_seconds"]) for a, b in zip(s0, s1, strict=True)]),
-    )
+    def slower(figure: Callable[[dict[str, Any]], float]) -> float:
+        return median(max(figure(a), figure(b)) for a, b in zip(s0, s1, strict=True))
+
+    seconds = slower(lambda m: m["cost"]["seconds"])
+    preprocessing = min(seconds, slower(lambda m: m["cost"]["preprocessing_seconds"]))
     result = asdict(point) | {
         "seconds": seconds,
         "preprocessing_seconds": preprocessing,
         "online_seconds": seconds - preprocessing,
-        "ots": median([cost["ots"] for cost in s0]),
-        "bytes_s0_to_s1": median([cost["bytes_sent"] for cost in s0]),
-        "bytes_s1_to_s0": median([cost["bytes_sent"] for cost in s1]),
-        "rounds": median([max(a["rounds"], b["rounds"]) for a, b in zip(s0, s1, strict=True)]),
+        # what was made before the round started, and is not in its seconds
+        "ahead_seconds": slower(lambda m: m["cost"]["ahead_seconds"]),
+        "uploads_seconds": slower(lambda m: m["cost"]["uploads_seconds"]),
+        "publish_seconds": slower(lambda m: m["publish_seconds"]),
+        "mpc_seconds": slower(_mpc_seconds),
+        "total_seconds": slower(lambda m: m["cost"]["ahead_seconds"] + m["cost"]["seconds"] + m["publish_seconds"]),
+        "ots": median(cost["ots"] for cost in costs0),
+        "bytes_s0_to_s1": median(cost["bytes_sent"] for cost in costs0),
+        "bytes_s1_to_s0": median(cost["bytes_sent"] for cost in costs1),
+        "rounds": slower(lambda m: m["cost"]["rounds"]),
+        "preprocessing_bytes_s0_to_s1": median(cost["preprocessing_bytes_sent"] for cost in costs0),
+        "preprocessing_bytes_s1_to_s0": median(cost["preprocessing_bytes_sent"] for cost in costs1),
+        "preprocessing_rounds": slower(lambda m: m["cost"]["preprocessing_rounds"]),
+        # of the processes so far, with all points before this one
+        "peak_bytes_s0": max(message["peak_bytes"] for message in s0),
+        "peak_bytes_s1": max(message["peak_bytes"] for message in s1),
         "repetitions": len(s0),
     }
     if point.bench == "median":
@@ -76,16 +96,26 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
     return result
 
 
+def _mpc_seconds(message: dict[str, Any]) -> float:
+    """What takes both parties: all but reading and summing the uploads."""
+    cost = message["cost"]
+    seconds: float = cost["ahead_seconds"] + cost["seconds"] - cost["uploads_seconds"]
+    return seconds
+
+
 class _Processes:
     """Both parties, ended by process id whatever happens."""
 
-    def __init__(self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, pin: bool) -> None:
+    def __init__(
+        self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, pin: bool, link: str
+    ) -> None:
         keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
         common = {
             "points": [asdict(point) for point in points],
             "repetitions": repetitions,
             "protocol": asdict(protocol),
             "pin": pin,
+            "link": link,
             "session": os_entropy(SESSION_BYTES).hex(),
         }
         self._jobs = [

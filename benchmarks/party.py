@@ -1,26 +1,29 @@
 """One of the two processes of a benchmark: `python -m benchmarks.party`, started by `benchmarks.harness`.
 
 Reads one JSON object from standard input, writes one JSON object a line to standard output: S1 first {"endpoint": ..},
-then both, a repetition at a time, {"point": i, "repetition": r, "cost": {..}}. The sockets are those of the servers,
-CURVE included.
+then both, a repetition at a time, {"point": i, "repetition": r, "publish_seconds": .., "peak_bytes": .., "cost":
+{..}}. The sockets are those of the servers, CURVE included.
 """
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
 
+from benchmarks.link import LOOPBACK, Link, ShapedLink, Shaper
 from benchmarks.work import Point, run_point
 from mpc.params import ProtocolParams
 from mpc.party import SESSION_BYTES
 from mpc.pipeline import warm_up
 from servers.engine import SWITCH_S, establish
 from servers.settings import KeyPair
-from servers.transport import PEER_DOMAIN, PEER_MESSAGE_BYTES, PeerPort, authenticate
+from servers.transport import PEER_DOMAIN, PEER_MESSAGE_BYTES, PeerPort, ZmqLink, authenticate
 
 TIMEOUT_S = 300.0  # the other process compiles its kernels first
 
@@ -33,29 +36,45 @@ def main() -> None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[party_id % len(cores)]})
     sys.setswitchinterval(SWITCH_S)
-    warm_up()
+    warm_up(protocol)
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
     port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], PEER_MESSAGE_BYTES)
-    links = [port.lane(bytes(SESSION_BYTES), lane, TIMEOUT_S) for lane in range(protocol.lanes)]
+    links = _lanes(port, Link.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})
     session, channels = establish(party_id, links, bytes.fromhex(job["session"]), protocol)
+
+    def meet() -> None:
+        channels[0].exchange("ready", np.zeros(1, np.uint8))
+
     made = 0
     for i, point in enumerate(Point(**values) for values in job["points"]):
         for repetition in range(job["repetitions"]):
             # new lanes each time: nothing is left in stock from the repetition before
             parties = [session.party(made + lane, channel) for lane, channel in enumerate(channels)]
             made += len(parties)
-            channels[0].exchange("ready", np.zeros(1, np.uint8))
-            cost = run_point(point, parties, protocol)
-            _say({"point": i, "repetition": repetition, "cost": asdict(cost)})
-    channels[0].exchange("done", np.zeros(1, np.uint8))
+            spent = run_point(point, parties, protocol, meet)
+            _say({"point": i, "repetition": repetition, "peak_bytes": _peak_bytes()} | asdict(spent))
+    meet()
     for link in links:
         link.release()
     gate.stop()
     context.term()
+
+
+def _lanes(port: PeerPort, link: Link, count: int) -> list[ZmqLink]:
+    if link == LOOPBACK:
+        return [port.lane(bytes(SESSION_BYTES), lane, TIMEOUT_S) for lane in range(count)]
+    out = Shaper(link)
+    return [ShapedLink(port.stream(f"shaped/{lane}"), TIMEOUT_S, out) for lane in range(count)]
+
+
+def _peak_bytes() -> int:
+    """The most memory this process has had. Not getrusage's, which counts what the process had that started this."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import TABLE_WIDTH
+from benchmarks.link import Link
+from benchmarks.report import TABLE_WIDTH
 from benchmarks.work import Point, round_params
 from mpc import params
 from mpc.errors import ConfigError
@@ -44,14 +45,6 @@ FORMULA = (
     "Memory: what the lanes' correlations, arrays and buffers take at their most, and the result; the program itself, "
     "some 150 MB, comes on top."
 )
-
-
-@dataclass(frozen=True)
-class Link:
-    """Between the two servers. Full duplex."""
-
-    bits_per_second: float
-    rtt_s: float
 
 
 @dataclass(frozen=True)
@@ -138,6 +131,12 @@ def add_verbs(verbs: Any) -> None:
         "--lanes", type=int, default=defaults.lanes, metavar="L", help="chunks in flight at once (default: %(default)s)"
     )
     plan.add_argument(
+        "--extension",
+        choices=params.OT_EXTENSIONS,
+        default=defaults.ot_extension,
+        help="OT extension: softspoken, or silent: few bytes against more work (default: %(default)s)",
+    )
+    plan.add_argument(
         "--field-bits",
         type=int,
         default=defaults.ot_field_bits,
@@ -154,7 +153,7 @@ def run(options: argparse.Namespace) -> None:
 
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
-    protocol = ProtocolParams(ot_field_bits=options.field_bits, lanes=options.lanes)
+    protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = Link(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], []
     with Console(stderr=True).status("encryption") as status:
@@ -240,12 +239,13 @@ def calibrate(round: RoundParams, weights: Sequence[int], protocol: ProtocolPara
     while size > 1 and demand(round, weights, size).ots > CALIBRATION_OTS:
         size //= 2
     best: tuple[float, float] = math.inf, math.inf
-    party = lone_party(protocol.ot_field_bits)
+    party = lone_party(protocol)
     for _ in range(CALIBRATION_RUNS):
-        ots, ahead, start = party.pool.ots, party.pool.seconds, time.perf_counter()
+        pool, start = party.pool, time.perf_counter()
+        ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds  # silent extension makes some that are left over
         rehearse(party, round, weights, size)
         seconds = time.perf_counter() - start
-        ahead, made = party.pool.seconds - ahead, party.pool.ots - ots
+        ahead, made = pool.spent.seconds - ahead, pool.ots + sum(pool.left) - ots
         best = min(best[0], ahead / made if made else math.inf), min(best[1], (seconds - ahead) / size)
     return Speed(best[0] if best[0] < math.inf else 0.0, best[1], byte)  # a trimmed mean that drops nobody takes no OTs
 

@@ -1,28 +1,34 @@
-"""What one party does for one point of a benchmark: the same function in both processes.
+"""What one party does for one point of a benchmark: the same in both processes.
 
 Inputs are uniform shares: what a round costs does not depend on them (tests/test_privacy.py), and what it computes on
 them means nothing.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpc import compare, ring, share
-from mpc.ot.softspoken import ALIGN, BLOCK
+from mpc.ot.softspoken import ALIGN, BLOCK, corrections_shape
 from mpc.params import ProtocolParams, RoundParams
 from mpc.party import Party
-from mpc.pipeline import Cost, Meter, run_lanes, run_round
+from mpc.pipeline import Cost, Meter, fill, run_lanes, run_round
 from mpc.prg import Stream, os_entropy
+from servers import training
 
 COMPARE_BATCH = 1 << 18  # comparisons a lane has in hand at once
+POOL_BYTES = 1 << 30  # far more than what is made ahead takes: a round that is timed so makes nothing on the spot
 
 
 @dataclass(frozen=True)
 class Point:
     """One set of parameters to time. Fields that a benchmark has no use for stay None and are saved as such."""
 
-    bench: str  # "ot", "compare" or "median"
+    bench: str  # "ot", "compare", "median" or "bytes"
     method: str
     count: int | None = None  # OTs or comparisons
     clients: int | None = None
@@ -31,19 +37,44 @@ class Point:
     ring_bits: int | None = None
     schedule: str | None = None
     encoding: str | None = None  # of radix
+    ahead: bool = False  # a median whose correlations are all made before it starts, as servers do while clients train
+
+    @property
+    def name(self) -> str:
+        if self.bench == "ot":
+            return "random OTs"
+        if self.bench == "bytes":
+            return f"bytes {self.method}"
+        if self.bench == "compare":
+            return f"compare l={self.ring_bits}"
+        detail = {"bucketed": f" b={self.buckets} {self.schedule}", "radix": f" {self.encoding}"}.get(self.method, "")
+        ring_bits = f" l={self.ring_bits}" if self.ring_bits else ""
+        return f"{self.method} n={self.clients} d={self.dim}{detail}{ring_bits}"
 
 
-def run_point(point: Point, parties: Sequence[Party], protocol: ProtocolParams) -> Cost:
-    """Do the work of one repetition. Both parties are in step when it is called."""
+@dataclass(frozen=True)
+class Spent:
+    """One repetition at one party. `publish_seconds`: what S0 does with the opened buckets of a round, which takes no
+    peer.
+    """
+
+    cost: Cost
+    publish_seconds: float = 0.0
+
+
+def run_point(point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]) -> Spent:
+    """Do the work of one repetition; `meet` waits for the other party."""
     if point.bench == "median":
-        params = round_params(point)
-        return run_round(parties, params, protocol, _uploads(params, parties[0].id, point.clients or 0)).cost
+        return _median(round_params(point), point, parties, protocol, meet)
+    meet()
     meter = Meter(parties)
     if point.bench == "ot":
         _random_ots(parties[0], point.count or 0)
+    elif point.bench == "bytes":
+        _bytes(parties[0], point.count or 0, both_ways=point.method == "both ways")
     else:
         _comparisons(parties, point.count or 0, point.ring_bits or 0)
-    return meter.read()
+    return Spent(meter.read())
 
 
 def round_params(point: Point) -> RoundParams:
@@ -65,6 +96,28 @@ def round_params(point: Point) -> RoundParams:
     return RoundParams.from_dict(options)
 
 
+def _median(
+    params: RoundParams, point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]
+) -> Spent:
+    uploads = _uploads(params, parties[0].id, params.max_clients)
+    meet()
+    ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
+    meet()
+    outcome = run_round(parties, params, protocol, uploads)
+    publishes = parties[0].id == 0 and params.uses_range
+    seconds = _publish(params, outcome.values) if publishes else 0.0
+    return Spent(outcome.cost.after(ahead), seconds)
+
+
+def _publish(params: RoundParams, values: NDArray[Any]) -> float:
+    """Seconds that S0 takes for the new model and the new range."""
+    zeros = np.zeros(params.dim, np.float32)
+    before = training.Training(model=zeros, width=zeros + np.float32(0.1))
+    start = time.perf_counter()
+    training.finish(before, params, values, params.max_clients)
+    return time.perf_counter() - start
+
+
 def _uploads(params: RoundParams, party_id: int, clients: int) -> list[share.Upload]:
     """Clients alternate in which server they send the seed to."""
     layout = params.layout
@@ -83,6 +136,17 @@ def _random_ots(party: Party, count: int) -> None:
     for start in range(0, count, BLOCK):
         size = min(BLOCK, -(-(count - start) // ALIGN) * ALIGN)
         party.pool.random_keys(size, sending=party.id == 0)
+
+
+def _bytes(party: Party, count: int, both_ways: bool) -> None:
+    """Nothing but bytes from S0 to S1, and back, in messages as large as a block's corrections."""
+    message = np.zeros(corrections_shape(4, BLOCK), np.uint64)
+    for _ in range(-(-count // message.nbytes)):
+        if both_ways or party.id == 0:
+            party.channel.send("bytes", message)
+        if both_ways or party.id == 1:
+            party.channel.recv("bytes", message.dtype, message.shape)
+    party.channel.exchange("all here", np.zeros(1, np.uint8))
 
 
 def _comparisons(parties: Sequence[Party], count: int, bits: int) -> None:

@@ -16,7 +16,7 @@ FORBIDDEN = {
     "mpc": PEOPLE | {"tests", "zmq", "argparse", "tomllib", "torch", "rich", "sklearn", "pickle"},
     "servers": {"clients", "benchmarks", "scripts", "tests", "torch", "sklearn", "pickle"},
     "clients": {"benchmarks", "scripts", "tests", "pickle"},
-    "benchmarks": {"clients", "scripts", "tests", "torch", "pickle"},
+    "benchmarks": {"scripts", "tests", "torch", "pickle"},
     "scripts": {"tests", "pickle"},
 }
 

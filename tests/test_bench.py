@@ -1,12 +1,18 @@
 """The benchmark: two real processes, counted costs, the JSON that others read."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 
-from benchmarks import cli as bench
+from benchmarks import fig12, links, points
+from benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
+from mpc.errors import ConfigError, PeerProtocolError
 from scripts import cli
+from servers.transport import ZmqLink
 
 COUNTED = {
     "method", "clients", "dim", "buckets", "ring_bits", "schedule",
@@ -18,11 +24,23 @@ COUNTED = {
 def run(tmp_path: Path, *arguments: str) -> list[dict[str, object]]:
     file = tmp_path / "points.json"
     assert cli.main(["bench", *arguments, "--repeat", "2", "--json", str(file)]) == 0
-    points: list[dict[str, object]] = json.loads(file.read_text())
-    for point in points:
+    results: list[dict[str, object]] = json.loads(file.read_text())
+    for point in results:
         assert point.keys() >= COUNTED
         assert point["seconds"] == pytest.approx(point["preprocessing_seconds"] + point["online_seconds"])  # type: ignore[operator]
-    return points
+    return results
+
+
+def figure(tmp_path: Path, name: str, *arguments: str) -> Any:
+    """What a figure's command saves; both pictures are there."""
+    assert cli.main(["bench", name, *arguments, "--repeat", "2", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+    saved = json.loads((tmp_path / f"{name}.json").read_text())
+    assert saved["command"].startswith("securemedian ") and saved["settings"]["repeat"] == 2
+    assert saved["machine"]["cpu"] and saved["machine"]["cores"] > 0
+    assert all(point.keys() >= COUNTED for point in saved["points"])
+    return saved
 
 
 def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
@@ -32,28 +50,95 @@ def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
 
 
 def test_comparisons_of_two_rings(tmp_path: Path) -> None:
-    points = run(tmp_path, "compare", "--ring-bits", "32,64", "--count", "20000")
-    assert [point["ring_bits"] for point in points] == [32, 64]
-    assert 45 * 20000 <= points[0]["ots"] <= 47 * 20000  # type: ignore[operator]
-    assert points[0]["bytes_each"] < points[1]["bytes_each"] and points[0]["per_second"] > 0  # type: ignore[operator]
+    narrow, wide = run(tmp_path, "compare", "--ring-bits", "32,64", "--count", "20000")
+    assert (narrow["ring_bits"], wide["ring_bits"]) == (32, 64)
+    assert 45 * 20000 <= narrow["ots"] <= 47 * 20000  # type: ignore[operator]
+    assert narrow["bytes_each"] < wide["bytes_each"] and narrow["per_second"] > 0  # type: ignore[operator]
 
 
 def test_medians_of_all_methods(tmp_path: Path) -> None:
     methods = "bucketed,pairwise,radix,trimmed-mean"
-    points = run(
+    results = run(
         tmp_path, "median", "--method", methods, "--clients", "2,3", "--dim", "300", "--schedule", "scan,bisect"
     )
-    assert [(point["method"], point["schedule"], point["clients"]) for point in points] == [
+    assert [(point["method"], point["schedule"], point["clients"]) for point in results] == [
         ("bucketed", "scan", 2), ("bucketed", "bisect", 2), ("bucketed", "scan", 3), ("bucketed", "bisect", 3),
         ("pairwise", None, 2), ("pairwise", None, 3), ("radix", None, 2), ("radix", None, 3),
         ("trimmed-mean", None, 2), ("trimmed-mean", None, 3),
     ]  # fmt: skip
-    assert points[0]["ots"] == points[2]["ots"]  # bucketed: constant in n
-    assert points[4]["ots"] < points[5]["ots"]  # type: ignore[operator]
+    assert results[0]["ots"] == results[2]["ots"]  # bucketed: constant in n
+    assert results[4]["ots"] < results[5]["ots"]  # type: ignore[operator]
+
+
+def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = figure(tmp_path, "fig3", "--clients", "2,3,5", "--dim", "200")
+    assert [(point["method"], point["clients"]) for point in saved["points"]] == [
+        (method, n) for method in ("bucketed", "pairwise", "radix") for n in (2, 3, 5)
+    ]
+    printed = capsys.readouterr().out
+    assert "57.8" in printed and "OTs grow as" in printed  # another's figure, and ours
+
+
+def test_figure_12_tells_the_mpc_part_from_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = figure(tmp_path, "fig12", "--clients", "3,40", "--dim", "3000")
+    few, many = saved["points"]
+    assert few["ring_bits"] == many["ring_bits"] == 6  # what 40 clients need
+    for what in ("ots", "bytes_s0_to_s1", "rounds"):
+        assert few[what] == many[what]
+    for point in (few, many):
+        assert point["ahead_seconds"] > 0 and point["uploads_seconds"] > 0 and point["publish_seconds"] > 0
+        assert point["preprocessing_bytes_s0_to_s1"] < point["bytes_s0_to_s1"]
+    assert saved["growth_of_mpc"] == fig12.growth(saved["points"])
+    assert "the MPC part changes by" in capsys.readouterr().out
+
+
+def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = figure(tmp_path, "table1", "--clients", "3", "--dim", "2000", "--pairwise")
+    assert [point["method"] for point in saved["points"]] == ["bucketed", "pairwise"]
+    assert saved["points"][1]["repetitions"] == 1
+    phases = {phase["name"].strip(): phase for phase in saved["phases"]}
+    whole, ahead, online = (phases[name] for name in ("secure median", "preprocessing, while clients train", "online"))
+    for what in ("seconds", "megabytes"):
+        assert whole[what] == pytest.approx(ahead[what] + online[what])
+    assert all(phase["seconds"] > 0 for phase in phases.values())
+    assert saved["online_to_numpy_median"] == pytest.approx(online["seconds"] / phases["numpy.median"]["seconds"])
+    assert all(50 < mib < 4096 for mib in saved["peak_mib"])
+    assert "training is left out" in capsys.readouterr().out
+
+
+def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--ots", "1000", "--comparisons", "1000", "--dim", "500")
+    saved = figure(tmp_path, "links", "--extensions", "silent", "--links", "100Mbit/s,40ms", *few)
+    assert [point["bench"] for point in saved["points"]] == ["ot", "compare", "median"]
+    for point in saved["points"]:
+        assert (point["extension"], point["link"]) == ("silent", "100Mbit/s,40ms")
+        # a message arrives half a round trip after it was sent; the parties start up to one message apart
+        timed = point["rounds"] - (point["preprocessing_rounds"] if point["ahead"] else 0)
+        assert point["seconds"] >= 0.02 * (timed - 2)
+    assert saved["fastest"] == {"100Mbit/s,40ms": {"OTs": "silent", "comparisons": "silent", "median": "silent"}}
+    assert "fastest over 100Mbit/s,40ms: OTs silent" in capsys.readouterr().out
+
+
+def test_the_winner_of_a_link_takes_the_fewest_seconds() -> None:
+    results = [
+        {"extension": name, "bench": bench, "count": count, "seconds": seconds, "ahead_seconds": ahead}
+        for name, seconds, ahead in (("one", 1.0, 5.0), ("two", 2.0, 0.0))
+        for bench, count in (("ot", 10), ("compare", 10), ("median", None))
+    ]
+    assert links.winners(results) == {"OTs": "two", "comparisons": "two", "median": "two"}
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--method", "mean"], ["--clients", "two"], ["--schedule", "later"], ["--repeat", "0"]]
+    "arguments",
+    [
+        ["--method", "mean"],
+        ["--clients", "two"],
+        ["--schedule", "later"],
+        ["--repeat", "0"],
+        ["--repeat", "x"],
+        ["--extension", "loud"],
+        ["--link", "slow"],
+    ],
 )
 def test_bad_options_are_refused_by_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -68,8 +153,104 @@ def test_parameters_that_no_round_can_have_are_refused_before_anything_starts(
     assert "buckets" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", [["fig12", "--clients", "1,10"], ["table1", "--clients", "1"], ["fig3", "--dim", "0"]]
+)
+def test_figures_that_cannot_be_are_refused_with_a_message(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert cli.main(["bench", *arguments, "--out", str(tmp_path)]) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert arguments[1].removeprefix("--") in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["bench", "fig3", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "bits_per_second", "rtt_s"),
+    [
+        ("377MB/s", 3016e6, 0.0),
+        ("100Mbit/s,40ms", 100e6, 0.04),
+        ("2.5Gbit/s,0.1s", 2.5e9, 0.1),
+        ("800bit/s", 800.0, 0.0),
+    ],
+)
+def test_links_are_read_with_their_units(text: str, bits_per_second: float, rtt_s: float) -> None:
+    link = Link.parse(text)
+    assert (link.bits_per_second, link.rtt_s) == pytest.approx((bits_per_second, rtt_s))
+    assert Link.parse("loopback") == LOOPBACK
+
+
+@pytest.mark.parametrize("text", ["", "100", "100Mb/s", "0MB/s", "1.2.3MB/s", "100Mbit/s,40", "100Mbit/s,-1ms", "40ms"])
+def test_other_links_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no link"):
+        Link.parse(text)
+
+
+@pytest.fixture
+def sockets() -> Any:
+    """Pairs of connected sockets, made on demand."""
+    context = zmq.Context()
+    made = []
+
+    def pair(name: str) -> tuple[Any, Any]:
+        one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        one.bind(f"inproc://{name}")
+        other.connect(f"inproc://{name}")
+        made.extend((one, other))
+        return one, other
+
+    yield pair
+    for socket in made:
+        socket.close(linger=0)
+    context.term()
+
+
+def test_a_shaped_link_takes_its_time_over_all_lanes_together(sockets: Any) -> None:
+    out = Shaper(Link(bits_per_second=8e6, rtt_s=0.1))
+    lanes = []
+    for number in range(2):
+        one, other = sockets(str(number))
+        lanes.append((ShapedLink(one, 5, out), ShapedLink(other, 5, Shaper(LOOPBACK))))
+    start = time.monotonic()
+    for one, _ in lanes:
+        one.send([b"header", bytes(100_000)])
+    for number, (_, other) in enumerate(lanes, 1):
+        assert other.recv() == [b"header", bytes(100_000)]
+        # 100,006 bytes each at 1 MB/s, and half of the round trip
+        assert time.monotonic() - start >= 0.100006 * number + 0.05
+    lanes[0][1].send([b"back"])  # the other direction waits for nothing of this one
+    assert lanes[0][0].recv() == [b"back"]
+
+
+def test_a_sender_waits_only_when_the_buffer_is_full() -> None:
+    now = 100.0
+    shaper = Shaper(Link(bits_per_second=8e6, rtt_s=0.04), clock=lambda: now)
+    seconds = BUFFER_BYTES / 1e6
+    assert shaper.book(BUFFER_BYTES) == pytest.approx((0.0, now + seconds + 0.02))
+    assert shaper.book(1_000_000) == pytest.approx((0.0, now + seconds + 1.02))
+    assert shaper.book(1) == pytest.approx((1.0, now + seconds + 1.020001))  # what is too much has left by then
+    now += 1000  # the link has been idle: nothing is saved up
+    assert shaper.book(1_000_000) == pytest.approx((0.0, now + 1.02))
+
+
+def test_a_shaped_link_needs_both_ends(sockets: Any) -> None:
+    one, other = sockets("half")
+    ZmqLink(one, 5).send([b"header", b"no time at all"])
+    with pytest.raises(PeerProtocolError, match="due"):
+        ShapedLink(other, 5, Shaper(LOOPBACK)).recv()
+
+
 def test_growth_is_the_exponent_of_the_clients() -> None:
     common = {"method": "radix", "dim": 10, "buckets": None, "schedule": None, "encoding": "float32"}
-    points = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
-    assert bench.growth(points) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]
-    assert bench.growth(points[:2]) == []
+    results = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
+    assert points.growth(results) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]
+    assert points.growth(results[:2]) == []

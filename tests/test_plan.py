@@ -12,6 +12,7 @@ from benchmarks import harness, plan
 from benchmarks.work import Point, round_params
 from mpc import share
 from mpc.errors import ConfigError
+from mpc.ot import ferret
 from mpc.params import ProtocolParams, RoundParams
 from mpc.pipeline import Cost, run_round
 from mpc.plan import predict
@@ -40,19 +41,19 @@ ROUNDS: dict[str, dict[str, Any]] = {
 
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
     """What a real round of a new session counts."""
-    parties = make_parties(protocol.lanes, protocol.ot_field_bits)
+    parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
     uploads = [share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))]
     one, other = run_both(lambda j: run_round(parties[j], params, protocol, uploads, weights=weights))
     return one.cost, other.cost
 
 
-def without_seconds(cost: Cost) -> Cost:
-    return replace(cost, seconds=0.0, preprocessing_seconds=0.0, online_seconds=0.0)
+def totals(cost: Cost) -> Cost:
+    return Cost(cost.ots, cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds)
 
 
 def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> None:
     predicted = predict(params, weights, protocol)
-    assert predicted.costs == tuple(without_seconds(cost) for cost in counted(params, weights, protocol))
+    assert predicted.costs == tuple(totals(cost) for cost in counted(params, weights, protocol))
     assert predicted.memory > 0
 
 
@@ -65,6 +66,22 @@ SIZES = [(1, 5, 4, 1), (127, 2, 2, 2), (128, 8, 4, 3), (129, 3, 2, 1), (5000, 4,
 def test_predicted_is_counted(name: str, dim: int, clients: int, field_bits: int, lanes: int) -> None:
     params = RoundParams.from_dict({"dim": dim, "max_clients": clients} | ROUNDS[name])
     check(params, [1] * clients, ProtocolParams(field_bits, lanes, **SMALL))
+
+
+@pytest.mark.parametrize("name", ["scan", "bisect", "pairwise", "bfloat16", "trimmed-mean", "untrimmed"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_predicted_is_counted_of_silent_ots(name: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many iterations of a code for tests alone, whose ends fall anywhere in a chunk."""
+    monkeypatch.setattr(ferret, "CODE", ferret.Code(secrets=3000, bins=100, depth=7))
+    params = RoundParams.from_dict({"dim": 5000, "max_clients": 3} | ROUNDS[name])
+    check(params, [1] * 3, ProtocolParams(2, lanes, "silent", **SMALL))
+
+
+def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
+    params = RoundParams("bucketed", 150_001, 8)
+    protocol = ProtocolParams(ot_extension="silent")
+    check(params, [1] * 8, protocol)
+    assert predict(params, [1] * 8, protocol).memory > predict(params, [1] * 8, ProtocolParams()).memory
 
 
 @pytest.mark.parametrize("name", ["scan", "pairwise", "pairwise-opened", "bfloat16"])

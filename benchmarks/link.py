@@ -1,0 +1,94 @@
+"""The link between the two processes of a benchmark: loopback as it is, or shaped to a bandwidth and a round-trip time.
+
+A direction is shaped where it is sent, over all lanes together: messages leave one after another at the bandwidth, and
+each arrives half a round trip after its last byte has left. A message is sent at once, with the time when it is due
+behind it, and its receiver sleeps until then; both processes are on one machine and so have one clock.
+"""
+
+import math
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mpc import wire
+from mpc.errors import ConfigError, PeerProtocolError
+from servers.transport import Socket, ZmqLink
+
+BUFFER_BYTES = 16 << 20  # a sender may be this far ahead of the link before it has to wait, as with a socket's buffer
+
+_DUE = struct.Struct("<d")
+_RATE = re.compile(r"([\d.]+)([kMG]?)(bit|B)/s")
+_TIME = re.compile(r"([\d.]+)(ms|s)")
+_UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between the two servers. Full duplex."""
+
+    bits_per_second: float
+    rtt_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Link":
+        """`loopback`, or a rate and perhaps a round-trip time: `377MB/s`, `100Mbit/s,40ms`."""
+        if text == "loopback":
+            return LOOPBACK
+        rate, _, rtt = text.partition(",")
+        bandwidth, delay = _RATE.fullmatch(rate), _TIME.fullmatch(rtt or "0ms")
+        try:
+            if bandwidth is None or delay is None:
+                raise ValueError
+            bits = float(bandwidth[1]) * _UNITS[bandwidth[2]] * (8 if bandwidth[3] == "B" else 1)
+            seconds = float(delay[1]) / (1e3 if delay[2] == "ms" else 1)
+        except ValueError:  # also of a number with two points
+            bits, seconds = 0.0, 0.0
+        if not bits > 0:
+            raise ConfigError(f"{text!r} is no link: write loopback, 377MB/s or 100Mbit/s,40ms (RATE or RATE,RTT)")
+        return cls(bits, seconds)
+
+
+LOOPBACK = Link(math.inf, 0.0)  # nothing is added to what sockets on one machine take
+
+
+class Shaper:
+    """One direction of a link. All lanes that send over it share it."""
+
+    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link, self._clock = link, clock
+        self._free = 0.0  # when the last byte of all messages so far has left
+        self._lock = threading.Lock()
+
+    def book(self, size: int) -> tuple[float, float]:
+        """A place behind all other messages for one of `size` bytes: how long its sender has to wait before there is
+        room for it in the buffer, and when it is due at the receiver.
+        """
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._free)
+            self._free = start + 8 * size / self._link.bits_per_second
+            ahead = start - now - 8 * BUFFER_BYTES / self._link.bits_per_second
+            return max(0.0, ahead), self._free + self._link.rtt_s / 2
+
+
+class ShapedLink(ZmqLink):
+    """A lane over a shaped link, at both ends."""
+
+    def __init__(self, socket: Socket, timeout_s: float, out: Shaper) -> None:
+        super().__init__(socket, timeout_s)
+        self._out = out
+
+    def send(self, parts: Sequence[wire.Part]) -> None:
+        wait, due = self._out.book(wire.size(parts))
+        time.sleep(wait)
+        super().send([*parts, _DUE.pack(due)])
+
+    def recv(self) -> list[bytes]:
+        *parts, stamp = super().recv()
+        if len(stamp) != _DUE.size:
+            raise PeerProtocolError("a message over a shaped link without the time it is due: is the other end shaped?")
+        time.sleep(max(0.0, _DUE.unpack(stamp)[0] - time.monotonic()))
+        return parts

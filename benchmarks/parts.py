@@ -1,0 +1,364 @@
+"""`securemedian bench parts`: where the time of an OT and of a comparison goes, next to what the hardware could do.
+
+One party runs alone on one core (mpc.plan.lone_party): cryptography and kernels are real, only nobody answers. Each
+run is timed as a whole, and once more with clocks around the kernels and streams it calls, so that every part is timed
+on the shapes it is used with and in the state of the caches that it finds. Clocks count the processor's time of this
+thread, so that what else runs on the machine is not in it; what a clock itself takes is measured and subtracted.
+"other" is the whole without its parts: Python between the kernels, memory that is used for the first time.
+"""
+
+import argparse
+import os
+import time
+import timeit
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from benchmarks import report, settings
+from benchmarks.links import EXTENSIONS
+from benchmarks.work import COMPARE_BATCH, Point
+from mpc import compare, millionaire, plan, ring
+from mpc.kernels import extension, lpn, packing, tables
+from mpc.ot import ferret, softspoken
+from mpc.params import ProtocolParams
+from mpc.party import Party
+from mpc.pipeline import warm_up
+from mpc.preprocessing import Demand
+from mpc.prg import Stream
+
+Table = dict[str, dict[str, float]]  # column -> row -> figure
+Size = Callable[..., int]
+
+NS = 1e9
+LARGE = 1 << 27  # bytes, far more than any cache
+SMALL = 1 << 14  # bytes of one row of a block: three of them are in the first-level cache
+AES_BUFFER = 1 << 16
+TRAFFIC = 1 << 28  # bytes sent over loopback
+BITS = (32, 64, 4)  # rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
+OTS = 16 * softspoken.BLOCK
+AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
+SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
+AES_BYTES, AES_LIMIT = "bytes of AES", "the AES alone, at full speed"
+LINK, TOGETHER, TWO = "link, at full speed", "ahead, online and link", "two processes over loopback"
+ROLES = ("sender", "receiver")
+PHASES = ("ahead", "online")
+LAST = (SUM, OTHER, WHOLE, AES_BYTES, AES_LIMIT, LINK, TOGETHER, TWO)
+
+
+class Clocks:
+    """Seconds and bytes by part. Time in a clock within another one's is not counted twice: it has a name of its own,
+    "outer: inner".
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.bytes: defaultdict[str, int] = defaultdict(int)
+        self._names: list[str] = []
+        self._inside = 0.0  # in the clocks that the innermost open one has within it
+        self._cost = self._calibrate()
+
+    def _calibrate(self) -> float:
+        """What a clock adds to the part it times."""
+        self._cost = 0.0
+        timed = self.around("", lambda: None)
+        for _ in range(20_000):
+            timed()
+        return self.seconds.pop("") / 20_000
+
+    def around(self, part: str, function: Callable[..., Any], size: Size | None = None) -> Callable[..., Any]:
+        """`function`, timed; `size` gives the bytes of a call from its arguments."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            self._names.append(part)
+            name, outside, self._inside = ": ".join(self._names), self._inside, 0.0
+            start = time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                spent = time.thread_time() - start
+                self.seconds[name] += spent - self._inside - self._cost
+                if size is not None:
+                    self.bytes[name] += size(*arguments, **named)
+                self._inside = outside + spent
+                self._names.pop()
+
+        return timed
+
+    def streams(self, part: str) -> Callable[..., Stream]:
+        """A `Stream` class whose key streams are timed."""
+
+        def made(*arguments: Any, **named: Any) -> Stream:
+            stream = Stream(*arguments, **named)
+            stream.xor = self.around(part, stream.xor, lambda data, out: len(out))
+            return stream
+
+        return made
+
+    @contextmanager
+    def on(self, places: Sequence["Place"]) -> Iterator[None]:
+        """Clocks at `places` while the context is open."""
+        with ExitStack() as stack:
+            for part, owner, name, size in places:
+                original = getattr(owner, name)
+                clock = self.streams(part) if original is Stream else self.around(part, original, size)
+                stack.callback(setattr, owner, name, original)
+                setattr(owner, name, clock)
+            yield
+
+
+Place = tuple[str, Any, str, Size | None]  # part, module or class, name there, bytes of a call
+
+EXTENDING: tuple[Place, ...] = (
+    ("PRG", softspoken, "Stream", None),
+    ("fold", extension, "fold", None),
+    ("corrections", extension, "correct", None),
+    ("transpose", extension, "transpose_and_tweak", None),
+    ("hash", softspoken._Extension, "_encrypt", lambda _, blocks: blocks.nbytes),
+    ("hash", extension, "sigma_and_tweak", None),
+    ("hash", extension, "xor_constant", None),
+    ("trees", ferret.RandomOtSender, "_trees", None),
+    ("trees", ferret.RandomOtReceiver, "_trees", None),
+    ("sums", lpn, "grow", None),
+    ("sums", lpn, "mend", None),
+    ("code: indices", ferret, "Stream", None),
+    ("code: gather", lpn, "encode", None),
+)
+AHEAD: tuple[Place, ...] = (
+    ("OT extension", softspoken.RandomOtSender, "extend", None),
+    ("OT extension", softspoken.RandomOtReceiver, "extend", None),
+    ("tables", tables, "combine_keys", None),
+    ("tables", tables, "choose_chunks", None),
+    ("triples", packing, "bit_planes", None),
+)
+ONLINE: tuple[Place, ...] = (
+    ("leaves: requests", tables, "request_leaves", None),
+    ("leaves: replies", tables, "reply_one", None),
+    ("leaves: replies", tables, "reply_both", None),
+    ("leaves: shares", tables, "finish_leaves", None),
+    ("masks", Stream, "words", None),
+    ("packing", ring, "pack", None),
+    ("packing", ring, "unpack", None),
+    ("packing", packing, "pack_bits", None),
+    ("ANDs", millionaire, "conjunctions", None),
+)
+
+
+def add_kinds(kinds: Any) -> None:
+    parts = kinds.add_parser(
+        "parts",
+        help="where the time goes, next to what the hardware could do",
+        description="What one core does at its best (AES, memory, the encrypted link over loopback), and where the "
+        "time of a random OT and of a comparison goes, in ns of one party: every part, their sum, and the whole, "
+        "measured apart.",
+    )
+    parts.add_argument(
+        "--extensions",
+        type=settings.list_from(tuple(EXTENSIONS)),
+        default=list(EXTENSIONS),
+        metavar="E,..",
+        help=f"(default: {','.join(EXTENSIONS)})",
+    )
+    parts.add_argument("--ots", type=settings.count, default=OTS, help="a repetition (default: %(default)s)")
+    parts.add_argument(
+        "--comparisons", type=settings.count, default=COMPARE_BATCH, help="a repetition (default: %(default)s)"
+    )
+    parts.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    settings.add_options(parts, chooses=False)
+    settings.add_out(parts)
+    parts.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure everything, print three tables, save the JSON."""
+    chosen = settings.read(options)
+    file = report.check_writable(options.out / "parts.json")
+    console = report.console()
+    with console.status("hardware"), _one_core(chosen.pin):
+        rates = hardware(options.repeat)
+    protocols = {name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions}
+    ots: dict[str, Table] = {role: {} for role in ROLES}
+    for name, protocol in protocols.items():
+        with console.status(name), _one_core(chosen.pin):
+            warm_up(protocol)
+            for role in ROLES:
+                ots[role][name] = _ot_parts(protocol, role == "sender", options, rates)
+    comparisons: Table = {}
+    for bits in BITS:
+        with console.status(f"comparisons, l = {bits}"), _one_core(chosen.pin):
+            comparisons[f"l = {bits}"] = _comparison_parts(chosen.protocol, bits, options)
+    _measure_processes(chosen, protocols, options, rates, ots, comparisons)
+    found = {
+        "GB/s of one core": {"GB/s": rates},
+        **{f"ns a random OT, at the {role}": table for role, table in ots.items()},
+        "ns a comparison, at either party": comparisons,
+    }
+    points = [
+        {"table": name, "column": column, "row": row, "figure": figure}
+        for name, columns in found.items()
+        for column, rows in columns.items()
+        for row, figure in rows.items()
+    ]
+    report.save(file, chosen, points)
+    for name, columns in found.items():
+        _show(console, name, columns, options.markdown)
+    console.print(f"saved to {file}")
+
+
+def hardware(repeat: int) -> dict[str, float]:
+    """GB/s of one core."""
+
+    def rate(size: int, function: Callable[[], Any]) -> float:
+        timer = timeit.Timer(function, timer=time.thread_time)
+        number, _ = timer.autorange()
+        return size * number / median_low(timer.repeat(repeat, number)) / 1e9
+
+    key, counter = bytes(16), modes.CTR(bytes(16))
+    row, keys = softspoken.BLOCK // 8, 16 * softspoken.BLOCK
+    rates = {}
+    for name, mode, size in (
+        (AES_CTR, counter, AES_BUFFER),
+        (f"AES-128 CTR, {row:,} B: a row of a block", counter, row),
+        (AES_ECB, modes.ECB(), AES_BUFFER),
+        (f"AES-128 ECB, {keys:,} B: the keys of a block", modes.ECB(), keys),
+    ):
+        update = Cipher(algorithms.AES(key), mode).encryptor().update_into
+        rates[name] = rate(size, partial(update, bytes(size), bytearray(size + 15)))
+    large, small = (np.ones((2, size // 8), np.uint64) for size in (LARGE, SMALL))
+    rates[f"copy of {LARGE >> 20} MiB"] = rate(LARGE, partial(np.copyto, large[0], large[1]))
+    xor = partial(np.bitwise_xor, small[0], small[1], small[0])
+    rates[f"XOR of two arrays of {SMALL >> 10} KiB"] = rate(SMALL, xor)
+    return rates
+
+
+def _ot_parts(
+    protocol: ProtocolParams, sending: bool, options: argparse.Namespace, rates: dict[str, float]
+) -> dict[str, float]:
+    # of silent OT whole iterations, so that every OT has its share of them
+    silent = protocol.ot_extension == "silent"
+    block = ferret.CODE.yields if silent else softspoken.BLOCK
+    count = -(-options.ots // block) * block
+
+    def work(party: Party) -> None:
+        for start in range(0, count, softspoken.BLOCK):
+            party.pool.random_keys(min(softspoken.BLOCK, count - start), sending)
+
+    parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
+    aes = {AES_CTR: 0.0, AES_ECB: 0.0}
+    for name, size in clocks.bytes.items():
+        aes[AES_ECB if name.endswith("hash") else AES_CTR] += size / count
+    limit = sum(size / rates[name] for name, size in aes.items())
+    return parts | {AES_BYTES: sum(aes.values()), AES_LIMIT: limit}
+
+
+def _comparison_parts(protocol: ProtocolParams, bits: int, options: argparse.Namespace) -> dict[str, float]:
+    count = options.comparisons
+    shares = ring.reduce(Stream(os.urandom(16)).words(count), bits)
+    demand = compare.msb_demand(count, bits)
+
+    rows: dict[str, float] = {}
+    for phase, prepare, work, places in (
+        ("ahead", lambda party: party.pool.keep_only(Demand()), lambda party: party.pool.reserve(demand), AHEAD),
+        ("online", lambda party: party.pool.reserve(demand), lambda party: compare.msb(party, shares, bits), ONLINE),
+    ):
+        parts, _ = _measure(protocol, prepare, work, places, options.repeat, count)
+        rows |= {f"{phase}: {part}": figure for part, figure in parts.items()}
+    return rows
+
+
+def _measure(
+    protocol: ProtocolParams,
+    prepare: Callable[[Party], object],
+    work: Callable[[Party], object],
+    places: Sequence[Place],
+    repeat: int,
+    count: int,
+) -> tuple[dict[str, float], Clocks]:
+    """Nanoseconds of each part, their sum, the rest and the whole, one of `count`: medians of `repeat` runs, after one
+    that is not counted. `prepare` is not timed.
+    """
+    clocks, wholes, runs = Clocks(), [], []
+    plain = plan.lone_party(protocol)
+    with clocks.on(places):
+        clocked = plan.lone_party(protocol)
+    for _ in range(1 + repeat):  # turn and turn about, so that both find the machine in the same state
+        prepare(plain)
+        start = time.thread_time()
+        work(plain)
+        wholes.append(time.thread_time() - start)
+        with clocks.on(places):
+            prepare(clocked)
+            clocks.seconds.clear()
+            clocks.bytes.clear()
+            work(clocked)
+        runs.append(dict(clocks.seconds))
+    whole = median_low(wholes[1:])
+    parts = {part: median_low([run[part] for run in runs[1:]]) for part in runs[-1]}
+    total = sum(parts.values())
+    outer = {part.rpartition(": ")[0] for part in parts}
+    parts = {f"{part}: rest" if part in outer else part: spent for part, spent in parts.items()}
+    rows = parts | {SUM: total, OTHER: whole - total, WHOLE: whole}
+    return {name: figure * NS / count for name, figure in rows.items()}, clocks
+
+
+def _measure_processes(
+    chosen: settings.Settings,
+    protocols: dict[str, ProtocolParams],
+    options: argparse.Namespace,
+    rates: dict[str, float],
+    ots: dict[str, Table],
+    comparisons: Table,
+) -> None:
+    """Add what two processes over loopback take: the link alone, and the same OTs and comparisons."""
+    points = [Point("bytes", ways, count=TRAFFIC) for ways in ("one way", "both ways")]
+    points += [Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS]
+    one, both, *compared = settings.measure(points, chosen, "comparisons:")
+    rates["CURVE over loopback, one way"] = one["per_second"] / 1e9
+    rates["CURVE over loopback, each of both ways at once"] = both["per_second"] / 1e9
+    for rows, result in zip(comparisons.values(), compared, strict=True):
+        # bytes and the link's rate are of one direction; both run at once
+        rows[LINK] = result["bytes_each"] / 2 / both["per_second"] * NS
+        rows[TOGETHER] = rows[f"ahead: {WHOLE}"] + rows[f"online: {WHOLE}"] + rows[LINK]
+        rows[TWO] = NS / result["per_second"]
+    for name, protocol in protocols.items():
+        point = Point("ot", "random", count=options.ots)
+        (result,) = settings.measure([point], replace(chosen, protocol=protocol), f"{name}:")
+        for table in ots.values():
+            table[name] |= {
+                LINK: result["bytes_each"] / one["per_second"] * NS,
+                TWO: NS / result["per_second"],
+            }
+
+
+@contextmanager
+def _one_core(pin: bool) -> Iterator[None]:
+    cores = os.sched_getaffinity(0)
+    if pin:
+        os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _show(console: Any, title: str, table: Table, markdown: bool) -> None:
+    names = list(dict.fromkeys(row for rows in table.values() for row in rows))
+    order = sorted(names, key=_place)  # stable: parts in the order in which they ended
+    columns = ["", *table]
+    rows = [[name, *(report.figure(column.get(name)) for column in table.values())] for name in order]
+    report.show(console, title, columns, rows, markdown)
+
+
+def _place(name: str) -> tuple[int, int]:
+    """Phase by phase the parts, then what they are compared with."""
+    phase, _, rest = name.partition(": ")
+    inside = phase in PHASES
+    last = rest if inside else name
+    return PHASES.index(phase) if inside else len(PHASES), LAST.index(last) if last in LAST else -1

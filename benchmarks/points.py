@@ -1,0 +1,165 @@
+"""`securemedian bench ot|compare|median`: what single steps and whole medians cost, for any parameters."""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report, settings
+from benchmarks.settings import count, list_from, numbers
+from benchmarks.work import Point
+from mpc import params
+
+DEFAULT_OTS = 1 << 23
+DEFAULT_COMPARISONS = 1 << 20
+
+
+def add_kinds(kinds: Any) -> None:
+    ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
+    ot.add_argument("--count", type=count, default=DEFAULT_OTS, help="OTs a repetition (default: %(default)s)")
+    ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
+
+    compare = kinds.add_parser("compare", help="signed comparisons of shared values, preprocessing included")
+    compare.add_argument(
+        "--ring-bits", type=numbers, default=[32, 64], metavar="L,..", help="rings Z_2^L (default: 32,64)"
+    )
+    compare.add_argument(
+        "--count", type=count, default=DEFAULT_COMPARISONS, help="comparisons a repetition (default: %(default)s)"
+    )
+    compare.set_defaults(
+        points=lambda o: [Point("compare", "comparison", count=o.count, ring_bits=bits) for bits in o.ring_bits]
+    )
+
+    median = kinds.add_parser("median", help="a whole median on shares")
+    median.add_argument(
+        "--method",
+        type=list_from(params.METHODS),
+        default=["bucketed"],
+        metavar="M,..",
+        help=f"from {', '.join(params.METHODS)} (default: bucketed)",
+    )
+    median.add_argument(
+        "--clients",
+        type=numbers,
+        default=[2, 4, 6, 8, 10],
+        metavar="N,..",
+        help="numbers of clients (default: 2,4,6,8,10)",
+    )
+    median.add_argument("--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)")
+    median.add_argument("--buckets", type=numbers, default=[8], metavar="B,..", help="bucketed: buckets (default: 8)")
+    median.add_argument(
+        "--ring-bits",
+        type=numbers,
+        default=[0],
+        metavar="L,..",
+        help="value ring (pairwise, trimmed-mean) or count ring (bucketed); 0: 64, or the smallest (default: 0)",
+    )
+    median.add_argument(
+        "--schedule",
+        type=list_from(params.SCHEDULES),
+        default=["scan"],
+        metavar="S,..",
+        help="bucketed: scan, bisect (default: scan)",
+    )
+    median.add_argument(
+        "--encoding",
+        type=list_from(params.ENCODINGS),
+        default=["float32"],
+        metavar="E,..",
+        help="radix: its words (default: float32)",
+    )
+    median.add_argument(
+        "--ahead",
+        action="store_true",
+        help="make all correlations before the round starts, as servers do while clients train",
+    )
+    median.set_defaults(points=_median_points)
+
+    for kind in (ot, compare, median):
+        settings.add_options(kind)
+        kind.add_argument("--json", type=Path, metavar="FILE", help="save the points as a JSON list")
+        kind.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time all points, print a table, save the JSON."""
+    chosen = settings.read(options)
+    if options.json:
+        report.check_writable(options.json)
+    results = settings.measure(options.points(options), chosen)
+    console = report.console()
+    console.print(_table(results))
+    for line in growth(results):
+        console.print(line)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        console.print(f"saved to {options.json}")
+
+
+def _table(results: Sequence[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("work", no_wrap=True)
+    for title in ("seconds", "ahead", "online", "M OTs", "MB out", "MB in", "rounds", "k/s", "B each"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for result in results:
+        counted = "per_second" in result
+        table.add_row(
+            Point(**{name: result[name] for name in Point.__dataclass_fields__}).name,
+            f"{result['ahead_seconds'] + result['seconds']:.3f}",
+            f"{result['ahead_seconds'] + result['preprocessing_seconds']:.3f}",
+            f"{result['online_seconds']:.3f}",
+            f"{result['ots'] / 1e6:.2f}",
+            f"{result['bytes_s0_to_s1'] / 1e6:.2f}",
+            f"{result['bytes_s1_to_s0'] / 1e6:.2f}",
+            str(result["rounds"]),
+            f"{result['per_second'] / 1e3:,.0f}" if counted else "",
+            f"{result['bytes_each']:.1f}" if counted else "",
+        )
+    table.caption_justify = "left"
+    table.caption = "seconds = ahead of the inputs + online; MB out: S0 to S1, in: S1 to S0; k/s: thousands a second"
+    return table
+
+
+def growth(results: Sequence[dict[str, Any]]) -> list[str]:
+    """How cost grows with the clients, for each method timed at three numbers of them or more: the exponent of n in a
+    least-squares fit of the logarithms, 1 for linear and 2 for quadratic.
+    """
+    series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for result in results:
+        if result["clients"] is not None:
+            varied = tuple(result[name] for name in ("method", "dim", "buckets", "schedule", "encoding"))
+            series.setdefault(varied, []).append(result)
+    lines = []
+    for varied, points in series.items():
+        if len({point["clients"] for point in points}) >= 3:
+            logs = [math.log(point["clients"]) for point in points]
+            slopes = [
+                statistics.linear_regression(logs, [math.log(point[what]) for point in points]).slope
+                for what in ("ots", "seconds")
+            ]
+            name = " ".join(str(value) for value in varied if value is not None)
+            lines.append(f"{name}: OTs grow as n^{slopes[0]:.2f}, seconds as n^{slopes[1]:.2f}")
+    return lines
+
+
+def _median_points(options: argparse.Namespace) -> list[Point]:
+    """All combinations of what a method has options for."""
+    points = []
+    for method in options.method:
+        bucketed, radix = method == "bucketed", method == "radix"
+        varied = itertools.product(
+            options.clients,
+            options.dim,
+            options.buckets if bucketed else [None],
+            [0] if radix else options.ring_bits,
+            options.schedule if bucketed else [None],
+            options.encoding if radix else [None],
+        )
+        points += [Point("median", method, None, *combination, ahead=options.ahead) for combination in varied]
+    return points

@@ -1,0 +1,142 @@
+"""The options that all benchmarks share, and points run under them with a progress bar."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.link import Link
+from benchmarks.work import Point
+from mpc import params
+from mpc.errors import ConfigError
+from mpc.params import ProtocolParams
+
+DEFAULT_OUT = Path("results/bench")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Under what points are timed."""
+
+    protocol: ProtocolParams
+    link: str = "loopback"
+    repeat: int = 5
+    pin: bool = True
+
+    @property
+    def extension(self) -> str:
+        """The OT extension, with SoftSpokenOT's k."""
+        protocol = self.protocol
+        return "silent" if protocol.ot_extension == "silent" else f"softspoken-{protocol.ot_field_bits}"
+
+
+def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
+    """The shared options; without `chooses`, a benchmark goes through extensions and links itself."""
+    parser.add_argument(
+        "--repeat",
+        type=count,
+        default=5,
+        metavar="N",
+        help="repetitions a point; the median is kept (default: %(default)s)",
+    )
+    if chooses:
+        parser.add_argument(
+            "--extension",
+            choices=params.OT_EXTENSIONS,
+            default="softspoken",
+            help="OT extension: softspoken, or silent: few bytes against more work (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--field-bits",
+            type=int,
+            default=4,
+            choices=(1, 2, 4, 8),
+            help="SoftSpokenOT's k: fewer bytes against more AES (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--link",
+            type=link,
+            default="loopback",
+            metavar="LINK",
+            help="loopback, or shaped to a RATE and perhaps a round-trip time: 377MB/s, 100Mbit/s,40ms "
+            "(default: %(default)s)",
+        )
+    parser.add_argument(
+        "--lanes", type=count, default=2, metavar="L", help="chunks in flight at once (default: %(default)s)"
+    )
+    parser.add_argument("--no-pin", action="store_true", help="do not hold each process to one core")
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="where results are saved (default: %(default)s)"
+    )
+
+
+def read(options: argparse.Namespace) -> Settings:
+    """The settings of a benchmark whose options are those of `add_options`."""
+    chosen = vars(options)
+    protocol = ProtocolParams(
+        ot_extension=chosen.get("extension", "softspoken"),
+        ot_field_bits=chosen.get("field_bits", 4),
+        lanes=options.lanes,
+    )
+    return Settings(protocol, chosen.get("link", "loopback"), options.repeat, not options.no_pin)
+
+
+def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
+    """One result a point (benchmarks.harness). `what` is said beside the progress bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from benchmarks import harness
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"{what} starting two processes".strip(), total=len(points) * settings.repeat)
+        results = harness.run(
+            points,
+            settings.repeat,
+            settings.protocol,
+            settings.pin,
+            lambda done, point: progress.update(task, completed=done, description=f"{what} {point.name}".strip()),
+            settings.link,
+        )
+    return [result | {"extension": settings.extension, "link": settings.link} for result in results]
+
+
+# Types of options: a message that names the option is argparse's part
+
+
+def link(text: str) -> str:
+    try:
+        Link.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def list_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        values = text.split(",")
+        for value in values:
+            if value not in choices:
+                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}")
+        return values
+
+    return parse
+
+
+def numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number or a list of them, like 2,4,6") from None
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

@@ -1,0 +1,79 @@
+"""`bench parts`: clocks that count nothing twice, and parts that are the whole."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import parts, settings
+from benchmarks.work import Point
+from mpc.kernels import extension
+from mpc.ot import softspoken
+from scripts import cli
+
+
+def burn(seconds: float) -> None:
+    """Take processor time, which is what the clocks count."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_time_inside_an_inner_clock_is_its_own() -> None:
+    def outer() -> None:
+        burn(0.02)
+        module.inner(b"four")
+
+    module = SimpleNamespace(inner=lambda data: burn(0.05), outer=outer)
+    original, clocks = module.inner, parts.Clocks()
+    with clocks.on([("a", module, "outer", None), ("b", module, "inner", len)]):
+        module.outer()
+        module.inner(b"xy")
+    assert module.inner is original and module.outer is outer
+    assert clocks.seconds.keys() == {"a", "a: b", "b"}
+    assert 0.015 < clocks.seconds["a"] < 0.04 and 0.04 < clocks.seconds["a: b"] < 0.1 and clocks.seconds["b"] > 0.04
+    assert clocks.bytes == {"a: b": 4, "b": 2}
+
+
+def test_clocks_are_taken_away_after_an_error() -> None:
+    fold = extension.fold
+    with pytest.raises(KeyError), parts.Clocks().on(parts.EXTENDING):
+        assert extension.fold is not fold and softspoken.Stream is not parts.Stream
+        raise KeyError
+    assert extension.fold is fold and softspoken.Stream is parts.Stream
+
+
+def test_the_parts_and_the_rest_are_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(points: Sequence[Point], *_: object) -> list[dict[str, float]]:
+        return [{"per_second": 1e9, "bytes_each": 8.0}] * len(points)
+
+    monkeypatch.setattr(settings, "measure", measure)
+    small = ["--ots", "140000", "--comparisons", "5000", "--repeat", "1", "--extensions", "softspoken-8,silent"]
+    assert cli.main(["bench", "parts", *small, "--markdown", "--out", str(tmp_path)]) == 0
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for point in json.loads((tmp_path / "parts.json").read_text())["points"]:
+        found.setdefault((point["table"], point["column"]), {})[point["row"]] = point["figure"]
+    compared = {column: rows for (table, column), rows in found.items() if "comparison" in table}
+    made = {key: rows for key, rows in found.items() if "random OT" in key[0]}
+    assert len(made) == 4 and compared.keys() == {"l = 32", "l = 64", "l = 4"}
+    for prefix, rows in [("", rows) for rows in made.values()] + [
+        (f"{phase}: ", rows) for phase in parts.PHASES for rows in compared.values()
+    ]:
+        assert rows[prefix + parts.WHOLE] == pytest.approx(rows[prefix + parts.SUM] + rows[prefix + parts.OTHER])
+        assert rows[prefix + parts.WHOLE] > 0 and rows[parts.TWO] == 1
+    # what each extension encrypts for an OT: 16 trees of 256 leaves, and the hash
+    assert made["ns a random OT, at the receiver", "softspoken-8"][parts.AES_BYTES] == pytest.approx(16 * 256 / 8 + 16)
+    assert made["ns a random OT, at the sender", "softspoken-8"][parts.AES_BYTES] == pytest.approx(16 * 255 / 8 + 32)
+    assert made["ns a random OT, at the sender", "silent"].keys() > {"trees: hash", "code: gather"}
+    # a nanosecond a byte: 8 bytes an OT in one direction, 4 of a comparison's 8
+    assert all(rows[parts.LINK] == pytest.approx(8) for rows in made.values())
+    assert compared["l = 64"][parts.LINK] == pytest.approx(4)
+    # 31-bit millionaires' has eight leaves and ANDs, 3-bit one leaf and none
+    assert "online: ANDs" in compared["l = 32"] and "online: ANDs" not in compared["l = 4"]
+    printed = capsys.readouterr().out
+    assert "| transpose | " in printed and "| AES-128 CTR, 65,536 B at a time | " in printed
