@@ -1,4 +1,5 @@
 """The `securemedian` command and what belongs to no single party.
 
-Read the modules in dependency order: `keygen`, `plaintext`, `processes`, `experiment`, `show`, `demo`, `cli`.
+Read the modules in dependency order: `keygen`, `plaintext`, `processes`, `daemons`, `training_run`, `show`, `demo`,
+`experiments`, `cli`.
 """

@@ -11,7 +11,15 @@ from mpc import __version__
 from mpc.errors import SecureMedianError
 
 # each has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options
-VERB_MODULES = ("scripts.keygen", "servers.cli", "clients.cli", "scripts.demo", "benchmarks.cli", "benchmarks.plan")
+VERB_MODULES = (
+    "scripts.keygen",
+    "servers.cli",
+    "clients.cli",
+    "scripts.demo",
+    "scripts.experiments.cli",
+    "benchmarks.cli",
+    "benchmarks.plan",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

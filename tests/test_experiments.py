@@ -1,0 +1,345 @@
+"""`securemedian experiment`: small runs, resumed, in the clear and through real daemons."""
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+for module in ("torch", "sklearn", "matplotlib"):
+    pytest.importorskip(module)
+
+from clients import data, models  # noqa: E402
+from mpc.errors import ConfigError, SecureMedianError  # noqa: E402
+from mpc.params import RangePolicy  # noqa: E402
+from scripts import cli, plaintext  # noqa: E402
+from scripts.experiments import catalogue, engine, report, saved  # noqa: E402
+from scripts.experiments.players import Players  # noqa: E402
+from scripts.experiments.runs import Record, Run  # noqa: E402
+from scripts.experiments.service import Service  # noqa: E402
+
+SMALL = ["--plain", "--images", "30", "--rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def digits() -> data.Dataset:
+    models.use_one_thread()
+    return data.load()
+
+
+def plan(digits: data.Dataset, name: str = "fig4", **chosen: Any) -> catalogue.Plan:
+    chosen = {"images": 60, "rounds": 3, "seeds": [1], "secure": False} | chosen
+    return catalogue.plan(catalogue.EXPERIMENTS[name], digits, {}, chosen)
+
+
+def experiment(*options: str) -> int:
+    return cli.main(["experiment", *options])
+
+
+def summary(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def models_of(record: Record) -> list[str]:
+    return [figures.model for figures in record.rounds]
+
+
+def nothing(_: Any) -> None:
+    pass
+
+
+def interrupt_after(rounds: int) -> Callable[[Record], None]:
+    def watch(record: Record) -> None:
+        if len(record.rounds) == rounds:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+# Through the servers and in the clear
+
+
+def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
+    tmp_path: Path, digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both methods with one pair of daemons. The bucketed run is interrupted after its first round, and goes on with
+    the model, the range and the number it had. A result that differs is refused.
+    """
+    secure = plan(digits, secure=True)
+    bucketed = secure.run(1, "bucketed", "bitflip", RangePolicy("coordinate", 0.2, 0.1))
+    radix = secure.run(1, "radix", "gaussian")
+    with Service(3, nothing) as service:
+        through = {radix.id: engine.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        with pytest.raises(KeyboardInterrupt):
+            engine.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
+        # these servers are at this very run: but it is another's turn first
+        engine.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
+        through[bucketed.id] = engine.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
+        other = replace(bucketed, seed=2)
+        with monkeypatch.context() as patch, pytest.raises(SecureMedianError, match="defect"):
+            patch.setattr(plaintext, "published", lambda updates, *_: np.zeros((1, updates.shape[1]), np.float32))
+            engine.carry_out(other, 1, digits, service, tmp_path, nothing)
+    assert saved.load(tmp_path, other) is None
+    for run, rounds in ((radix, 2), (bucketed, 3)):
+        plain = replace(run, secure=False)
+        clear = engine.carry_out(plain, rounds, digits, None, tmp_path, nothing)
+        assert models_of(through[run.id]) == models_of(clear)
+        assert len(set(models_of(clear))) == rounds
+        assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.id].rounds)
+        assert all(figures.cost is None for figures in clear.rounds)
+
+
+# Resuming
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: data.Dataset) -> None:
+    run = plan(digits).run(1, "bucketed", "gaussian")
+    whole = engine.carry_out(run, 4, digits, None, tmp_path / "..", nothing)
+    with pytest.raises(KeyboardInterrupt):
+        engine.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
+    assert saved.load(tmp_path, run) is None
+    seen: list[int] = []
+    resumed = engine.carry_out(run, 4, digits, None, tmp_path, lambda record: seen.append(len(record.rounds)))
+    assert seen == [2, 3, 4]
+    assert models_of(resumed) == models_of(whole)
+    assert saved.load(tmp_path, run) == resumed
+    assert [path.name for path in tmp_path.iterdir()] == [f"{run.id}.json"]  # no checkpoint of what is finished
+
+
+def test_ctrl_c_leaves_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["fig4", *SMALL, "--seeds", "1", "--faults", "bitflip", "--out", str(tmp_path)]
+    carry_out, calls = engine.carry_out, []
+
+    def twice(*arguments: Any) -> Record:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return carry_out(*arguments)
+
+    monkeypatch.setattr(engine, "carry_out", twice)
+    assert experiment(*options) == 130
+    finished = sorted((tmp_path / "runs").glob("*.json"))
+    assert len(finished) == 2
+    times = [path.stat().st_mtime_ns for path in finished]
+    monkeypatch.setattr(engine, "carry_out", carry_out)
+    capsys.readouterr()
+    assert experiment(*options) == 0
+    assert "2 of 3 runs are there already" in capsys.readouterr().out
+    assert [path.stat().st_mtime_ns for path in finished] == times
+    assert experiment(*options, "--fresh") == 0
+    assert all(path.stat().st_mtime_ns != time for path, time in zip(finished, times, strict=True))
+
+
+def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
+    first = plan(digits).run(1, "bucketed", "bitflip")
+    changed = {
+        "data": "x",
+        "data_digest": "x",
+        "model": "mlp",
+        "recipe": {"rate": 1.0},
+        "split": "labels:2",
+        "clients": 4,
+        "images": None,
+        "seed": 2,
+        "method": "radix",
+        "options": {"method": "bucketed", "buckets": 9},
+        "range": RangePolicy("mean"),
+        "attack": "gaussian",
+        "attackers": 2,
+        "first": 4,
+        "secure": True,
+        "extensions": {"a.py": "x"},
+    }
+    assert set(changed) == set(Run.__dataclass_fields__)
+    ids = {replace(first, **{name: value}).id for name, value in changed.items()} | {first.id}
+    assert len(ids) == len(changed) + 1
+
+
+def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path) -> None:
+    options = ["fig2", "--plain", "--images", "30", "--methods", "mean", "--out", str(tmp_path)]
+    accuracies = []
+    for rounds in ("3", "2", "4"):
+        assert experiment(*options, "--rounds", rounds) == 0
+        accuracies.append(summary(tmp_path, "fig2-digits")["results"][0]["accuracy"][0])
+    three, two, four = accuracies
+    assert (two, four[:3]) == (three[:2], three)
+    assert len(four) == 4
+
+
+def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
+    run = plan(digits).run(1, "mean")
+    for ending, look in ((".json", saved.load), (".npz", saved.load_checkpoint)):
+        (tmp_path / f"{run.id}{ending}").write_text("{")
+        with pytest.raises(ConfigError, match=re.escape(f"{run.id}{ending} is damaged")):
+            look(tmp_path, run)
+    saved.finish(tmp_path, run, Record())
+    (tmp_path / f"{run.id}.json").rename(tmp_path / f"{replace(run, seed=9).id}.json")
+    with pytest.raises(ConfigError, match="another run"):
+        saved.load(tmp_path, replace(run, seed=9))
+
+
+# What is played
+
+
+def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> None:
+    usual = plan(digits, clients=5, attackers=2, first=2)
+    honest, flipped = (Players(usual.run(1, "mean", attack), digits) for attack in ("none", "bitflip"))
+    start = honest.start()
+    for number, attacked in ((1, False), (2, True), (3, True)):
+        trained, sent = (players.updates(start, number) for players in (honest, flipped))
+        assert trained.shape == (5, start.size)
+        assert np.array_equal(trained[:3], sent[:3])
+        assert np.array_equal(sent[3:], 2 * start - trained[3:] if attacked else trained[3:])
+    assert len(np.unique(trained, axis=0)) == 5
+
+
+def test_colluding_attackers_see_the_honest_updates(digits: data.Dataset) -> None:
+    from clients.attacks import ATTACKS
+
+    usual = plan(digits, clients=6, attackers=2, first=1)
+    honest = Players(usual.run(1, "mean"), digits)
+    start = honest.start()
+    trained = honest.updates(start, 1)
+    for name, attack in ATTACKS.items():
+        sent = Players(usual.run(1, "mean", name), digits).updates(start, 1)
+        assert sent.shape == trained.shape
+        assert sent.dtype == np.float32
+        assert np.array_equal(sent[:4], trained[:4])
+        assert np.array_equal(sent[4:], trained[4:]) == (name == "none")
+        if attack.sees_honest:
+            expected = attack(first=1).corrupt(trained[4:], start, trained[:4], np.random.default_rng((1, 6, 1)))
+            assert np.array_equal(sent[4:], expected)
+
+
+def test_threads_change_no_update(digits: data.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = plan(digits).run(1, "mean")
+    start = Players(run, digits).start()
+    alone = Players(run, digits).updates(start, 1)
+    monkeypatch.setattr("scripts.experiments.players.THREADS_PAY_FROM", 0)
+    assert np.array_equal(Players(run, digits).updates(start, 1), alone)
+
+
+def test_a_run_that_diverges_ends_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["attacks", "--plain", "--images", "30", "--rounds", "30", "--out", str(tmp_path)]
+    assert experiment(*options, "--methods", "mean,radix", "--attacks", "sign-flip-100") == 0
+    mean, radix = (
+        next(one for one in summary(tmp_path, "attacks-digits")["results"] if one["method"] == method)
+        for method in ("mean", "radix")
+    )
+    (after,) = mean["diverged_after"]
+    assert 0 < after < 30
+    assert mean["accuracy"][0][after:] == [10.0] * (30 - after)  # that of guessing one of ten digits
+    assert radix["diverged_after"] == [None]
+    assert radix["final"]["mean"] > 50
+    said = capsys.readouterr().out
+    assert f"diverged after round {after}" in said  # while it runs
+    assert "diverged 10.00" in said  # in the table
+
+
+# Every experiment
+
+
+def tiny_mnist(folder: Path) -> Path:
+    rng = np.random.default_rng(1)
+
+    def idx(array: NDArray[np.uint8]) -> bytes:
+        return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+    for prefix, count in (("train", 12), ("t10k", 5)):
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (count, 28, 28), np.uint8)))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, count, np.uint8)))
+    return folder
+
+
+def tiny_cifar10(folder: Path) -> Path:
+    rng = np.random.default_rng(1)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = rng.integers(0, 256, (3, 3073), np.uint8)
+        records[:, 0] %= 10
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    return folder
+
+
+@pytest.mark.parametrize("name", catalogue.EXPERIMENTS)
+def test_every_experiment_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = {"fig5": tiny_mnist, "fig6": tiny_cifar10}
+    options = ["--plain", "--rounds", "1", "--from", "1", "--seeds", "1,2", "--out", str(tmp_path / "out")]
+    if name in made:
+        options += ["--data", str(made[name](tmp_path)), "--methods", "mean,bucketed", "--faults", "bitflip"]
+    else:
+        options += ["--images", "5"]
+    if name == "attacks":
+        options += ["--seeds", "1"]
+    assert experiment(name, *options) == 0
+    said = capsys.readouterr().out
+    assert catalogue.EXPERIMENTS[name].figure in said
+    model = {"fig5": "cnn-mnist", "fig6": "cnn-cifar10"}.get(name, "digits")
+    found = summary(tmp_path / "out", f"{name}-{model}")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"{name}-{model}.{end}" for end in ("json", "png", "svg")
+    } | {"runs"}
+    assert found["settings"]["model"] == model
+    assert set(found["machine"]) == set(report.machine())
+    for one in found["results"]:
+        final = one["final"]
+        assert 0 <= final["min"] <= final["mean"] <= final["max"] <= 100
+        assert one["accuracy"] == [[pytest.approx(value, abs=0.01)] for (value,) in one["accuracy"]]
+        assert one["servers"] is None
+    cells = {(one["panel"], one["line"], one["p"]) for one in found["results"]}
+    assert len(cells) == len(found["results"])
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert experiment("--list") == 0
+    said = capsys.readouterr().out
+    for word in (*catalogue.EXPERIMENTS, "Figure 13", "bucketed", "krum", "lie", "cnn-cifar10"):
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "fig13"),
+        ("fig3", "fig13"),
+        ("fig4 --methods median,nonsense", "nonsense"),
+        ("fig4 --faults nonsense", "nonsense"),
+        ("fig4 --model nonsense", "nonsense"),
+        ("fig4 --rounds 0", "--rounds"),
+        ("fig4 --from 0", "--from"),
+        ("fig4 --clients 1", "--clients"),
+        ("fig4 --attackers 3", "--attackers"),
+        ("fig4 --attackers 0", "--attackers"),
+        ("fig4 --seeds 1,-1", "--seeds"),
+        ("fig13 --methods radix", "bucketed"),
+        ("fig13 --faults lie,paf --attackers 1", "one attack"),
+        ("fig4 --images 1000", "images"),
+        ("fig4 --split nonsense", "split"),
+        ("fig4 --data .", "MNIST"),
+        ("fig4 --dataset nonsense", "nonsense"),
+        ("fig4 --methods krum", "Krum"),  # not with one attacker of three
+        ("fig5", "--data"),
+        ("fig4 --with nothing.py", "nothing.py"),
+        ("fig4 --with broken.py", "SyntaxError"),
+        ("fig4 --with text.txt", "end in .py"),
+        ("fig4 --out file", "file"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(
+    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("def")
+    (tmp_path / "text.txt").write_text("x = 1")
+    (tmp_path / "file").write_text("")
+    assert experiment(*options.split()) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert said in error

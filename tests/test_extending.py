@@ -1,0 +1,59 @@
+"""docs/extending.md: its examples are written to files and its commands are run, as they stand there."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.attacks import ATTACKS
+from clients.data import SOURCES
+from clients.models import MODELS
+from scripts import cli
+from scripts.experiments.aggregators import AGGREGATORS
+from scripts.experiments.methods import SECURE
+
+for module in ("torch", "sklearn", "matplotlib"):
+    pytest.importorskip(module)
+
+PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text("utf-8")
+EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+    securemedian (.*?)\n", PAGE, re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """As they were, afterwards."""
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (registry, dict(registry)) for registry in (ATTACKS, SOURCES, MODELS, AGGREGATORS, SECURE)
+    ]
+    yield
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    assert [name for name, *_ in EXAMPLES] == ["my_methods.py", "my_attack.py", "my_model.py", "my_data.py"]
+    assert PAGE.count("```python") == len(EXAMPLES)
+
+
+@pytest.mark.parametrize(("name", "code", "command"), EXAMPLES, ids=[name for name, *_ in EXAMPLES])
+def test_an_example_runs(
+    name: str,
+    code: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(code)
+    assert cli.main(shlex.split(command)) == 0
+    experiment = shlex.split(command)[1]
+    (path,) = Path("results", "experiments").glob(f"{experiment}-*/{experiment}-*.json")
+    results = json.loads(path.read_text())["results"]
+    assert all(len(one["accuracy"][0]) == 3 for one in results)
+    assert all(one["final"]["mean"] > 20 for one in results), capsys.readouterr().out  # it has learnt something
