@@ -5,6 +5,7 @@ client uploads its vector once and not twice. Both forms are rows of l-bit packe
 slice at a time: `Upload`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpc import ring
 from mpc.errors import InputError
+from mpc.kernels import packing
 from mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
 
 # Slices of a row start at multiples of this many values, so that they start at whole AES blocks for every width.
@@ -88,19 +90,40 @@ def split(
     return seeded, WordsUpload(layout, packed)
 
 
-def read(upload: Upload, layout: Layout, start: int, stop: int, rows: slice | None = None) -> NDArray:
+def read(upload: Upload, layout: Layout, start: int, stop: int) -> NDArray:
     """Columns [start, stop) of a share as ring elements, shape (rows, stop - start). `start` is a multiple of
     SLICE_ALIGN.
     """
+    first, last = _words_of(layout, start, stop)
+    out = np.empty((layout.rows, stop - start), ring.dtype(layout.bits))
+    for row in range(layout.rows):
+        out[row] = ring.unpack(upload.words(row, first, last), layout.bits, stop - start)
+    return out
+
+
+def weighted_sum(uploads: Sequence[Upload], weights: Sequence[int], layout: Layout, start: int, stop: int) -> NDArray:
+    """Columns [start, stop) of the sum of additive shares, each times its public weight: ring elements, shape (rows,
+    stop - start). `start` is a multiple of SLICE_ALIGN. Shares of the same weight are added as they come, packed.
+    """
+    first, last = _words_of(layout, start, stop)
+    tops = ring.pack(np.full(stop - start, ring.dtype(layout.bits).type(1 << (layout.bits - 1))), layout.bits)
+    out = np.zeros((layout.rows, stop - start), ring.dtype(layout.bits))
+    for weight in sorted(set(weights)):
+        members = [upload for upload, own in zip(uploads, weights, strict=True) if own == weight]
+        for row in range(layout.rows):
+            total = members[0].words(row, first, last).copy()
+            for member in members[1:]:
+                packing.add_packed(member.words(row, first, last), tops, total)
+            out[row] += ring.unpack(total, layout.bits, stop - start) * out.dtype.type(weight)
+    return ring.reduce(out, layout.bits)
+
+
+def _words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
+    """Which words of a row hold the columns [start, stop)."""
     if start % SLICE_ALIGN:
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
-    chosen = range(layout.rows)[rows or slice(None)]
     first = start * layout.bits // 64
-    last = min(first + ring.packed_words(stop - start, layout.bits), layout.row_words)
-    out = np.empty((len(chosen), stop - start), ring.dtype(layout.bits))
-    for i, row in enumerate(chosen):
-        out[i] = ring.unpack(upload.words(row, first, last), layout.bits, stop - start)
-    return out
+    return first, min(first + ring.packed_words(stop - start, layout.bits), layout.row_words)
 
 
 def combine(one: NDArray, other: NDArray, bits: int) -> NDArray:

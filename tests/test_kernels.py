@@ -158,6 +158,20 @@ def test_leaf_messages(bits: int, shift: int) -> None:
             assert (got == want).all()
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 31, 63, 64])
+def test_packed_values_are_added_one_by_one(bits: int) -> None:
+    count = 200
+    one, other = (RNG.integers(0, 2**bits - 1, count, np.uint64, endpoint=True) for _ in range(2))
+    one[:50], other[:50] = 2**bits - 1, 2**bits - 1  # a carry out of every value
+    total, added, tops = (
+        np.array(reference.pack(values.tolist(), bits), np.uint64)
+        for values in (one, other, np.full(count, 2 ** (bits - 1), np.uint64))
+    )
+    packing.add_packed(added, tops, total)
+    plain = [(int(a) + int(b)) % 2**bits for a, b in zip(one, other, strict=True)]
+    assert total.tolist() == reference.pack(plain, bits)
+
+
 def test_pack_plane() -> None:
     values = RNG.integers(0, 2**32, 192, np.uint64).astype(np.uint32)
     plane = np.empty(3, np.uint64)

@@ -126,6 +126,24 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
         assert (share.combine(*halves, bits) == values[:, start:stop]).all()
 
 
+@pytest.mark.parametrize("bits", [*range(2, 18), 31, 32, 33, 47, 63, 64])
+def test_weighted_sums_of_packed_shares(bits: int) -> None:
+    """Values that lie in two words, carries into every bit, and slices, all against plain sums."""
+    rng = np.random.default_rng(bits)
+    columns, weights = 500, [1, 1, 3, 1, 2, 3]
+    values = ring.reduce(rng.integers(0, 2**64, (len(weights), 2, columns), np.uint64), bits)
+    values[:, :, ::3] = ring.mask(bits)
+    halves = [share.split(one, bits) for one in values]
+    layout = halves[0][0].layout
+    plain = ring.reduce(sum(w * v.astype(np.uint64) for w, v in zip(weights, values, strict=True)), bits)
+    for start, stop in ((0, columns), (128, 131), (384, columns)):
+        both = [share.weighted_sum([half[j] for half in halves], weights, layout, start, stop) for j in (0, 1)]
+        assert both[0].dtype == ring.dtype(bits)
+        assert (share.combine(*both, bits) == plain[:, start:stop]).all()
+    with pytest.raises(InputError, match="starts at a multiple"):
+        share.weighted_sum([half[0] for half in halves], weights, layout, 64, 70)
+
+
 def test_shares_of_different_shapes_do_not_combine() -> None:
     with pytest.raises(InputError, match="do not belong together"):
         share.combine(np.zeros(3, np.uint8), np.zeros(4, np.uint8), 4)

@@ -39,6 +39,21 @@ def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) ->
 
 
 @kernel
+def add_packed(words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]) -> None:
+    """total += words, value by value modulo 2^l, without unpacking: `tops` has the top bit of each value, which is
+    added without a carry, so that none leaves its value. A value in two words passes its own on to the second.
+    """
+    carry = np.uint64(0)
+    for i in range(total.shape[0]):
+        one, other, top = total[i], words[i], tops[i]
+        low = one & ~top
+        added = low + (other & ~top)
+        result = added + carry
+        carry = np.uint64((added < low) | (result < added))
+        total[i] = result ^ ((one ^ other) & top)
+
+
+@kernel
 def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
     """words[i] bit j = bits[64 i + j]; missing bits are 0."""
     count = bits.shape[0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import encode, ring, share
+from mpc import encode, share
 from mpc.errors import ConfigError
 from mpc.median import bucketed, order, pairwise, radix, trimmed
 from mpc.median.reveal import open_ring
@@ -106,11 +106,8 @@ def _mean_of_kept(values: NDArray[Any], params: RoundParams, clients: int, publi
 
 def _bucketed(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    counts = np.zeros((params.layout.rows, chunk.dim), ring.dtype(params.ring_bits))
     with party.reading_uploads():
-        for weight, shares in zip(chunk.weights, chunk.shares(), strict=True):
-            counts += shares if weight == 1 else shares * counts.dtype.type(weight)
-        counts = ring.reduce(counts, params.ring_bits)
+        counts = share.weighted_sum(chunk.uploads, chunk.weights, params.layout, chunk.begin, chunk.end)
     return bucketed.median(party, counts, sum(chunk.weights), params.ring_bits, params.schedule)[None]
 
 
