@@ -66,7 +66,8 @@ class Figures:
     plain_median: float  # of their exact median
     matches_plaintext: bool  # the published float32 vector equals the one computed in the clear, bit by bit
     seconds: float  # from opening to publishing, training included
-    protocol_seconds: float
+    protocol_seconds: float  # once the uploads were in
+    ahead_seconds: float  # before that: correlations made while the clients trained
     ots: int
     bytes_s0_to_s1: int
     bytes_s1_to_s0: int
@@ -105,6 +106,7 @@ class TrainingRun:
             matches_plaintext=np.array_equal(results, plaintext.published(updates, self._plan.params, before, width)),
             seconds=seconds,
             protocol_seconds=cost["seconds"],
+            ahead_seconds=cost["ahead_seconds"],
             ots=cost["ots"],
             bytes_s0_to_s1=cost["bytes_sent"],
             bytes_s1_to_s0=cost["bytes_received"],
