@@ -502,7 +502,9 @@ def start_long_round(pair: Pair) -> str:
 
 
 def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(alone):
-    alone.configure("s0", text="\n[protocol]\nchunk = 4096\n")
+    silent = '\n[protocol]\not_extension = "silent"\n'  # nowhere else over real daemons
+    alone.configure("s0", text=f"{silent}chunk = 4096\n")
+    alone.configure("s1", text=silent)
     alone.start("s0", "s1")
     alone.link()
     round_id = start_long_round(alone)

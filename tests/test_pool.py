@@ -36,6 +36,7 @@ ROUNDS = {
     "radix": RoundParams("radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=2),
     "trimmed-mean": RoundParams("trimmed-mean", DIM, CLIENTS, ring_bits=24, fraction_bits=4, trim=0.25),
 }
+OVER = [*((name, "softspoken") for name in ROUNDS), ("scan", "silent"), ("radix", "silent")]
 Sides = tuple[list[Party], list[Party]]
 
 
@@ -62,10 +63,10 @@ def stock_bytes(parties: list[Party]) -> int:
     return sum(array.nbytes for stock in stocks for piece in stock._pieces for array in piece)
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_a_full_pool_leaves_nothing_to_make(name: str) -> None:
+@pytest.mark.parametrize(("name", "extension"), OVER)
+def test_a_full_pool_leaves_nothing_to_make(name: str, extension: str) -> None:
     params = ROUNDS[name]
-    sides = make_parties(lanes=2)
+    sides = make_parties(lanes=2, extension=extension)
     ahead = filled(sides, params)
     assert ahead[0].ots == ahead[1].ots > 0 and ahead[0].seconds == 0 < ahead[0].ahead_seconds
     for outcome, before in zip(computed(sides, params), ahead, strict=True):
@@ -79,10 +80,10 @@ def test_a_full_pool_leaves_nothing_to_make(name: str) -> None:
         assert told["online_rounds"] == run.rounds and told["preprocessing_rounds"] == before.rounds
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_a_short_pool_is_topped_up_by_the_round(name: str) -> None:
+@pytest.mark.parametrize(("name", "extension"), OVER)
+def test_a_short_pool_is_topped_up_by_the_round(name: str, extension: str) -> None:
     params = ROUNDS[name]
-    sides = make_parties(lanes=2)
+    sides = make_parties(lanes=2, extension=extension)
     whole = filled(make_parties(lanes=2), params)[0].ots
     steps = itertools.count()
     ahead = filled(sides, params, hurry=lambda: next(steps) >= 2)  # both lanes together
