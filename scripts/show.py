@@ -26,7 +26,16 @@ class Board(Live):
         self._table = Table(
             title=f"{plan.data.name}: {plan.clients} clients{fault}; {method}; {params.dim:,} parameters"
         )
-        for heading in ("round", "accuracy", "seconds", "of it protocol", "ahead of it", "S0 to S1", "S1 to S0", "equals plaintext"):
+        for heading in (
+            "round",
+            "accuracy",
+            "seconds",
+            "of it protocol",
+            "ahead of it",
+            "S0 to S1",
+            "S1 to S0",
+            "equals plaintext",
+        ):
             self._table.add_column(heading, justify="right")
         self.say("starting both servers (the first start compiles the kernels: a minute or two)")
 

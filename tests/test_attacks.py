@@ -33,6 +33,7 @@ def test_the_registry() -> None:
     assert list(ATTACKS) == [
         "none",
         "bitflip",
+        "negate",
         "labelflip",
         "gaussian",
         "lie",
@@ -71,6 +72,7 @@ def test_an_attack_begins_when_it_is_told_to() -> None:
 def test_bitflip_and_sign_flips_turn_the_step_round() -> None:
     trained = near(2)
     assert np.array_equal(sent("bitflip", trained), 2 * START - trained)
+    assert np.array_equal(sent("negate", trained), -trained)
     for scale in (10, 100):
         turned = sent(f"sign-flip-{scale}", trained).astype(np.float64) - START
         assert np.allclose(turned, -scale * (trained.astype(np.float64) - START), rtol=1e-3, atol=1e-4)

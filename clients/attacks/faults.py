@@ -1,4 +1,4 @@
-"""The three faults of the paper's experiments (protocols.md 7). A client needs no one else for them."""
+"""The faults of the paper's experiments (protocols.md 7). A client needs no one else for them."""
 
 from typing import ClassVar
 
@@ -14,6 +14,15 @@ class BitFlip(Attack):
 
     def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator) -> Vectors:
         return 2 * start - trained
+
+
+class Negate(Attack):
+    """The parameters with their sign turned, -w: the other reading of the paper's bit flip, and a harder one."""
+
+    name: ClassVar[str] = "negate"
+
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator) -> Vectors:
+        return -trained
 
 
 class LabelFlip(Attack):

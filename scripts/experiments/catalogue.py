@@ -277,20 +277,28 @@ _FIG4 = Experiment(
     "fig4",
     "Figure 4",
     "MNIST",
-    "20 min",
+    "40 min",
     _by_attack,
     _accuracy_by_round,
     seeds=(1, 2, 3),
-    attacks=_FAULTS,
+    attacks=(*_FAULTS, "negate"),
 )
 
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "5 min", _by_attack, _accuracy_by_round, attackers=0),
+        Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "8 min", _by_attack, _accuracy_by_round, attackers=0),
         _FIG4,
-        replace(_FIG4, name="fig5", figure="Figure 5", duration="many hours", model="cnn-mnist"),
-        replace(_FIG4, name="fig6", figure="Figure 6", needs="CIFAR-10", duration="many hours", model="cnn-cifar10"),
+        replace(_FIG4, name="fig5", figure="Figure 5", duration="a day", model="cnn-mnist", attacks=_FAULTS),
+        replace(
+            _FIG4,
+            name="fig6",
+            figure="Figure 6",
+            needs="CIFAR-10",
+            duration="a day",
+            model="cnn-cifar10",
+            attacks=_FAULTS,
+        ),
         Experiment(
             "fig13",
             "Figure 13",
@@ -307,7 +315,7 @@ EXPERIMENTS = {
             "attacks",
             "Attacks",
             "MNIST",
-            "20 min",
+            "30 min",
             _by_attack,
             _accuracy_grid,
             clients=11,
