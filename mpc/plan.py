@@ -9,7 +9,8 @@ the size of a message with `channel`, `softspoken` and `ferret`, and the chunks 
 A chunk's messages depend on its size and on what the chunks before left in stock, and the stock soon repeats, so that
 few of a long vector's chunks are run. Prediction is of the first round of a session: a later one finds a rest in stock,
 and makes less. Silent OT extension makes OTs by the iteration: those that a round hands out are counted as OTs, and the
-bytes are of whole iterations, the last of each lane and direction included.
+bytes are of whole iterations, the last of each lane and direction included. A daemon that fills its pools while
+clients train adds to these bytes an exchange of sizes and a short message a chunk.
 """
 
 import copy
