@@ -86,7 +86,7 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
     check()
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(panels))
+    columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
     styles = {label: _STYLES[i % len(_STYLES)] for i, label in enumerate(labels)}
