@@ -1,9 +1,12 @@
 """The benchmark: two real processes, counted costs, the JSON that others read."""
 
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import zmq
@@ -33,11 +36,13 @@ def run(tmp_path: Path, *arguments: str) -> list[dict[str, object]]:
 
 def figure(tmp_path: Path, name: str, *arguments: str) -> Any:
     """What a figure's command saves; both pictures are there."""
-    assert cli.main(["bench", name, *arguments, "--repeat", "2", "--out", str(tmp_path)]) == 0
+    typed = ["securemedian", "bench", name, *arguments, "--repeat", "2", "--out", str(tmp_path)]
+    with patch.object(sys, "argv", typed):
+        assert cli.main() == 0
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     saved = json.loads((tmp_path / f"{name}.json").read_text())
-    assert saved["command"].startswith("securemedian ") and saved["settings"]["repeat"] == 2
+    assert saved["command"] == shlex.join(typed) and saved["settings"]["repeat"] == 2
     assert saved["machine"]["cpu"] and saved["machine"]["cores"] > 0
     assert all(point.keys() >= COUNTED for point in saved["points"])
     return saved
