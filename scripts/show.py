@@ -24,18 +24,11 @@ class Board(Live):
             else ""
         )
         self._table = Table(
-            title=f"{plan.data.name}: {plan.clients} clients{fault}; {method}; {params.dim:,} parameters"
+            title=f"{plan.data.name}: {plan.clients} clients{fault}; {method}; {params.dim:,} parameters",
+            caption="seconds: the whole round; ahead: of it the servers' work while clients train; "
+            "run: once all updates are in",
         )
-        for heading in (
-            "round",
-            "accuracy",
-            "seconds",
-            "of it protocol",
-            "ahead of it",
-            "S0 to S1",
-            "S1 to S0",
-            "equals plaintext",
-        ):
+        for heading in ("round", "accuracy", "seconds", "ahead", "run", "S0 to S1", "S1 to S0", "equals plaintext"):
             self._table.add_column(heading, justify="right")
         self.say("starting both servers (the first start compiles the kernels: a minute or two)")
 
@@ -63,8 +56,8 @@ class Board(Live):
             str(figures.round),
             f"{figures.accuracy:.2%}",
             f"{figures.seconds:.1f}",
-            f"{figures.protocol_seconds:.2f}",
             f"{figures.ahead_seconds:.2f}",
+            f"{figures.protocol_seconds:.2f}",
             megabytes(figures.bytes_s0_to_s1),
             megabytes(figures.bytes_s1_to_s0),
             "yes" if figures.matches_plaintext else "[bold red]NO",
