@@ -253,7 +253,7 @@ class Pool:
             for kind in sorted(demand.counts, key=_rank)
         ]
         # The half that speaks first: its messages are on their way while it works, and wait for nothing.
-        # A sender that speaks sends a DaBit's correction behind the block it belongs to: then nothing is received before
+        # A sender that speaks sends a DaBit's correction behind the block it belongs to: then nothing is received until
         # the loop below asks for it, block by block.
         pending: Iterable[tuple[DaBits, Arrays]] = self._receive_all(missing)
         if self._sender.sender_speaks:

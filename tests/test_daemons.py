@@ -102,14 +102,29 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
         assert status["number"] == number and len(status["included"]) == 3 and status["left_out"] == {}
         cost, cost_there = status["cost"], pair.wait("published", "s1")["cost"]
         assert cost["ots"] > 0 and cost["bytes_sent"] == cost_there["bytes_received"]
-        # made while the clients had not yet uploaded, and counted with the round that it was made for
         assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
-        assert cost["ahead_seconds"] > cost["preprocessing_seconds"]
         width = encode.next_range(encode.RangePolicy(), width, model, published, number).astype(np.float32)
         model = published
     for server in ("s0", "s1"):
         assert sum(event["event"] == "session-established" for event in pair.events(server)) == 1
         assert not list((pair.folder / f"{server}-state" / "spool").iterdir())
+
+
+def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_round(pair):
+    def filled(server: str) -> list[int]:
+        return [event["ots"] for event in pair.events(server) if event["event"] == "pool-filled"]
+
+    before = {server: len(filled(server)) for server in ("s0", "s1")}
+    round_id = pair.open(**PAIRWISE, reset=True)
+    for server, count in before.items():
+        wait_until(lambda server=server, count=count: len(filled(server)) > count)
+    values = updates()
+    for name, value in zip(pair.names, values, strict=True):
+        pair.submit(name, value)
+    cost = pair.wait("published")["cost"]
+    assert cost["ots"] == filled("s0")[-1] == filled("s1")[-1] > 0  # the run itself made none
+    assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0 and cost["ahead_seconds"] > 0
+    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
 
 
 def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair):
