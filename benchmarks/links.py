@@ -10,14 +10,7 @@ from typing import Any
 from benchmarks import report, settings
 from benchmarks.plots import Line, Panel
 from benchmarks.work import Point
-from mpc.params import ProtocolParams
 
-EXTENSIONS: dict[str, dict[str, Any]] = {
-    "softspoken-2": {"ot_field_bits": 2},
-    "softspoken-4": {"ot_field_bits": 4},
-    "softspoken-8": {"ot_field_bits": 8},
-    "silent": {"ot_extension": "silent"},
-}
 LINKS = ("loopback", "377MB/s", "100Mbit/s,40ms")
 WORK = {"ot": "seconds a million OTs", "compare": "seconds a million comparisons", "median": "seconds a median"}
 
@@ -31,13 +24,7 @@ def add_kinds(kinds: Any) -> None:
         description="Random OTs, signed comparisons (l = 32) and a bucketed median (8 clients, b = 8) with every OT "
         "extension over every link, preprocessing included, and which is the fastest where.",
     )
-    links.add_argument(
-        "--extensions",
-        type=settings.list_from(tuple(EXTENSIONS)),
-        default=list(EXTENSIONS),
-        metavar="E,..",
-        help=f"(default: {','.join(EXTENSIONS)})",
-    )
+    settings.add_extensions(links)
     links.add_argument(
         "--links",
         type=settings.link,
@@ -70,8 +57,7 @@ def run(options: argparse.Namespace) -> None:
     ]
     results: list[dict[str, Any]] = []
     for link in options.links:
-        for name in options.extensions:
-            protocol = ProtocolParams(**EXTENSIONS[name], lanes=options.lanes)
+        for name, protocol in settings.protocols(options).items():
             results += settings.measure(points, replace(chosen, protocol=protocol, link=link), f"{name}, {link}:")
     best = {link: winners([r for r in results if r["link"] == link]) for link in options.links}
     report.save(file, chosen, results, fastest=best)

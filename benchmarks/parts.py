@@ -23,7 +23,6 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from benchmarks import report, settings
-from benchmarks.links import EXTENSIONS
 from benchmarks.work import COMPARE_BATCH, Point
 from mpc import compare, millionaire, plan, ring
 from mpc.kernels import extension, lpn, packing, tables
@@ -159,13 +158,7 @@ def add_kinds(kinds: Any) -> None:
         "time of a random OT and of a comparison goes, in ns of one party: every part, their sum, and the whole, "
         "measured apart.",
     )
-    parts.add_argument(
-        "--extensions",
-        type=settings.list_from(tuple(EXTENSIONS)),
-        default=list(EXTENSIONS),
-        metavar="E,..",
-        help=f"(default: {','.join(EXTENSIONS)})",
-    )
+    settings.add_extensions(parts)
     parts.add_argument("--ots", type=settings.count, default=OTS, help="a repetition (default: %(default)s)")
     parts.add_argument(
         "--comparisons", type=settings.count, default=COMPARE_BATCH, help="a repetition (default: %(default)s)"
@@ -183,7 +176,7 @@ def run(options: argparse.Namespace) -> None:
     console = report.console()
     with console.status("hardware"), _one_core(chosen.pin):
         rates = hardware(options.repeat)
-    protocols = {name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions}
+    protocols = settings.protocols(options)
     ots: dict[str, Table] = {role: {} for role in ROLES}
     for name, protocol in protocols.items():
         with console.status(name), _one_core(chosen.pin):
@@ -242,8 +235,7 @@ def _ot_parts(
     protocol: ProtocolParams, sending: bool, options: argparse.Namespace, rates: dict[str, float]
 ) -> dict[str, float]:
     # of silent OT whole iterations, so that every OT has its share of them
-    silent = protocol.ot_extension == "silent"
-    block = ferret.CODE.yields if silent else softspoken.BLOCK
+    block = ferret.CODE.yields if protocol.silent else softspoken.BLOCK
     count = -(-options.ots // block) * block
 
     def work(party: Party) -> None:

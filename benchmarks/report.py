@@ -91,7 +91,7 @@ def save(path: Path, settings: Settings, points: Sequence[Mapping[str, Any]], **
     """Write the points of a figure, with all that is needed to make them again."""
     content = {
         "command": shlex.join(["securemedian", *sys.argv[1:]]),
-        "machine": machine(),
+        "machine": machine() | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "settings": asdict(settings),
         **more,
         "points": points,
@@ -107,12 +107,12 @@ def draw(stem: Path, title: str, panels: "Sequence[Panel]") -> str:
 
 
 def machine() -> dict[str, Any]:
+    """What figures depend on."""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -13,6 +13,13 @@ from mpc.errors import ConfigError
 from mpc.params import ProtocolParams
 
 DEFAULT_OUT = Path("results/bench")
+# every OT extension by the name that results have
+EXTENSIONS: dict[str, dict[str, Any]] = {
+    "softspoken-2": {"ot_field_bits": 2},
+    "softspoken-4": {"ot_field_bits": 4},
+    "softspoken-8": {"ot_field_bits": 8},
+    "silent": {"ot_extension": "silent"},
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Settings:
     def extension(self) -> str:
         """The OT extension, with SoftSpokenOT's k."""
         protocol = self.protocol
-        return "silent" if protocol.ot_extension == "silent" else f"softspoken-{protocol.ot_field_bits}"
+        return "silent" if protocol.silent else f"softspoken-{protocol.ot_field_bits}"
 
 
 def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
@@ -66,6 +73,22 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
         "--lanes", type=count, default=2, metavar="L", help="chunks in flight at once (default: %(default)s)"
     )
     parser.add_argument("--no-pin", action="store_true", help="do not hold each process to one core")
+
+
+def add_extensions(parser: argparse.ArgumentParser) -> None:
+    """Of a benchmark that goes through several, in place of the choice of one."""
+    parser.add_argument(
+        "--extensions",
+        type=list_from(tuple(EXTENSIONS)),
+        default=list(EXTENSIONS),
+        metavar="E,..",
+        help=f"(default: {','.join(EXTENSIONS)})",
+    )
+
+
+def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
+    """By the names chosen with `add_extensions`."""
+    return {name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions}
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

@@ -50,12 +50,22 @@ class Trainer:
 
     def update(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
         """The parameters this client sends in round `number`, trained from `start`. It sees no other client's."""
-        rng = np.random.default_rng((*self.seed, number))
+        rng = self._rng(number)
+        trained = self._train(start, number, rng)
         if not self.attack.active(number):
-            return models.train(self.model, start, self.images, self.labels, rng)
-        labels, unseen = self.attack.labels(self.labels, self.model.classes), np.empty((0, start.size), np.float32)
-        trained = models.train(self.model, start, self.images, labels, rng)
-        return self.attack.corrupt(trained[None], start, unseen, rng)[0]
+            return trained
+        return self.attack.corrupt(trained[None], start, np.empty((0, start.size), np.float32), rng)[0]
+
+    def trained(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+        """What this client has before an attack makes something else of it."""
+        return self._train(start, number, self._rng(number))
+
+    def _rng(self, number: int) -> np.random.Generator:
+        return np.random.default_rng((*self.seed, number))
+
+    def _train(self, start: NDArray[np.float32], number: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        labels = self.attack.labels(self.labels, self.model.classes) if self.attack.active(number) else self.labels
+        return models.train(self.model, start, self.images, labels, rng)
 
 
 def run(client: Client, trainer: Trainer, rounds: int | None = None, record: Path | None = None) -> None:

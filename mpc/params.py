@@ -98,6 +98,11 @@ class ProtocolParams:
         _whole("chunk", self.chunk, SLICE_ALIGN, 1 << 24)
         _whole("batch", self.batch, SLICE_ALIGN, 1 << 26)
 
+    @property
+    def silent(self) -> bool:
+        """Whether OT extension is the silent one."""
+        return self.ot_extension == "silent"
+
     def agreement(self) -> dict[str, Any]:
         """The fields both servers must share."""
         return {"ot_extension": self.ot_extension, "ot_field_bits": self.ot_field_bits, "lanes": self.lanes}

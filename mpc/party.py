@@ -93,8 +93,8 @@ class Session:
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes")
-        silent = params.ot_extension == "silent"
-        terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits} | ({"silent": True} if silent else {})
+        terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
+        terms |= {"silent": True} if params.silent else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
         for direction in (0, 1):  # `direction` is the party that is the extension's sender
             tag = bound + bytes([direction])
@@ -102,7 +102,7 @@ class Session:
                 delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
             else:
                 receiver_leaves = receiver_setup(channel, tag, params.ot_field_bits, entropy)
-        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, silent)
+        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, params.silent)
 
     def party(self, lane: int, channel: Channel) -> Party:
         """The party of one lane: streams and tweaks of its own. Each lane is made once, or its correlations would

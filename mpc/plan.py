@@ -86,7 +86,7 @@ def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
             lane.add(part)
             state = part.after
     result = round.dim * len(round.ranks_of(sum(weights))) * 8
-    silent = 2 * ferret.CODE.memory if protocol.ot_extension == "silent" else 0
+    silent = 2 * ferret.CODE.memory if protocol.silent else 0
     memory = min(len(sizes), protocol.lanes) * (rehearsal.peak + EXTENSION_BYTES + silent) + result
     return Plan((_cost(lanes, 0), _cost(lanes, 1)), memory, len(sizes))
 
@@ -100,7 +100,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
     holes = [[b"", *tree[1:]] for tree in trees]
     randomness = Stream(os_entropy(SEED_BYTES))
     sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.ot_extension == "silent", sending, receiving, os_entropy)
+    ends = extensions(protocol.silent, sending, receiving, os_entropy)
     return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
 
 
@@ -190,7 +190,7 @@ def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Eve
     """
     words = np.dtype(np.uint64)
     ots, said = asked.ots, []
-    if protocol.ot_extension == "softspoken":
+    if not protocol.silent:
         corrections = corrections_shape(protocol.ot_field_bits, ots)
         return [_Event(not asked.sending, _size_of("ot.corrections", words, corrections))], left
     code = ferret.CODE
@@ -305,7 +305,7 @@ class _Rehearsal:
 
     def _party(self, party_id: int) -> Party:
         channel, stream = DryChannel(), _DryStream()
-        silent = self._protocol.ot_extension == "silent"
+        silent = self._protocol.silent
         pool = Pool(party_id, channel, _DrySender(channel, silent), _DryReceiver(channel, silent), stream)
         return Party(party_id, channel, pool, stream)
 

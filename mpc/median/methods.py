@@ -111,18 +111,22 @@ def _bucketed(party: Party, chunk: Chunk) -> NDArray[Any]:
     return bucketed.median(party, counts, sum(chunk.weights), params.ring_bits, params.schedule)[None]
 
 
+def _all_shares(party: Party, chunk: Chunk) -> NDArray[Any]:
+    """Of methods with one row a client: shape (n, dim)."""
+    with party.reading_uploads():
+        return np.concatenate(list(chunk.shares()))
+
+
 def _pairwise(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    with party.reading_uploads():
-        values = np.concatenate(list(chunk.shares()))
+    values = _all_shares(party, chunk)
     element = pairwise.median(party, values, params.ring_bits, params.selection, weights=chunk.weights)
     return (open_ring(party, element, params.ring_bits) if params.result_to == "servers" else element)[None]
 
 
 def _radix(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    with party.reading_uploads():
-        words = np.concatenate(list(chunk.shares()))
+    words = _all_shares(party, chunk)
     return np.stack(
         [radix.median(party, words, params.width, params.ring_bits, rank, chunk.weights) for rank in chunk.ranks]
     )
@@ -130,9 +134,7 @@ def _radix(party: Party, chunk: Chunk) -> NDArray[Any]:
 
 def _trimmed_mean(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
-    with party.reading_uploads():
-        values = np.concatenate(list(chunk.shares()))
-    total = trimmed.kept_sum(party, values, params.ring_bits, params.trim)
+    total = trimmed.kept_sum(party, _all_shares(party, chunk), params.ring_bits, params.trim)
     return open_ring(party, total, params.ring_bits)[None]
 
 

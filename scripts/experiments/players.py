@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients import models
-from clients.attacks import ATTACKS
+from clients.attacks import ATTACKS, NO_ATTACK
 from clients.data import Dataset
 from clients.data import split as split_images
+from clients.worker import Trainer
 from scripts.experiments.runs import Run
 
 Float32s = NDArray[np.float32]
@@ -26,7 +27,12 @@ class Players:
         self._run, self._data = run, data
         self._model = models.MODELS[run.model]
         self._attack = ATTACKS[run.attack](first=run.first)
-        self._parts = split_images(data.labels, run.clients, run.seed, run.split, run.images)
+        parts = split_images(data.labels, run.clients, run.seed, run.split, run.images)
+        attacks = [NO_ATTACK] * (run.clients - run.attackers) + [self._attack] * run.attackers
+        self._trainers = [
+            Trainer(self._model, data.images[part], data.labels[part], (run.seed, index), attack)
+            for index, (part, attack) in enumerate(zip(parts, attacks, strict=True))
+        ]
 
     def start(self) -> Float32s:
         return models.start(self._model, self._run.seed)
@@ -34,7 +40,7 @@ class Players:
     def updates(self, model: Float32s, number: int) -> Float32s:
         """What the clients send in round `number` after `model`: shape (n, d), the attackers' last."""
         run, attack = self._run, self._attack
-        trained = np.stack(list(self._each(lambda index: self._train(index, model, number), model.size)))
+        trained = np.stack(list(self._each(lambda trainer: trainer.trained(model, number), model.size)))
         if not (run.attackers and attack.active(number)):
             return trained
         honest = trained[: run.clients - run.attackers]
@@ -46,18 +52,9 @@ class Players:
     def accuracy(self, model: Float32s) -> float:
         return models.accuracy(self._model, model, self._data.test_images, self._data.test_labels)
 
-    def _each(self, train: Callable[[int], Float32s], dim: int) -> Iterator[Float32s]:
-        clients = range(self._run.clients)
+    def _each(self, train: Callable[[Trainer], Float32s], dim: int) -> Iterator[Float32s]:
         if dim < THREADS_PAY_FROM:
-            yield from map(train, clients)
+            yield from map(train, self._trainers)
             return
         with ThreadPoolExecutor(THREADS, initializer=models.use_one_thread) as pool:
-            yield from pool.map(train, clients)
-
-    def _train(self, index: int, model: Float32s, number: int) -> Float32s:
-        run, part = self._run, self._parts[index]
-        labels = self._data.labels[part]
-        if index >= run.clients - run.attackers and self._attack.active(number):
-            labels = self._attack.labels(labels, self._data.classes)
-        rng = np.random.default_rng((run.seed, index, number))
-        return models.train(self._model, model, self._data.images[part], labels, rng)
+            yield from pool.map(train, self._trainers)

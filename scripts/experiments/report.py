@@ -1,16 +1,14 @@
 """What an experiment leaves: a summary as JSON, a table for the terminal, and the machine it ran on."""
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 import mpc
+from benchmarks import report
 from scripts.experiments.catalogue import Experiment, Plan, Result
 from scripts.experiments.runs import Cost, Record
 
@@ -18,24 +16,11 @@ from scripts.experiments.runs import Cost, Record
 def machine() -> dict[str, Any]:
     import torch
 
-    return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    return report.machine() | {
         "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
         "torch": torch.__version__,
         "securemedian": mpc.__version__,
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def summary(

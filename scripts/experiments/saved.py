@@ -1,5 +1,6 @@
 """What stays of runs on disk: ID.json of a finished one; ID.npz of one in progress, with all it needs to go on."""
 
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -60,17 +61,15 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
 
 def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) -> None:
     """Figures and state in one file, so that they are of the same round."""
-    path = _checkpoint(folder, run)
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        np.savez(
-            file,
-            record=np.array(json.dumps(record.to_json())),
-            model=training.model,  # type: ignore[arg-type]
-            width=training.width,
-            published=np.array(training.published),
-        )
-    new.replace(path)
+    content = io.BytesIO()
+    np.savez(
+        content,
+        record=np.array(json.dumps(record.to_json())),
+        model=training.model,  # type: ignore[arg-type]
+        width=training.width,
+        published=np.array(training.published),
+    )
+    _replace(_checkpoint(folder, run), content.getvalue())
 
 
 def forget(folder: Path, run: Run) -> None:
