@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from benchmarks import fig3, fig12, links, parts, points, table1
-from benchmarks.peers import cli as peers
+from securemedian.benchmarks import fig3, fig12, links, parts, points, table1
+from securemedian.benchmarks.peers import cli as peers
 
 KINDS = (fig3, fig12, table1, links, peers, parts, points)  # each has add_kinds(kinds)
 

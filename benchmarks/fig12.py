@@ -7,12 +7,14 @@ expand, and sums them, which grows with the clients; and S0 turns the opened buc
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from benchmarks import report, settings
-from benchmarks.plots import Line, Panel
-from benchmarks.work import Point
-from mpc.params import RoundParams
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import report
+from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.params import RoundParams
 
 MLP = 199_210  # 784-200-200-10
 PARTS = {
@@ -39,7 +41,11 @@ def add_kinds(kinds: Any) -> None:
         help="(default: 10,40,..160)",
     )
     fig12.add_argument(
-        "--dim", type=settings.count, default=MLP, metavar="D", help="coordinates (default: %(default)s)"
+        "--dim",
+        type=settings.count,
+        default=MLP,
+        metavar="D",
+        help="coordinates (default: %(default)s)",
     )
     settings.add_options(fig12)
     settings.add_out(fig12)
@@ -51,24 +57,36 @@ def run(options: argparse.Namespace) -> None:
     stem = options.out / "fig12"
     file = report.prepare(stem)
     bits = RoundParams("bucketed", options.dim, max(options.clients)).ring_bits
-    points = [Point("median", "bucketed", None, n, options.dim, 8, bits, "scan", ahead=True) for n in options.clients]
+    points = [
+        Point("median", "bucketed", None, n, options.dim, 8, bits, "scan", ahead=True)
+        for n in options.clients
+    ]
     results = settings.measure(points, chosen)
     grown = growth(results)
-    report.save(file, chosen, results, growth_of_mpc=grown)
+    report.save(file, asdict(chosen), results, growth_of_mpc=grown)
     console = report.console()
     columns = ["clients", "total, s", "MPC, s", "uploads, s", "quantize, s", "MB"]
     rows = [
-        [str(r["clients"]), *(report.figure(r[part]) for part in PARTS), report.figure(report.megabytes(r))]
+        [
+            str(r["clients"]),
+            *(report.figure(r[part]) for part in PARTS),
+            report.figure(report.megabytes(r)),
+        ]
         for r in results
     ]
     title = f"Figure 12: bucketed median, d = {options.dim:,}, count ring of {bits} bits"
     note = (
-        "MPC: preprocessing included; uploads: reading and summing; quantize: and the next range; MB: both directions"
+        "MPC: preprocessing included; uploads: reading and summing; quantize: and the next range; "
+        "MB: both directions"
     )
     console.print(report.table(title, columns, rows, note))
     first, last = results[0]["clients"], results[-1]["clients"]
-    console.print(f"the MPC part changes by {grown:+.1%} from {first} to {last} clients; the paper has it constant")
-    console.print(f"saved to {file}, {report.draw(stem, 'Figure 12: server time', [_panel(results)])}")
+    console.print(
+        f"the MPC part changes by {grown:+.1%} from {first} to {last} clients; the paper has it constant"
+    )
+    console.print(
+        f"saved to {file}, {report.draw(stem, 'Figure 12: server time', [_panel(results)])}"
+    )
 
 
 def growth(results: Sequence[Mapping[str, Any]]) -> float:
@@ -78,5 +96,7 @@ def growth(results: Sequence[Mapping[str, Any]]) -> float:
 
 def _panel(results: Sequence[Mapping[str, Any]]) -> Panel:
     clients = [result["clients"] for result in results]
-    lines = [Line(name, clients, [result[part] for result in results]) for part, name in PARTS.items()]
+    lines = [
+        Line(name, clients, [result[part] for result in results]) for part, name in PARTS.items()
+    ]
     return Panel(f"bucketed median, d = {results[0]['dim']:,}", "clients", "seconds", lines)

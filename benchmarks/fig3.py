@@ -4,13 +4,15 @@ bucketed (b = 8) and pairwise (l = 64) medians, time and megabytes; and the radi
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from benchmarks import report, reported, settings
-from benchmarks.plots import Line, Panel
-from benchmarks.points import growth
-from benchmarks.work import Point
-from mpc.params import RoundParams
+from securemedian.benchmarks import reported, settings
+from securemedian.benchmarks.points import growth
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import report
+from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.params import RoundParams
 
 METHODS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
 
@@ -25,9 +27,15 @@ def add_kinds(kinds: Any) -> None:
         "clients, and of the radix median. Preprocessing is included.",
     )
     fig3.add_argument(
-        "--clients", type=settings.numbers, default=list(range(2, 11)), metavar="N,..", help="(default: 2,3,..,10)"
+        "--clients",
+        type=settings.numbers,
+        default=list(range(2, 11)),
+        metavar="N,..",
+        help="(default: 2,3,..,10)",
     )
-    fig3.add_argument("--dim", type=settings.count, default=1000, metavar="D", help="coordinates (default: 1000)")
+    fig3.add_argument(
+        "--dim", type=settings.count, default=1000, metavar="D", help="coordinates (default: 1000)"
+    )
     settings.add_options(fig3)
     settings.add_out(fig3)
     fig3.set_defaults(run=run)
@@ -38,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     stem = options.out / "fig3"
     file = report.prepare(stem)
     results = settings.measure(_points(options.clients, options.dim), chosen)
-    report.save(file, chosen, results)
+    report.save(file, asdict(chosen), results)
     console = report.console()
     console.print(_table(results))
     console.print(_beside(results))
@@ -81,7 +89,13 @@ def _beside(results: Sequence[Result]) -> Any:
     for method, theirs in reported.FIGURE_3.items():
         ours = _of(results, method)[-1]
         figures = ours["seconds"], report.megabytes(ours), theirs.seconds, theirs.megabytes
-        rows.append([f"{METHODS[method]}, n = {ours['clients']}", *map(report.figure, figures), theirs.source])
+        rows.append(
+            [
+                f"{METHODS[method]}, n = {ours['clients']}",
+                *map(report.figure, figures),
+                theirs.source,
+            ]
+        )
     return report.table("beside others, whose figures are for d = 1,000 and n = 10", _BESIDE, rows)
 
 
@@ -91,7 +105,11 @@ _BESIDE = ["", "s", "MB", "theirs, s", "MB", "whose"]
 def _panels(results: Sequence[Result]) -> list[Panel]:
     def panel(title: str, unit: str, ours: Callable[[Result], float], theirs: str) -> Panel:
         lines = [
-            Line(name, [r["clients"] for r in _of(results, method)], [ours(r) for r in _of(results, method)])
+            Line(
+                name,
+                [r["clients"] for r in _of(results, method)],
+                [ours(r) for r in _of(results, method)],
+            )
             for method, name in METHODS.items()
         ]
         lines += [

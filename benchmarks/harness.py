@@ -13,11 +13,11 @@ from typing import Any
 
 import zmq
 
-from benchmarks.work import Point, round_params
-from mpc.errors import SecureMedianError
-from mpc.params import ProtocolParams
-from mpc.party import SESSION_BYTES
-from mpc.prg import os_entropy
+from securemedian.benchmarks.work import Point, round_params
+from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.prg import os_entropy
 
 START_LIMIT_S = 180.0
 SILENCE_LIMIT_S = 600.0  # between two finished repetitions
@@ -75,7 +75,9 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "uploads_seconds": slower(lambda m: m["cost"]["uploads_seconds"]),
         "publish_seconds": slower(lambda m: m["publish_seconds"]),
         "mpc_seconds": slower(_mpc_seconds),
-        "total_seconds": slower(lambda m: m["cost"]["ahead_seconds"] + m["cost"]["seconds"] + m["publish_seconds"]),
+        "total_seconds": slower(
+            lambda m: m["cost"]["ahead_seconds"] + m["cost"]["seconds"] + m["publish_seconds"]
+        ),
         "ots": median(cost["ots"] for cost in costs0),
         "bytes_s0_to_s1": median(cost["bytes_sent"] for cost in costs0),
         "bytes_s1_to_s0": median(cost["bytes_sent"] for cost in costs1),
@@ -107,7 +109,12 @@ class _Processes:
     """Both parties, ended by process id whatever happens."""
 
     def __init__(
-        self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, pin: bool, link: str
+        self,
+        points: Sequence[Point],
+        repetitions: int,
+        protocol: ProtocolParams,
+        pin: bool,
+        link: str,
     ) -> None:
         keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
         common = {
@@ -145,7 +152,10 @@ class _Processes:
 
     def _start(self, party: int) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.party"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "securemedian.benchmarks.party"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._processes.append(process)
         assert process.stdin is not None and process.stdout is not None
@@ -163,7 +173,9 @@ class _Processes:
         try:
             party, line = self._lines.get(timeout=limit_s)
         except queue.Empty:
-            raise BenchmarkError(f"no benchmark process reported anything for {limit_s:g} s") from None
+            raise BenchmarkError(
+                f"no benchmark process reported anything for {limit_s:g} s"
+            ) from None
         if not line:
             raise BenchmarkError(f"the process of S{party} stopped early: its message stands above")
         return party, json.loads(line)

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpc import wire
-from mpc.errors import ConfigError, PeerProtocolError
-from servers.transport import Socket, ZmqLink
+from securemedian.mpc import wire
+from securemedian.mpc.errors import ConfigError, PeerProtocolError
+from securemedian.servers.transport import Socket, ZmqLink
 
-BUFFER_BYTES = 16 << 20  # a sender may be this far ahead of the link before it has to wait, as with a socket's buffer
+BUFFER_BYTES = (
+    16 << 20
+)  # a sender may be this far ahead of the link before it has to wait, as with a socket's buffer
 
 _DUE = struct.Struct("<d")
 _RATE = re.compile(r"([\d.]+)([kMG]?)(bit|B)/s")
@@ -47,7 +49,9 @@ class Link:
         except ValueError:  # also of a number with two points
             bits, seconds = 0.0, 0.0
         if not bits > 0:
-            raise ConfigError(f"{text!r} is no link: write loopback, 377MB/s or 100Mbit/s,40ms (RATE or RATE,RTT)")
+            raise ConfigError(
+                f"{text!r} is no link: write loopback, 377MB/s or 100Mbit/s,40ms (RATE or RATE,RTT)"
+            )
         return cls(bits, seconds)
 
 
@@ -89,6 +93,8 @@ class ShapedLink(ZmqLink):
     def recv(self) -> list[bytes]:
         *parts, stamp = super().recv()
         if len(stamp) != _DUE.size:
-            raise PeerProtocolError("a message over a shaped link without the time it is due: is the other end shaped?")
+            raise PeerProtocolError(
+                "a message over a shaped link without the time it is due: is the other end shaped?"
+            )
         time.sleep(max(0.0, _DUE.unpack(stamp)[0] - time.monotonic()))
         return parts

@@ -4,15 +4,20 @@ every extension over every link.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks import report, settings
-from benchmarks.plots import Line, Panel
-from benchmarks.work import Point
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import report
+from securemedian.laboratory.plots import Line, Panel
 
 LINKS = ("loopback", "377MB/s", "100Mbit/s,40ms")
-WORK = {"ot": "seconds a million OTs", "compare": "seconds a million comparisons", "median": "seconds a median"}
+WORK = {
+    "ot": "seconds a million OTs",
+    "compare": "seconds a million comparisons",
+    "median": "seconds a median",
+}
 
 Result = Mapping[str, Any]
 
@@ -39,7 +44,11 @@ def add_kinds(kinds: Any) -> None:
         ("--dim", 200_000, "coordinates of the median"),
     ):
         links.add_argument(
-            name, type=settings.count, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+            name,
+            type=settings.count,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: %(default)s)",
         )
     settings.add_options(links, chooses=False)
     settings.add_out(links)
@@ -58,13 +67,17 @@ def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     for link in options.links:
         for name, protocol in settings.protocols(options).items():
-            results += settings.measure(points, replace(chosen, protocol=protocol, link=link), f"{name}, {link}:")
+            results += settings.measure(
+                points, replace(chosen, protocol=protocol, link=link), f"{name}, {link}:"
+            )
     best = {link: winners([r for r in results if r["link"] == link]) for link in options.links}
-    report.save(file, chosen, results, fastest=best)
+    report.save(file, asdict(chosen), results, fastest=best)
     console = report.console()
     console.print(_table(results, options))
     for link, names in best.items():
-        console.print(f"fastest over {link}: " + ", ".join(f"{what} {name}" for what, name in names.items()))
+        console.print(
+            f"fastest over {link}: " + ", ".join(f"{what} {name}" for what, name in names.items())
+        )
     title = "OT extensions by link"
     console.print(f"saved to {file}, {report.draw(stem, title, _panels(results, options))}")
 
@@ -84,7 +97,17 @@ def seconds(result: Result) -> float:
 
 
 def _table(results: Sequence[Result], options: argparse.Namespace) -> Any:
-    columns = ["link", "extension", "M OTs/s", "B each", "k comparisons/s", "B each", "median, s", "online, s", "MB"]
+    columns = [
+        "link",
+        "extension",
+        "M OTs/s",
+        "B each",
+        "k comparisons/s",
+        "B each",
+        "median, s",
+        "online, s",
+        "MB",
+    ]
     rows = []
     for ot, compare, median in zip(*[iter(results)] * 3, strict=True):
         figures = (
@@ -112,7 +135,11 @@ def _panels(results: Sequence[Result], options: argparse.Namespace) -> list[Pane
             for name in options.extensions
         ]
 
-    titles = {"ot": "random OTs", "compare": "comparisons, l = 32", "median": f"bucketed median, d = {options.dim:,}"}
+    titles = {
+        "ot": "random OTs",
+        "compare": "comparisons, l = 32",
+        "median": f"bucketed median, d = {options.dim:,}",
+    }
     return [
         Panel(titles[bench], "link", unit, lines(bench), log_y=True, x_ticks=options.links)
         for bench, unit in WORK.items()

@@ -14,7 +14,7 @@ import timeit
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from statistics import median_low
 from typing import Any
@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from benchmarks import report, settings
-from benchmarks.work import COMPARE_BATCH, Point
-from mpc import compare, millionaire, plan, ring
-from mpc.kernels import extension, lpn, packing, tables
-from mpc.ot import ferret, softspoken
-from mpc.params import ProtocolParams
-from mpc.party import Party
-from mpc.pipeline import warm_up
-from mpc.preprocessing import Demand
-from mpc.prg import Stream
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.work import COMPARE_BATCH, Point
+from securemedian.laboratory import report
+from securemedian.mpc import compare, millionaire, plan, ring
+from securemedian.mpc.kernels import extension, lpn, packing, tables
+from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import warm_up
+from securemedian.mpc.preprocessing import Demand
+from securemedian.mpc.prg import Stream
 
 Table = dict[str, dict[str, float]]  # column -> row -> figure
 Size = Callable[..., int]
@@ -41,7 +42,11 @@ LARGE = 1 << 27  # bytes, far more than any cache
 SMALL = 1 << 14  # bytes of one row of a block: three of them are in the first-level cache
 AES_BUFFER = 1 << 16
 TRAFFIC = 1 << 28  # bytes sent over loopback
-BITS = (32, 64, 4)  # rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
+BITS = (
+    32,
+    64,
+    4,
+)  # rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
 OTS = 16 * softspoken.BLOCK
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
@@ -72,7 +77,9 @@ class Clocks:
             timed()
         return self.seconds.pop("") / 20_000
 
-    def around(self, part: str, function: Callable[..., Any], size: Size | None = None) -> Callable[..., Any]:
+    def around(
+        self, part: str, function: Callable[..., Any], size: Size | None = None
+    ) -> Callable[..., Any]:
         """`function`, timed; `size` gives the bytes of a call from its arguments."""
 
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -107,7 +114,9 @@ class Clocks:
         with ExitStack() as stack:
             for part, owner, name, size in places:
                 original = getattr(owner, name)
-                clock = self.streams(part) if original is Stream else self.around(part, original, size)
+                clock = (
+                    self.streams(part) if original is Stream else self.around(part, original, size)
+                )
                 stack.callback(setattr, owner, name, original)
                 setattr(owner, name, clock)
             yield
@@ -159,9 +168,14 @@ def add_kinds(kinds: Any) -> None:
         "measured apart.",
     )
     settings.add_extensions(parts)
-    parts.add_argument("--ots", type=settings.count, default=OTS, help="a repetition (default: %(default)s)")
     parts.add_argument(
-        "--comparisons", type=settings.count, default=COMPARE_BATCH, help="a repetition (default: %(default)s)"
+        "--ots", type=settings.count, default=OTS, help="a repetition (default: %(default)s)"
+    )
+    parts.add_argument(
+        "--comparisons",
+        type=settings.count,
+        default=COMPARE_BATCH,
+        help="a repetition (default: %(default)s)",
     )
     parts.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     settings.add_options(parts, chooses=False)
@@ -199,7 +213,7 @@ def run(options: argparse.Namespace) -> None:
         for column, rows in columns.items()
         for row, figure in rows.items()
     ]
-    report.save(file, chosen, points)
+    report.save(file, asdict(chosen), points)
     for name, columns in found.items():
         _show(console, name, columns, options.markdown)
     console.print(f"saved to {file}")
@@ -250,15 +264,27 @@ def _ot_parts(
     return parts | {AES_BYTES: sum(aes.values()), AES_LIMIT: limit}
 
 
-def _comparison_parts(protocol: ProtocolParams, bits: int, options: argparse.Namespace) -> dict[str, float]:
+def _comparison_parts(
+    protocol: ProtocolParams, bits: int, options: argparse.Namespace
+) -> dict[str, float]:
     count = options.comparisons
     shares = ring.reduce(Stream(os.urandom(16)).words(count), bits)
     demand = compare.msb_demand(count, bits)
 
     rows: dict[str, float] = {}
     for phase, prepare, work, places in (
-        ("ahead", lambda party: party.pool.keep_only(Demand()), lambda party: party.pool.reserve(demand), AHEAD),
-        ("online", lambda party: party.pool.reserve(demand), lambda party: compare.msb(party, shares, bits), ONLINE),
+        (
+            "ahead",
+            lambda party: party.pool.keep_only(Demand()),
+            lambda party: party.pool.reserve(demand),
+            AHEAD,
+        ),
+        (
+            "online",
+            lambda party: party.pool.reserve(demand),
+            lambda party: compare.msb(party, shares, bits),
+            ONLINE,
+        ),
     ):
         parts, _ = _measure(protocol, prepare, work, places, options.repeat, count)
         rows |= {f"{phase}: {part}": figure for part, figure in parts.items()}
@@ -280,7 +306,9 @@ def _measure(
     plain = plan.lone_party(protocol)
     with clocks.on(places):
         clocked = plan.lone_party(protocol)
-    for _ in range(1 + repeat):  # turn and turn about, so that both find the machine in the same state
+    for _ in range(
+        1 + repeat
+    ):  # turn and turn about, so that both find the machine in the same state
         prepare(plain)
         start = time.thread_time()
         work(plain)
@@ -310,7 +338,9 @@ def _measure_processes(
 ) -> None:
     """Add what two processes over loopback take: the link alone, and the same OTs and comparisons."""
     points = [Point("bytes", ways, count=TRAFFIC) for ways in ("one way", "both ways")]
-    points += [Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS]
+    points += [
+        Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS
+    ]
     one, both, *compared = settings.measure(points, chosen, "comparisons:")
     rates["CURVE over loopback, one way"] = one["per_second"] / 1e9
     rates["CURVE over loopback, each of both ways at once"] = both["per_second"] / 1e9
@@ -344,7 +374,9 @@ def _show(console: Any, title: str, table: Table, markdown: bool) -> None:
     names = list(dict.fromkeys(row for rows in table.values() for row in rows))
     order = sorted(names, key=_place)  # stable: parts in the order in which they ended
     columns = ["", *table]
-    rows = [[name, *(report.figure(column.get(name)) for column in table.values())] for name in order]
+    rows = [
+        [name, *(report.figure(column.get(name)) for column in table.values())] for name in order
+    ]
     report.show(console, title, columns, rows, markdown)
 
 

@@ -1,4 +1,4 @@
-"""One of the two processes of a benchmark: `python -m benchmarks.party`, started by `benchmarks.harness`.
+"""One of the two processes of a benchmark: `python -m securemedian.benchmarks.party`, started by `benchmarks.harness`.
 
 Reads one JSON object from standard input, writes one JSON object a line to standard output: S1 first {"endpoint": ..},
 then both, a repetition at a time, {"point": i, "repetition": r, "publish_seconds": .., "peak_bytes": .., "cost":
@@ -16,14 +16,20 @@ from typing import Any
 import numpy as np
 import zmq
 
-from benchmarks.link import LOOPBACK, Link, ShapedLink, Shaper
-from benchmarks.work import Point, run_point
-from mpc.params import ProtocolParams
-from mpc.party import SESSION_BYTES
-from mpc.pipeline import warm_up
-from servers.engine import SWITCH_S, establish
-from servers.settings import KeyPair
-from servers.transport import PEER_DOMAIN, PEER_MESSAGE_BYTES, PeerPort, ZmqLink, authenticate
+from securemedian.benchmarks.link import LOOPBACK, Link, ShapedLink, Shaper
+from securemedian.benchmarks.work import Point, run_point
+from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.pipeline import warm_up
+from securemedian.servers.engine import SWITCH_S, establish
+from securemedian.servers.transport import (
+    PEER_DOMAIN,
+    PEER_MESSAGE_BYTES,
+    PeerPort,
+    ZmqLink,
+    authenticate,
+)
+from securemedian.settings.keys import KeyPair
 
 TIMEOUT_S = 300.0  # the other process compiles its kernels first
 
@@ -40,7 +46,9 @@ def main() -> None:
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
-    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], PEER_MESSAGE_BYTES)
+    port = PeerPort(
+        context, party_id, keys, job["endpoint"], job["peer_public"], PEER_MESSAGE_BYTES
+    )
     links = _lanes(port, Link.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})
@@ -56,7 +64,9 @@ def main() -> None:
             parties = [session.party(made + lane, channel) for lane, channel in enumerate(channels)]
             made += len(parties)
             spent = run_point(point, parties, protocol, meet)
-            _say({"point": i, "repetition": repetition, "peak_bytes": _peak_bytes()} | asdict(spent))
+            _say(
+                {"point": i, "repetition": repetition, "peak_bytes": _peak_bytes()} | asdict(spent)
+            )
     meet()
     for link in links:
         link.release()

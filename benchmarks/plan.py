@@ -21,16 +21,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.link import Link
-from benchmarks.report import TABLE_WIDTH
-from benchmarks.work import Point, round_params
-from mpc import params
-from mpc.errors import ConfigError
-from mpc.params import ProtocolParams, RoundParams
-from mpc.pipeline import Cost, cut, demand
-from mpc.plan import lone_party, predict, rehearse
+from securemedian.benchmarks.link import Link
+from securemedian.benchmarks.work import Point, round_params
+from securemedian.laboratory.report import TABLE_WIDTH
+from securemedian.mpc import params
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.pipeline import Cost, cut, demand
+from securemedian.mpc.plan import lone_party, predict, rehearse
 
-COLUMNS = ("M OTs", "MB out", "MB in", "rounds", "MB mem", "ahead", "online", "transfer", "waiting", "seconds")
+COLUMNS = (
+    "M OTs",
+    "MB out",
+    "MB in",
+    "rounds",
+    "MB mem",
+    "ahead",
+    "online",
+    "transfer",
+    "waiting",
+    "seconds",
+)
 LOOPBACK_RTT_MS = 0.1
 # seconds from a send to the receiving thread going on, the link apart: through the sockets and their threads, as
 # measured with `bench median` on small rounds of many messages
@@ -82,7 +93,11 @@ class Row:
         return max(self.compute_seconds, self.transfer_seconds) + self.waiting_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        computed = {"compute_seconds": self.compute_seconds, "seconds": self.seconds, "kind": kind(self.round)}
+        computed = {
+            "compute_seconds": self.compute_seconds,
+            "seconds": self.seconds,
+            "kind": kind(self.round),
+        }
         return asdict(self) | {"round": self.round.to_dict()} | computed
 
 
@@ -94,13 +109,27 @@ def add_verbs(verbs: Any) -> None:
         "for one method or, to compare, for all. Needs no servers and no data.",
         epilog=FORMULA,
     )
-    plan.add_argument("--method", choices=(*params.METHODS, "all"), default="all", help="(default: all)")
-    plan.add_argument("--clients", type=int, required=True, metavar="N", help="clients that take part")
-    plan.add_argument("--dim", type=int, required=True, metavar="D", help="coordinates of an update")
-    plan.add_argument("--buckets", type=int, default=8, metavar="B", help="bucketed: buckets (default: %(default)s)")
+    plan.add_argument(
+        "--method", choices=(*params.METHODS, "all"), default="all", help="(default: all)"
+    )
+    plan.add_argument(
+        "--clients", type=int, required=True, metavar="N", help="clients that take part"
+    )
+    plan.add_argument(
+        "--dim", type=int, required=True, metavar="D", help="coordinates of an update"
+    )
+    plan.add_argument(
+        "--buckets",
+        type=int,
+        default=8,
+        metavar="B",
+        help="bucketed: buckets (default: %(default)s)",
+    )
     plan.add_argument("--schedule", choices=params.SCHEDULES, help="bucketed (default: each)")
     plan.add_argument(
-        "--encoding", choices=params.ENCODINGS, help="radix: its words (default: float32, bfloat16 and buckets)"
+        "--encoding",
+        choices=params.ENCODINGS,
+        help="radix: its words (default: float32, bfloat16 and buckets)",
     )
     plan.add_argument(
         "--ring-bits",
@@ -117,7 +146,11 @@ def add_verbs(verbs: Any) -> None:
         help="trimmed-mean: share dropped at either end (default: %(default)s)",
     )
     plan.add_argument(
-        "--bandwidth", type=_positive, default=math.inf, metavar="MBIT/S", help="each way (default: unlimited)"
+        "--bandwidth",
+        type=_positive,
+        default=math.inf,
+        metavar="MBIT/S",
+        help="each way (default: unlimited)",
     )
     plan.add_argument(
         "--rtt",
@@ -128,7 +161,11 @@ def add_verbs(verbs: Any) -> None:
     )
     defaults = ProtocolParams()
     plan.add_argument(
-        "--lanes", type=int, default=defaults.lanes, metavar="L", help="chunks in flight at once (default: %(default)s)"
+        "--lanes",
+        type=int,
+        default=defaults.lanes,
+        metavar="L",
+        help="chunks in flight at once (default: %(default)s)",
     )
     plan.add_argument(
         "--extension",
@@ -167,7 +204,9 @@ def run(options: argparse.Namespace) -> None:
     if not found:
         raise refused[0]
     console.print(_table(found))
-    console.print("~ approximate; out: S0 to S1; seconds (estimated) = max(ahead + online, transfer) + waiting")
+    console.print(
+        "~ approximate; out: S0 to S1; seconds (estimated) = max(ahead + online, transfer) + waiting"
+    )
     for error in refused:
         console.print(f"left out: {error}")
     for line in cheapest(found):
@@ -179,14 +218,25 @@ def run(options: argparse.Namespace) -> None:
 
 def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
     """All rounds that the options leave open."""
-    common: dict[str, Any] = {"clients": options.clients, "dim": options.dim, "buckets": options.buckets}
+    common: dict[str, Any] = {
+        "clients": options.clients,
+        "dim": options.dim,
+        "buckets": options.buckets,
+    }
     for method in params.METHODS if options.method == "all" else (options.method,):
-        point = Point("median", method, **common, ring_bits=0 if method == "radix" else options.ring_bits)
+        point = Point(
+            "median", method, **common, ring_bits=0 if method == "radix" else options.ring_bits
+        )
         if method == "bucketed":
             for schedule in [options.schedule] if options.schedule else params.SCHEDULES:
-                yield f"bucketed b={options.buckets} {schedule}", round_params(replace(point, schedule=schedule))
+                yield (
+                    f"bucketed b={options.buckets} {schedule}",
+                    round_params(replace(point, schedule=schedule)),
+                )
         elif method == "radix":
-            for encoding in [options.encoding] if options.encoding else ("float32", "bfloat16", "buckets"):
+            for encoding in (
+                [options.encoding] if options.encoding else ("float32", "bfloat16", "buckets")
+            ):
                 name = f"radix {encoding}" + f" b={options.buckets}" * (encoding == "buckets")
                 yield name, round_params(replace(point, encoding=encoding))
         elif method == "trimmed-mean":
@@ -195,15 +245,21 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
             yield method, round_params(point)
 
 
-def plan(name: str, round: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float) -> Row:
+def plan(
+    name: str, round: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float
+) -> Row:
     """The row of one round; `byte` is `seconds_a_byte()`."""
     weights = [1] * clients
     predicted = predict(round, weights, protocol)
     one = predicted.costs[0]
-    return estimate(name, round, clients, one, predicted.memory, calibrate(round, weights, protocol, byte), link)
+    return estimate(
+        name, round, clients, one, predicted.memory, calibrate(round, weights, protocol, byte), link
+    )
 
 
-def estimate(name: str, round: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link) -> Row:
+def estimate(
+    name: str, round: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link
+) -> Row:
     """The formula, for S0's predicted cost."""
     both = cost.bytes_sent + cost.bytes_received
     return Row(
@@ -228,11 +284,15 @@ def kind(round: RoundParams) -> str:
     """
     if round.method == "trimmed-mean":
         return "mean"
-    rounded = round.method == "bucketed" or (round.method == "radix" and round.encoding in ("bfloat16", "buckets"))
+    rounded = round.method == "bucketed" or (
+        round.method == "radix" and round.encoding in ("bfloat16", "buckets")
+    )
     return "approximate" if rounded else "exact"
 
 
-def calibrate(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float) -> Speed:
+def calibrate(
+    round: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float
+) -> Speed:
     """Time a part of the round at a party whose peer says nothing but zeros: the best of a few runs."""
     begin, end = cut(round, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
     size = end - begin
@@ -242,12 +302,20 @@ def calibrate(round: RoundParams, weights: Sequence[int], protocol: ProtocolPara
     party = lone_party(protocol)
     for _ in range(CALIBRATION_RUNS):
         pool, start = party.pool, time.perf_counter()
-        ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds  # silent extension makes some that are left over
+        ots, ahead = (
+            pool.ots + sum(pool.left),
+            pool.spent.seconds,
+        )  # silent extension makes some that are left over
         rehearse(party, round, weights, size)
         seconds = time.perf_counter() - start
         ahead, made = pool.spent.seconds - ahead, pool.ots + sum(pool.left) - ots
-        best = min(best[0], ahead / made if made else math.inf), min(best[1], (seconds - ahead) / size)
-    return Speed(best[0] if best[0] < math.inf else 0.0, best[1], byte)  # a trimmed mean that drops nobody takes no OTs
+        best = (
+            min(best[0], ahead / made if made else math.inf),
+            min(best[1], (seconds - ahead) / size),
+        )
+    return Speed(
+        best[0] if best[0] < math.inf else 0.0, best[1], byte
+    )  # a trimmed mean that drops nobody takes no OTs
 
 
 def seconds_a_byte() -> float:
@@ -286,7 +354,13 @@ def _table(rows: Sequence[Row]) -> Any:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         mega = row.ots, row.bytes_s0_to_s1, row.bytes_s1_to_s0, row.memory_bytes
-        seconds = row.ahead_seconds, row.online_seconds, row.transfer_seconds, row.waiting_seconds, row.seconds
+        seconds = (
+            row.ahead_seconds,
+            row.online_seconds,
+            row.transfer_seconds,
+            row.waiting_seconds,
+            row.seconds,
+        )
         figures = [_figure(value / 1e6) for value in mega] + [_figure(value) for value in seconds]
         figures.insert(COLUMNS.index("rounds"), f"{row.rounds:,}")
         table.add_row(("~ " if kind(row.round) == "approximate" else "") + row.name, *figures)

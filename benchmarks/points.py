@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, settings
-from benchmarks.settings import count, list_from, numbers
-from benchmarks.work import Point
-from mpc import params
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.settings import count, list_from, numbers
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import report
+from securemedian.mpc import params
 
 DEFAULT_OTS = 1 << 23
 DEFAULT_COMPARISONS = 1 << 20
@@ -20,18 +21,31 @@ DEFAULT_COMPARISONS = 1 << 20
 
 def add_kinds(kinds: Any) -> None:
     ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
-    ot.add_argument("--count", type=count, default=DEFAULT_OTS, help="OTs a repetition (default: %(default)s)")
+    ot.add_argument(
+        "--count", type=count, default=DEFAULT_OTS, help="OTs a repetition (default: %(default)s)"
+    )
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
 
-    compare = kinds.add_parser("compare", help="signed comparisons of shared values, preprocessing included")
-    compare.add_argument(
-        "--ring-bits", type=numbers, default=[32, 64], metavar="L,..", help="rings Z_2^L (default: 32,64)"
+    compare = kinds.add_parser(
+        "compare", help="signed comparisons of shared values, preprocessing included"
     )
     compare.add_argument(
-        "--count", type=count, default=DEFAULT_COMPARISONS, help="comparisons a repetition (default: %(default)s)"
+        "--ring-bits",
+        type=numbers,
+        default=[32, 64],
+        metavar="L,..",
+        help="rings Z_2^L (default: 32,64)",
+    )
+    compare.add_argument(
+        "--count",
+        type=count,
+        default=DEFAULT_COMPARISONS,
+        help="comparisons a repetition (default: %(default)s)",
     )
     compare.set_defaults(
-        points=lambda o: [Point("compare", "comparison", count=o.count, ring_bits=bits) for bits in o.ring_bits]
+        points=lambda o: [
+            Point("compare", "comparison", count=o.count, ring_bits=bits) for bits in o.ring_bits
+        ]
     )
 
     median = kinds.add_parser("median", help="a whole median on shares")
@@ -49,8 +63,16 @@ def add_kinds(kinds: Any) -> None:
         metavar="N,..",
         help="numbers of clients (default: 2,4,6,8,10)",
     )
-    median.add_argument("--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)")
-    median.add_argument("--buckets", type=numbers, default=[8], metavar="B,..", help="bucketed: buckets (default: 8)")
+    median.add_argument(
+        "--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)"
+    )
+    median.add_argument(
+        "--buckets",
+        type=numbers,
+        default=[8],
+        metavar="B,..",
+        help="bucketed: buckets (default: 8)",
+    )
     median.add_argument(
         "--ring-bits",
         type=numbers,
@@ -81,7 +103,9 @@ def add_kinds(kinds: Any) -> None:
 
     for kind in (ot, compare, median):
         settings.add_options(kind)
-        kind.add_argument("--json", type=Path, metavar="FILE", help="save the points as a JSON list")
+        kind.add_argument(
+            "--json", type=Path, metavar="FILE", help="save the points as a JSON list"
+        )
         kind.set_defaults(run=run)
 
 
@@ -105,7 +129,17 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("work", no_wrap=True)
-    for title in ("seconds", "ahead", "online", "M OTs", "MB out", "MB in", "rounds", "k/s", "B each"):
+    for title in (
+        "seconds",
+        "ahead",
+        "online",
+        "M OTs",
+        "MB out",
+        "MB in",
+        "rounds",
+        "k/s",
+        "B each",
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     for result in results:
         counted = "per_second" in result
@@ -133,14 +167,18 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in results:
         if result["clients"] is not None:
-            varied = tuple(result[name] for name in ("method", "dim", "buckets", "schedule", "encoding"))
+            varied = tuple(
+                result[name] for name in ("method", "dim", "buckets", "schedule", "encoding")
+            )
             series.setdefault(varied, []).append(result)
     lines = []
     for varied, points in series.items():
         if len({point["clients"] for point in points}) >= 3:
             logs = [math.log(point["clients"]) for point in points]
             slopes = [
-                statistics.linear_regression(logs, [math.log(point[what]) for point in points]).slope
+                statistics.linear_regression(
+                    logs, [math.log(point[what]) for point in points]
+                ).slope
                 for what in ("ots", "seconds")
             ]
             name = " ".join(str(value) for value in varied if value is not None)
@@ -161,5 +199,8 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
             options.schedule if bucketed else [None],
             options.encoding if radix else [None],
         )
-        points += [Point("median", method, None, *combination, ahead=options.ahead) for combination in varied]
+        points += [
+            Point("median", method, None, *combination, ahead=options.ahead)
+            for combination in varied
+        ]
     return points

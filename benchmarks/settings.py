@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.link import Link
-from benchmarks.work import Point
-from mpc import params
-from mpc.errors import ConfigError
-from mpc.params import ProtocolParams
+from securemedian.benchmarks.link import Link
+from securemedian.benchmarks.work import Point
+from securemedian.mpc import params
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.params import ProtocolParams
 
 DEFAULT_OUT = Path("results/bench")
 # every OT extension by the name that results have
@@ -70,9 +70,15 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
             "(default: %(default)s)",
         )
     parser.add_argument(
-        "--lanes", type=count, default=2, metavar="L", help="chunks in flight at once (default: %(default)s)"
+        "--lanes",
+        type=count,
+        default=2,
+        metavar="L",
+        help="chunks in flight at once (default: %(default)s)",
     )
-    parser.add_argument("--no-pin", action="store_true", help="do not hold each process to one core")
+    parser.add_argument(
+        "--no-pin", action="store_true", help="do not hold each process to one core"
+    )
 
 
 def add_extensions(parser: argparse.ArgumentParser) -> None:
@@ -88,12 +94,18 @@ def add_extensions(parser: argparse.ArgumentParser) -> None:
 
 def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
     """By the names chosen with `add_extensions`."""
-    return {name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions}
+    return {
+        name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions
+    }
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="where results are saved (default: %(default)s)"
+        "--out",
+        type=Path,
+        default=DEFAULT_OUT,
+        metavar="DIR",
+        help="where results are saved (default: %(default)s)",
     )
 
 
@@ -113,17 +125,26 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from benchmarks import harness
+    from securemedian.benchmarks import harness
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{what} starting two processes".strip(), total=len(points) * settings.repeat)
+        task = progress.add_task(
+            f"{what} starting two processes".strip(), total=len(points) * settings.repeat
+        )
         results = harness.run(
             points,
             settings.repeat,
             settings.protocol,
             settings.pin,
-            lambda done, point: progress.update(task, completed=done, description=f"{what} {point.name}".strip()),
+            lambda done, point: progress.update(
+                task, completed=done, description=f"{what} {point.name}".strip()
+            ),
             settings.link,
         )
     return [result | {"extension": settings.extension, "link": settings.link} for result in results]
@@ -155,7 +176,9 @@ def numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number or a list of them, like 2,4,6") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number or a list of them, like 2,4,6"
+        ) from None
 
 
 def count(text: str) -> int:

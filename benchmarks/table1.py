@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import plots, report, reported, settings
-from benchmarks.plots import Bars
-from benchmarks.reported import Reported
-from benchmarks.work import Point
-from mpc import encode, ring, share
-from mpc.params import RoundParams
+from securemedian.benchmarks import reported, settings
+from securemedian.benchmarks.reported import Reported
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import plots, report
+from securemedian.laboratory.plots import Bars
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.params import RoundParams
 
 CNN_MNIST = 1_663_370
 BUCKETS = 8
@@ -48,9 +49,15 @@ def add_kinds(kinds: Any) -> None:
         "and at the servers, whose correlations are made before the round starts, as while clients train. The medians "
         "in the clear are timed in the same run, and the servers' peak memory is told.",
     )
-    table1.add_argument("--clients", type=settings.count, default=8, metavar="N", help="(default: %(default)s)")
     table1.add_argument(
-        "--dim", type=settings.count, default=CNN_MNIST, metavar="D", help="coordinates (default: %(default)s)"
+        "--clients", type=settings.count, default=8, metavar="N", help="(default: %(default)s)"
+    )
+    table1.add_argument(
+        "--dim",
+        type=settings.count,
+        default=CNN_MNIST,
+        metavar="D",
+        help="coordinates (default: %(default)s)",
     )
     table1.add_argument(
         "--data",
@@ -59,7 +66,9 @@ def add_kinds(kinds: Any) -> None:
         help="a folder with MNIST's files: time one local epoch of one client's part, too (default: left out)",
     )
     table1.add_argument(
-        "--pairwise", action="store_true", help="run the pairwise median (l = 64) as well, once: minutes"
+        "--pairwise",
+        action="store_true",
+        help="run the pairwise median (l = 64) as well, once: minutes",
     )
     settings.add_options(table1)
     settings.add_out(table1)
@@ -70,7 +79,11 @@ def run(options: argparse.Namespace) -> None:
     chosen = settings.read(options)
     stem = options.out / "table1"
     file = report.prepare(stem)
-    points = [Point("median", "bucketed", None, options.clients, options.dim, BUCKETS, 0, "scan", ahead=True)]
+    points = [
+        Point(
+            "median", "bucketed", None, options.clients, options.dim, BUCKETS, 0, "scan", ahead=True
+        )
+    ]
     results = settings.measure(points, chosen)
     if options.pairwise:
         pairwise = [Point("median", "pairwise", None, options.clients, options.dim, ring_bits=0)]
@@ -86,7 +99,9 @@ def run(options: argparse.Namespace) -> None:
         "online_to_numpy_median": results[0]["online_seconds"] / clear[0].seconds,
         "peak_mib": [results[0][f"peak_bytes_s{j}"] / MIB for j in (0, 1)],
     }
-    report.save(file, chosen, results, phases=[asdict(phase) for phase in phases], **summary)
+    report.save(
+        file, asdict(chosen), results, phases=[asdict(phase) for phase in phases], **summary
+    )
     console.print(_table(phases, options))
     if not options.data:
         console.print("training is left out: give MNIST's folder with --data")
@@ -97,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _train(directory: Path, clients: int) -> Phase:
-    from clients import data, models
+    from securemedian.laboratory import data, models
 
     models.use_one_thread()
     model, images = models.MODELS["cnn-mnist"], data.load(directory, "mnist")
@@ -111,7 +126,11 @@ def _train(directory: Path, clients: int) -> Phase:
 
 
 def _client(clients: int, dim: int, repeat: int) -> list[Phase]:
-    update, model, width = _updates(1, dim)[0], np.zeros(dim, np.float32), np.full(dim, 0.1, np.float32)
+    update, model, width = (
+        _updates(1, dim)[0],
+        np.zeros(dim, np.float32),
+        np.full(dim, 0.1, np.float32),
+    )
     bits = RoundParams("bucketed", dim, clients).ring_bits
     index = encode.bucketize(update, model, width, BUCKETS)
     halves = share.split(encode.cumulative(index, BUCKETS), bits)
@@ -128,7 +147,9 @@ def _servers(results: list[dict[str, Any]]) -> list[Phase]:
     bucketed = results[0]
     ahead = bucketed["ahead_seconds"] + bucketed["preprocessing_seconds"]
     both = report.megabytes(bucketed)
-    made = (bucketed["preprocessing_bytes_s0_to_s1"] + bucketed["preprocessing_bytes_s1_to_s0"]) / 1e6
+    made = (
+        bucketed["preprocessing_bytes_s0_to_s1"] + bucketed["preprocessing_bytes_s1_to_s0"]
+    ) / 1e6
     phases = [
         Phase("secure median", "servers", ahead + bucketed["online_seconds"], both, "median"),
         Phase("  preprocessing, while clients train", "servers", ahead, made),
@@ -139,7 +160,11 @@ def _servers(results: list[dict[str, Any]]) -> list[Phase]:
     for pairwise in results[1:]:
         phases.append(
             Phase(
-                "pairwise secure median, l = 64", "servers", pairwise["seconds"], report.megabytes(pairwise), "pairwise"
+                "pairwise secure median, l = 64",
+                "servers",
+                pairwise["seconds"],
+                report.megabytes(pairwise),
+                "pairwise",
             )
         )
     return phases
@@ -151,7 +176,10 @@ def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
     rank = ring.median_rank(clients)
     median = _time(lambda: np.median(updates, axis=0), repeat)
     partition = _time(lambda: np.partition(updates, rank - 1, axis=0), repeat)
-    uploads = [encode.cumulative(encode.bucketize(update, 0.0, 0.1, BUCKETS), BUCKETS) for update in updates]
+    uploads = [
+        encode.cumulative(encode.bucketize(update, 0.0, 0.1, BUCKETS), BUCKETS)
+        for update in updates
+    ]
 
     def bucketed() -> None:
         counts = np.zeros_like(uploads[0])
@@ -188,7 +216,10 @@ def _title(options: argparse.Namespace) -> str:
 def _plot(stem: Path, phases: list[Phase], options: argparse.Namespace) -> str:
     rows = [f"{phase.name.strip()} ({phase.where.partition(',')[0]})" for phase in phases]
     theirs = [phase.theirs.seconds if phase.theirs else None for phase in phases]
-    series: dict[str, list[float | None]] = {"here": [phase.seconds for phase in phases], reported.PAPER: theirs}
+    series: dict[str, list[float | None]] = {
+        "here": [phase.seconds for phase in phases],
+        reported.PAPER: theirs,
+    }
     paths = plots.save_bars(stem, _title(options), Bars("seconds", rows, series))
     return " and ".join(str(path) for path in paths)
 
@@ -198,6 +229,8 @@ def _table(phases: list[Phase], options: argparse.Namespace) -> Any:
     for phase in phases:
         theirs = phase.theirs
         figures = report.figure(phase.seconds), report.figure(phase.megabytes)
-        rows.append([phase.name, phase.where, *figures, report.figure(theirs.seconds if theirs else None)])
+        rows.append(
+            [phase.name, phase.where, *figures, report.figure(theirs.seconds if theirs else None)]
+        )
     note = f"MB: both directions together; the paper's: {reported.PAPER.removeprefix('paper: ')}, as printed"
     return report.table(_title(options), ["phase", "where", "s", "MB", "the paper, s"], rows, note)

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import compare, ring, share
-from mpc.ot.softspoken import ALIGN, BLOCK, corrections_shape
-from mpc.params import ProtocolParams, RoundParams
-from mpc.party import Party
-from mpc.pipeline import Cost, Meter, fill, run_lanes, run_round
-from mpc.prg import Stream, os_entropy
-from servers import training
+from securemedian.mpc import compare, ring, share
+from securemedian.mpc.ot.softspoken import ALIGN, BLOCK, corrections_shape
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import Cost, Meter, fill, run_lanes, run_round
+from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.servers import training
 
 COMPARE_BATCH = 1 << 18  # comparisons a lane has in hand at once
-POOL_BYTES = 1 << 30  # far more than what is made ahead takes: a round that is timed so makes nothing on the spot
+POOL_BYTES = (
+    1 << 30
+)  # far more than what is made ahead takes: a round that is timed so makes nothing on the spot
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ class Point:
             return f"bytes {self.method}"
         if self.bench == "compare":
             return f"compare l={self.ring_bits}"
-        detail = {"bucketed": f" b={self.buckets} {self.schedule}", "radix": f" {self.encoding}"}.get(self.method, "")
+        detail = {
+            "bucketed": f" b={self.buckets} {self.schedule}",
+            "radix": f" {self.encoding}",
+        }.get(self.method, "")
         ring_bits = f" l={self.ring_bits}" if self.ring_bits else ""
         return f"{self.method} n={self.clients} d={self.dim}{detail}{ring_bits}"
 
@@ -62,7 +67,9 @@ class Spent:
     publish_seconds: float = 0.0
 
 
-def run_point(point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]) -> Spent:
+def run_point(
+    point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]
+) -> Spent:
     """Do the work of one repetition; `meet` waits for the other party."""
     if point.bench == "median":
         return _median(round_params(point), point, parties, protocol, meet)
@@ -97,7 +104,11 @@ def round_params(point: Point) -> RoundParams:
 
 
 def _median(
-    params: RoundParams, point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]
+    params: RoundParams,
+    point: Point,
+    parties: Sequence[Party],
+    protocol: ProtocolParams,
+    meet: Callable[[], None],
 ) -> Spent:
     uploads = _uploads(params, parties[0].id, params.max_clients)
     meet()
@@ -127,7 +138,11 @@ def _uploads(params: RoundParams, party_id: int, clients: int) -> list[share.Upl
         if client % 2 == party_id:
             uploads.append(share.SeedUpload(layout, os_entropy(16)))
         else:
-            uploads.append(share.WordsUpload(layout, stream.words(layout.words).reshape(layout.rows, layout.row_words)))
+            uploads.append(
+                share.WordsUpload(
+                    layout, stream.words(layout.words).reshape(layout.rows, layout.row_words)
+                )
+            )
     return uploads
 
 

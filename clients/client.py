@@ -18,15 +18,22 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from clients import update as updates
-from clients import upload
-from clients.config import ClientConfig
-from clients.connection import Connection
-from clients.upload import Round
-from mpc import wire
-from mpc.errors import ChannelTimeout, InputError, PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
-from mpc.params import RangePolicy, RoundParams
-from servers.settings import load_keys
+from securemedian.clients import update as updates
+from securemedian.clients import upload
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import Connection
+from securemedian.clients.upload import Round
+from securemedian.mpc import wire
+from securemedian.mpc.errors import (
+    ChannelTimeout,
+    InputError,
+    PeerProtocolError,
+    RoundClosed,
+    ServerUnreachable,
+    UnknownRound,
+)
+from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.settings.keys import load_keys
 
 T = TypeVar("T")
 
@@ -55,7 +62,10 @@ class _Member:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -66,7 +76,9 @@ class _Member:
         arrays = self.servers[0].ask("model", {"round": round_id}).arrays
         return arrays.get("model"), arrays.get("range")
 
-    def _wait(self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str) -> T:
+    def _wait(
+        self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str
+    ) -> T:
         """Look at a server again and again until there is something to see. ChannelTimeout says what did not come.
 
         A server that was there may be away for a while: it is asked again as well.
@@ -84,7 +96,9 @@ class _Member:
                 raise ChannelTimeout(f"{what} within {limit:g} s")
             time.sleep(self.config.poll_interval_s)
 
-    def _published(self, server: Connection, round_id: str, timeout_s: float | None) -> wire.Message:
+    def _published(
+        self, server: Connection, round_id: str, timeout_s: float | None
+    ) -> wire.Message:
         """A server's answer once the round is published; RoundFailed with the reason if it failed."""
 
         def look() -> wire.Message | None:
@@ -105,7 +119,9 @@ class Client(_Member):
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """The next open round that this object has not yet seen, with the published model and range to train from."""
-        self._open = self._wait(self.servers[0], self._look_for_round, timeout_s, "no new round was opened")
+        self._open = self._wait(
+            self.servers[0], self._look_for_round, timeout_s, "no new round was opened"
+        )
         self._seen = self._open.id
         return self._open
 
@@ -174,7 +190,11 @@ class Coordinator(_Member):
         A `model` (flat) starts a new training run, and so does `reset`; without them the last run goes on.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
-        fields = {"params": params.to_dict(), "range": asdict(range) if range else {}, "reset": reset}
+        fields = {
+            "params": params.to_dict(),
+            "range": asdict(range) if range else {},
+            "reset": reset,
+        }
         return str(self.servers[0].ask("open", fields, arrays).fields["round"])
 
     def status(self, round_id: str = "") -> dict[str, Any]:

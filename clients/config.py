@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from mpc.errors import ConfigError
-from mpc.params import build
-from servers.settings import check_endpoint, check_public_key, read_toml
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.params import build
+from securemedian.settings.addresses import check_endpoint
+from securemedian.settings.files import read_toml
+from securemedian.settings.keys import check_public_key
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class ClientConfig:
     def __post_init__(self) -> None:
         for name in ("reply_timeout_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be more than 0 seconds and finite, not {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"{name} must be more than 0 seconds and finite, not {getattr(self, name)!r}"
+                )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

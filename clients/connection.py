@@ -9,10 +9,10 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
-from clients.config import ServerAddress
-from mpc import wire
-from mpc.errors import ServerUnreachable, from_code
-from servers.settings import KeyPair
+from securemedian.clients.config import ServerAddress
+from securemedian.mpc import wire
+from securemedian.mpc.errors import ServerUnreachable, from_code
+from securemedian.settings.keys import KeyPair
 
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 
@@ -41,12 +41,17 @@ class Connection:
         self._socket.connect(server.address)
 
     def ask(
-        self, op: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
+        self,
+        op: str,
+        fields: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, NDArray[Any]] | None = None,
     ) -> wire.Message:
         """Send one request and return its answer. Raises the error the server names, or ServerUnreachable."""
         number = next(self._numbers)
         parts = wire.pack(op, {**(fields or {}), "id": number}, arrays)
-        while self._monitor.poll(0):  # a server that came and went between two requests is no concern of this one
+        while self._monitor.poll(
+            0
+        ):  # a server that came and went between two requests is no concern of this one
             self._event()
         try:
             self._socket.send_multipart(parts, copy=False)
@@ -54,7 +59,9 @@ class Connection:
             raise self._no_answer(op) from None
         reply = self._reply(op, number, wire.size(parts))
         if reply.type == "error":
-            raise from_code(str(reply.fields.get("code")), f"{self._label}: {reply.fields.get('message')}")
+            raise from_code(
+                str(reply.fields.get("code")), f"{self._label}: {reply.fields.get('message')}"
+            )
         return reply
 
     def close(self) -> None:

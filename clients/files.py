@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import ConfigError, InputError
 
 
 def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     """The array of a .npy file or the named arrays of a .npz file. InputError if it is neither."""
     try:
         loaded = np.load(path, allow_pickle=False)
-        return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+        return (
+            loaded
+            if isinstance(loaded, np.ndarray)
+            else {name: loaded[name] for name in loaded.files}
+        )
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -25,7 +29,11 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
 def read_vector(path: Path) -> NDArray[Any]:
     """A .npy file that holds one flat vector of numbers."""
     model = read(path)
-    if not isinstance(model, np.ndarray) or model.ndim != 1 or not np.issubdtype(model.dtype, np.floating):
+    if (
+        not isinstance(model, np.ndarray)
+        or model.ndim != 1
+        or not np.issubdtype(model.dtype, np.floating)
+    ):
         raise InputError(
             f"{path} is not one flat vector of real numbers: "
             "`securemedian init` and `securemedian round result` write such files"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.errors import InputError
+from securemedian.mpc.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Spec:
     """How to rebuild a model."""
 
     form: type  # dict, list, tuple, or ndarray for one array alone
-    entries: dict[Any, Any] = field(repr=False)  # of the right shapes and dtypes; those not sent with their values
+    entries: dict[Any, Any] = field(
+        repr=False
+    )  # of the right shapes and dtypes; those not sent with their values
 
 
 def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
@@ -37,9 +39,14 @@ def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
 def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
     """The model of `spec` with the values of `vector`. Raises InputError if there are too few or too many."""
     real = [_is_real(entry) for entry in spec.entries.values()]
-    sizes = [int(np.prod(entry.shape)) if sent else 0 for entry, sent in zip(spec.entries.values(), real, strict=True)]
+    sizes = [
+        int(np.prod(entry.shape)) if sent else 0
+        for entry, sent in zip(spec.entries.values(), real, strict=True)
+    ]
     if vector.shape != (sum(sizes),):
-        raise InputError(f"this model has {sum(sizes):,} real values, the vector has shape {vector.shape}")
+        raise InputError(
+            f"this model has {sum(sizes):,} real values, the vector has shape {vector.shape}"
+        )
     pieces = np.split(vector, np.cumsum(sizes)[:-1])
     values = [
         _like(entry, piece) if sent else _copy(entry)
@@ -67,7 +74,9 @@ def _spec(update: Any) -> Spec:
             raise InputError(
                 f"{name!r} holds complex numbers, which have no median: send real and imaginary parts as two arrays"
             )
-    return Spec(form, {name: entry if _is_real(entry) else _copy(entry) for name, entry in entries.items()})
+    return Spec(
+        form, {name: entry if _is_real(entry) else _copy(entry) for name, entry in entries.items()}
+    )
 
 
 def _is_tensor(entry: Any) -> bool:
@@ -76,11 +85,19 @@ def _is_tensor(entry: Any) -> bool:
 
 
 def _is_real(entry: Any) -> bool:
-    return entry.dtype.is_floating_point if _is_tensor(entry) else np.issubdtype(entry.dtype, np.floating)
+    return (
+        entry.dtype.is_floating_point
+        if _is_tensor(entry)
+        else np.issubdtype(entry.dtype, np.floating)
+    )
 
 
 def _is_complex(entry: Any) -> bool:
-    return entry.dtype.is_complex if _is_tensor(entry) else np.issubdtype(entry.dtype, np.complexfloating)
+    return (
+        entry.dtype.is_complex
+        if _is_tensor(entry)
+        else np.issubdtype(entry.dtype, np.complexfloating)
+    )
 
 
 def _copy(entry: Any) -> Any:
@@ -95,5 +112,7 @@ def _like(entry: Any, values: NDArray[Any]) -> Any:
     """`values` in the shape and dtype (and on the device) of `entry`."""
     shaped = values.reshape(entry.shape)
     if _is_tensor(entry):
-        return sys.modules["torch"].tensor(shaped).to(entry)  # tensor() copies, to() takes over dtype and device
+        return (
+            sys.modules["torch"].tensor(shaped).to(entry)
+        )  # tensor() copies, to() takes over dtype and device
     return shaped.astype(entry.dtype)

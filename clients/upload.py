@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import encode, ring, share
-from mpc.errors import InputError, PeerProtocolError
-from mpc.median.methods import METHODS, Published
-from mpc.params import RoundParams
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.errors import InputError, PeerProtocolError
+from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.params import RoundParams
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,16 @@ def encode_update(vector: NDArray[Any], round: Round) -> NDArray[Any]:
 def split(values: NDArray[Any], round: Round) -> tuple[ShareHalf, ShareHalf]:
     """The halves for S0 and S1. Clients of odd index send the seed to S1, so that both links carry the same load."""
     seeded, rest = share.split(values, round.params.width, xor=round.params.xor_shared)
-    seed, words = ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)), ShareHalf("words", rest.packed)
+    seed, words = (
+        ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)),
+        ShareHalf("words", rest.packed),
+    )
     return (seed, words) if round.index % 2 == 0 else (words, seed)
 
 
-def combine(one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams) -> NDArray[np.float64]:
+def combine(
+    one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams
+) -> NDArray[np.float64]:
     """A pairwise result from the servers' shares of it, packed words. Raises PeerProtocolError for a wrong length."""
     expected = ring.packed_words(params.dim, params.ring_bits)
     for server, words in enumerate((one, other)):
@@ -62,4 +67,6 @@ def combine(one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundPar
                 f"S{server}'s share of the result is {words.dtype} {words.shape}, not {expected} words of 64 bits"
             )
     first, second = (ring.unpack(words, params.ring_bits, params.dim) for words in (one, other))
-    return encode.from_fixed(share.combine(first, second, params.ring_bits), params.ring_bits, params.fraction_bits)
+    return encode.from_fixed(
+        share.combine(first, second, params.ring_bits), params.ring_bits, params.fraction_bits
+    )

@@ -6,5 +6,3 @@ Read the modules in dependency order: `errors`, `kernels`, `prg`, `ring`, `share
 `median.trimmed`, `median.radix`, `median.methods`, `pipeline`, `plan`. Nothing here opens a socket, reads a
 configuration or knows of servers and clients.
 """
-
-__version__ = "0.2.0"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.kernels import packing
-from mpc.party import Party, half_counts
-from mpc.preprocessing import DaBits, Demand, RandomOts, Triples
+from securemedian.mpc import ring
+from securemedian.mpc.kernels import packing
+from securemedian.mpc.party import Party, half_counts
+from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Triples
 
 Words = NDArray[np.uint64]
 

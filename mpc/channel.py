@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpc import wire
-from mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
+from securemedian.mpc import wire
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
 
 _POSITION = struct.Struct("<II")  # number and depth of a message
 
@@ -84,14 +84,18 @@ class Channel:
             raise PeerProtocolError(f"message {label!r} lacks its one array")
         array = message.arrays[""]
         if array.dtype != np.dtype(dtype) or array.shape != shape:
-            raise PeerProtocolError(f"{label!r}: expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}")
+            raise PeerProtocolError(
+                f"{label!r}: expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}"
+            )
         self.traffic.bytes_received += wire.size(parts)
         self.traffic.messages_received += 1
         self._depth = max(self._depth, depth)
         self.traffic.rounds = max(self.traffic.rounds, depth)
         return array
 
-    def exchange(self, label: str, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    def exchange(
+        self, label: str, array: NDArray[Any], shape: tuple[int, ...] | None = None
+    ) -> NDArray[Any]:
         """Both parties send at once: one round. Returns the peer's array, of the same dtype, and of `shape` or our
         shape.
         """

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import millionaire, ring
-from mpc.boolean import invert, pack_bits
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import millionaire, ring
+from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 Words = NDArray[np.uint64]
 

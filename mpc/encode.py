@@ -7,9 +7,9 @@ All arithmetic is float64, so that clients, servers and tests get the same bits 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpc.errors import ConfigError, InputError
-from mpc.params import RangePolicy, RoundParams
-from mpc.ring import check_bits, dtype, reduce, signed
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.ring import check_bits, dtype, reduce, signed
 
 
 def _finite_or_inf(values: ArrayLike, what: str) -> NDArray[np.float64]:
@@ -58,11 +58,15 @@ def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
         )
     width = np.asarray(width, np.float64)
     if not (np.isfinite(width) & (width > 0)).all():
-        raise ConfigError("the bucket range B must be finite and greater than 0 in every coordinate")
+        raise ConfigError(
+            "the bucket range B must be finite and greater than 0 in every coordinate"
+        )
     return width
 
 
-def bucketize(values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: int) -> NDArray[np.uint16]:
+def bucketize(
+    values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: int
+) -> NDArray[np.uint16]:
     """The bucket (0..b-1) of each value in the range of `width` B around `centre` g; `centre` and `width` broadcast.
 
     0 for w <= g - B/2, b-1 for w >= g + B/2, else floor((w - (g - B/2)) / (B/(b-2))) + 1. Raises InputError for NaN,
@@ -78,7 +82,9 @@ def bucketize(values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: i
     return index.astype(np.uint16)
 
 
-def quantize(index: NDArray, centre: ArrayLike, width: ArrayLike, buckets: int) -> NDArray[np.float64]:
+def quantize(
+    index: NDArray, centre: ArrayLike, width: ArrayLike, buckets: int
+) -> NDArray[np.float64]:
     """The value a bucket stands for: g - B/2, g + B/2, or the middle of its interval."""
     width = _check_buckets(buckets, width)
     y = np.asarray(index, np.float64)
@@ -107,11 +113,15 @@ def next_range(
         return np.asarray(width, np.float64)
     moved = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
     if policy.policy != "coordinate":
-        moved = np.asarray({"mean": moved.mean(), "linf": moved.max(), "l1": moved.sum()}[policy.policy])
+        moved = np.asarray(
+            {"mean": moved.mean(), "linf": moved.max(), "l1": moved.sum()}[policy.policy]
+        )
     return np.asarray(2.0 * moved + policy.decay / number)
 
 
-def to_words(values: ArrayLike, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0) -> NDArray:
+def to_words(
+    values: ArrayLike, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
+) -> NDArray:
     """The words of a radix round, whose unsigned order is the values' order; `centre` and `width` are for buckets.
 
     float32: the bits, complemented for negative values and with the sign flipped for others, so that -0 < +0. bfloat16:
@@ -140,9 +150,13 @@ def from_words(
     if params.encoding == "buckets":
         return quantize(np.minimum(words, params.buckets - 1), centre, width, params.buckets)
     if params.encoding == "fixed":
-        return from_fixed(words ^ words.dtype.type(1 << (params.width - 1)), params.width, params.fraction_bits)
+        return from_fixed(
+            words ^ words.dtype.type(1 << (params.width - 1)), params.width, params.fraction_bits
+        )
     ordered = words.astype(np.uint32) << np.uint32(32 - params.width)
-    if params.encoding == "bfloat16":  # what the rounding cut off is 0 in the value, and so 1 in a complement
+    if (
+        params.encoding == "bfloat16"
+    ):  # what the rounding cut off is 0 in the value, and so 1 in a complement
         ordered = np.where(ordered >> np.uint32(31), ordered, ordered | np.uint32(0xFFFF))
     bits = np.where(ordered >> np.uint32(31), ordered ^ np.uint32(1 << 31), ~ordered)
     values = bits.view(np.float32).astype(np.float64)

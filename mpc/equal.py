@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import millionaire, ring
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import millionaire, ring
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 
 def is_zero(party: Party, shares: NDArray[Any], bits: int) -> NDArray[np.uint64]:

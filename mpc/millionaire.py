@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.boolean import conjunctions, words_of
-from mpc.kernels import tables as kernels
-from mpc.party import Party, half_counts
-from mpc.preprocessing import Demand, Tables, Triples
+from securemedian.mpc import ring
+from securemedian.mpc.boolean import conjunctions, words_of
+from securemedian.mpc.kernels import tables as kernels
+from securemedian.mpc.party import Party, half_counts
+from securemedian.mpc.preprocessing import Demand, Tables, Triples
 
 LEAF_BITS = 4
 GREATER, EQUAL, BOTH = "greater", "equal", "both"
@@ -45,7 +45,10 @@ def leaves_of(bits: int, equality: bool) -> list[Leaf]:
     """From the lowest up: the remainder first, so that only one leaf is not of 4 bits."""
     count = -(-bits // LEAF_BITS)
     lowest = bits - LEAF_BITS * (count - 1)
-    upper = [Leaf(lowest + LEAF_BITS * i, LEAF_BITS, EQUAL if equality else BOTH) for i in range(count - 1)]
+    upper = [
+        Leaf(lowest + LEAF_BITS * i, LEAF_BITS, EQUAL if equality else BOTH)
+        for i in range(count - 1)
+    ]
     return [Leaf(0, lowest, EQUAL if equality else GREATER), *upper]
 
 
@@ -145,13 +148,17 @@ def _leaf_shares(
         words = ring.packed_words(sent, leaf.bits)
         request = ring.unpack(asked[at : at + words], leaf.bits, sent)
         at += words
-        shares = party.randomness.words(leaf.kind.width * words_of(sent)).reshape(leaf.kind.width, -1)
+        shares = party.randomness.words(leaf.kind.width * words_of(sent)).reshape(
+            leaf.kind.width, -1
+        )
         reply = np.empty_like(tables)
         if leaf.asks == BOTH:
             kernels.reply_both(as_sender, leaf.shift, tables, request, shares[0], shares[1], reply)
         else:
             less = int(leaf.asks == GREATER)
-            kernels.reply_one(as_sender, leaf.shift, _mask(leaf), less, tables, request, shares[0], reply)
+            kernels.reply_one(
+                as_sender, leaf.shift, _mask(leaf), less, tables, request, shares[0], reply
+            )
         own.append(shares)
         replies.append(ring.pack(reply, _reply_bits(leaf)))
     shape = (sum(ring.packed_words(received, _reply_bits(leaf)) for leaf in leaves),)
@@ -165,7 +172,9 @@ def _leaf_shares(
         reply = ring.unpack(answered[at : at + words], _reply_bits(leaf), received)
         at += words
         shares = np.empty((leaf.kind.width, words_of(received)), np.uint64)
-        kernels.finish_leaves(as_receiver, leaf.shift, leaf.bits, leaf.kind.width, pads, reply, shares)
+        kernels.finish_leaves(
+            as_receiver, leaf.shift, leaf.bits, leaf.kind.width, pads, reply, shares
+        )
         halves = (sender_shares, shares) if party.id == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)

@@ -14,9 +14,9 @@ from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from mpc import ring
-from mpc.errors import ConfigError
-from mpc.share import SLICE_ALIGN, Layout
+from securemedian.mpc import ring
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.share import SLICE_ALIGN, Layout
 
 SECURITY_BITS = 128  # SECURITY: base OTs, the width of OT extension, AES keys
 
@@ -56,16 +56,23 @@ def build(cls: type[T], values: object, where: str) -> T:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
-        raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
     missing = sorted(
-        n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in values
+        n
+        for n, f in known.items()
+        if f.default is MISSING and f.default_factory is MISSING and n not in values
     )
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
     hints = get_type_hints(cls)
     for name, value in values.items():
         hint = hints[name]
-        allowed = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
+        allowed = [
+            get_origin(kind) or kind
+            for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
+        ]
         if float in allowed:
             allowed.append(int)
         if type(value) not in allowed:  # type() and not isinstance(): True is no number
@@ -105,7 +112,11 @@ class ProtocolParams:
 
     def agreement(self) -> dict[str, Any]:
         """The fields both servers must share."""
-        return {"ot_extension": self.ot_extension, "ot_field_bits": self.ot_field_bits, "lanes": self.lanes}
+        return {
+            "ot_extension": self.ot_extension,
+            "ot_field_bits": self.ot_field_bits,
+            "lanes": self.lanes,
+        }
 
 
 @dataclass(frozen=True)
@@ -130,12 +141,18 @@ class RoundParams:
     result_to: str = "servers"  # or, for pairwise, "clients"
     encoding: str = "float32"  # radix: what its words are
     word_bits: int = 32  # radix on fixed point: w
-    ranks: list[int] = field(default_factory=list)  # radix: these instead of the median, 1 the smallest
+    ranks: list[int] = field(
+        default_factory=list
+    )  # radix: these instead of the median, 1 the smallest
     quantiles: list[float] = field(default_factory=list)  # radix: the ranks ceil(q n) as well
     midpoint: bool = False  # radix: for even n the mean of both middle elements
     trim: float = 0.1  # trimmed-mean: beta, the share dropped at either end
-    weights: dict[str, int] = field(default_factory=dict)  # client (public key) -> weight; none: all weigh 1
-    weight_cap: float = 1 / 3  # the most of the total that one client may weigh, where there are weights
+    weights: dict[str, int] = field(
+        default_factory=dict
+    )  # client (public key) -> weight; none: all weigh 1
+    weight_cap: float = (
+        1 / 3
+    )  # the most of the total that one client may weigh, where there are weights
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -149,7 +166,9 @@ class RoundParams:
                 "the median of a single client is that client's update"
             )
         if type(self.deadline_s) not in (int, float) or not 0 < self.deadline_s <= 7 * 86400:
-            raise ConfigError(f"deadline_s must be more than 0 and at most a week, not {self.deadline_s!r}")
+            raise ConfigError(
+                f"deadline_s must be more than 0 and at most a week, not {self.deadline_s!r}"
+            )
         object.__setattr__(self, "deadline_s", float(self.deadline_s))
         _whole("buckets", self.buckets, 3, 1 << 16)
         _whole("word_bits", self.word_bits, 2, 64)
@@ -164,7 +183,11 @@ class RoundParams:
     def _refuse_options_of_other_methods(self) -> None:
         for option in fields(self):
             methods = _METHODS_OF_OPTION.get(option.name)
-            default = option.default_factory() if option.default_factory is not MISSING else option.default
+            default = (
+                option.default_factory()
+                if option.default_factory is not MISSING
+                else option.default
+            )
             if methods and self.method not in methods and getattr(self, option.name) != default:
                 raise ConfigError(
                     f"{option.name} is an option of {' and '.join(methods)}: leave it out for {self.method}"
@@ -177,9 +200,13 @@ class RoundParams:
             if type(q) not in (int, float) or not 0 < q <= 1:
                 raise ConfigError(f"a quantile must be above 0 and at most 1, not {q!r}")
         if self.midpoint and (self.ranks or self.quantiles or self.weights):
-            raise ConfigError("midpoint is of the unweighted median alone: leave out ranks, quantiles and weights")
+            raise ConfigError(
+                "midpoint is of the unweighted median alone: leave out ranks, quantiles and weights"
+            )
         if type(self.trim) not in (int, float) or not 0 <= self.trim < 0.5:
-            raise ConfigError(f"trim must be at least 0 and below 0.5, not {self.trim!r}: more would leave nothing")
+            raise ConfigError(
+                f"trim must be at least 0 and below 0.5, not {self.trim!r}: more would leave nothing"
+            )
 
     def _check_weights(self) -> None:
         if type(self.weight_cap) not in (int, float) or not 0 < self.weight_cap <= 1:
@@ -191,7 +218,9 @@ class RoundParams:
 
     def _settle_ring(self) -> None:
         if self.method in ("bucketed", "radix"):
-            needed = max(ring.count_bits(self.max_total, rank) for rank in self.ranks_of(self.max_total))
+            needed = max(
+                ring.count_bits(self.max_total, rank) for rank in self.ranks_of(self.max_total)
+            )
             if self.ring_bits == 0:
                 object.__setattr__(self, "ring_bits", needed)
             if self.ring_bits < needed:
@@ -228,7 +257,12 @@ class RoundParams:
         """Bits of one shared value."""
         if self.method != "radix":
             return self.ring_bits
-        widths = {"float32": 32, "bfloat16": 16, "fixed": self.word_bits, "buckets": (self.buckets - 1).bit_length()}
+        widths = {
+            "float32": 32,
+            "bfloat16": 16,
+            "fixed": self.word_bits,
+            "buckets": (self.buckets - 1).bit_length(),
+        }
         return widths[self.encoding]
 
     @property
@@ -243,7 +277,9 @@ class RoundParams:
             return [median, median + 1] if total % 2 == 0 else [median]
         ranks = [*self.ranks, *(max(1, math.ceil(q * total)) for q in self.quantiles)]
         if ranks and max(ranks) > total:
-            raise ConfigError(f"rank {max(ranks)} was asked for, and those who take part weigh {total} in all")
+            raise ConfigError(
+                f"rank {max(ranks)} was asked for, and those who take part weigh {total} in all"
+            )
         return ranks or [median]
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
@@ -312,7 +348,9 @@ class RangePolicy:
     def __post_init__(self) -> None:
         _one_of("range policy", self.policy, RANGE_POLICIES)
         if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
-            raise ConfigError(f"the bucket range must start above 0 and finite, not {self.initial!r}")
+            raise ConfigError(
+                f"the bucket range must start above 0 and finite, not {self.initial!r}"
+            )
         if type(self.decay) not in (int, float) or not 0 < self.decay < float("inf"):
             raise ConfigError(
                 f"range decay must be above 0 and finite, not {self.decay!r}: the range must never reach 0"

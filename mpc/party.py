@@ -11,13 +11,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.channel import Channel
-from mpc.errors import LocalProtocolError
-from mpc.ot import ferret, softspoken
-from mpc.ot.softspoken import receiver_setup, sender_setup
-from mpc.params import ProtocolParams
-from mpc.preprocessing import Pool
-from mpc.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.ot.softspoken import receiver_setup, sender_setup
+from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.preprocessing import Pool
+from securemedian.mpc.prg import Entropy, Stream, os_entropy
 
 SESSION_BYTES = 16
 
@@ -77,7 +77,11 @@ class Session:
         silent: bool = False,
     ) -> None:
         self._id, self._session_id, self._entropy = party_id, session_id, entropy
-        self._receiver_leaves, self._delta, self._sender_leaves = receiver_leaves, delta, sender_leaves
+        self._receiver_leaves, self._delta, self._sender_leaves = (
+            receiver_leaves,
+            delta,
+            sender_leaves,
+        )
         self._silent = silent
         self._lanes: set[int] = set()
 
@@ -86,13 +90,20 @@ class Session:
 
     @classmethod
     def establish(
-        cls, party_id: int, channel: Channel, session_id: bytes, params: ProtocolParams, entropy: Entropy = os_entropy
+        cls,
+        party_id: int,
+        channel: Channel,
+        session_id: bytes,
+        params: ProtocolParams,
+        entropy: Entropy = os_entropy,
     ) -> Self:
         """Make the base OTs, both directions, with the other party doing the same. `session_id`: 16 bytes that no
         earlier session had, agreed on before.
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
-            raise LocalProtocolError(f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes")
+            raise LocalProtocolError(
+                f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes"
+            )
         terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
         terms |= {"silent": True} if params.silent else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
@@ -126,5 +137,7 @@ def extensions(
 ) -> tuple[softspoken.RandomOtSender, softspoken.RandomOtReceiver]:
     """A lane's OT extension in both directions, of the kind agreed on."""
     if silent:
-        return ferret.RandomOtSender(*sending, Stream(entropy(16))), ferret.RandomOtReceiver(*receiving)
+        return ferret.RandomOtSender(*sending, Stream(entropy(16))), ferret.RandomOtReceiver(
+            *receiving
+        )
     return softspoken.RandomOtSender(*sending), softspoken.RandomOtReceiver(*receiving)

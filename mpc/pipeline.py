@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import share
-from mpc.channel import local_pair
-from mpc.errors import InputError, PeerProtocolError
-from mpc.median.methods import METHODS, Chunk
-from mpc.params import ProtocolParams, RoundParams
-from mpc.party import Party, Session
-from mpc.preprocessing import Demand
+from securemedian.mpc import share
+from securemedian.mpc.channel import local_pair
+from securemedian.mpc.errors import InputError, PeerProtocolError
+from securemedian.mpc.median.methods import METHODS, Chunk
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.party import Party, Session
+from securemedian.mpc.preprocessing import Demand
 
 Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
 
@@ -41,13 +41,19 @@ class Cost:
     preprocessing_rounds: int = 0
     preprocessing_seconds: float = 0.0  # in `seconds`: mean over lanes
     online_seconds: float = 0.0  # the rest of `seconds`
-    uploads_seconds: float = 0.0  # of it, reading and summing the uploads, which takes no peer: mean over lanes
+    uploads_seconds: float = (
+        0.0  # of it, reading and summing the uploads, which takes no peer: mean over lanes
+    )
     seconds: float = 0.0
     ahead_seconds: float = 0.0
 
     def after(self, ahead: "Cost") -> "Cost":
         """The cost of a round for which `fill` had made correlations at the cost of `ahead`."""
-        counts = {name: value + getattr(self, name) for name, value in asdict(ahead).items() if type(value) is int}
+        counts = {
+            name: value + getattr(self, name)
+            for name, value in asdict(ahead).items()
+            if type(value) is int
+        }
         return replace(self, **counts, ahead_seconds=ahead.ahead_seconds)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,7 +124,9 @@ def fill(
     meter = Meter(parties)
     chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
     weights = list(round.weights.values()) or [1] * round.max_clients
-    steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]  # what a lane has after each of its chunks
+    steps: list[list[tuple[int, Demand]]] = [
+        [] for _ in parties
+    ]  # what a lane has after each of its chunks
     total = Demand()
     for number, (begin, end) in enumerate(cut(round, len(weights), len(parties), chunk, batch)):
         wanted = demand(round, weights, end - begin)
@@ -180,9 +188,14 @@ def warm_up(params: ProtocolParams | None = None) -> None:
     protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
     rounds = [RoundParams("bucketed", 2, 2, ring_bits=bits) for bits in (4, 16, 32, 64)]
-    rounds += [RoundParams("pairwise", 2, 3, ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
+    rounds += [
+        RoundParams("pairwise", 2, 3, ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)
+    ]
     rounds += [RoundParams("radix", 2, 3, ring_bits=bits) for bits in (4, 16, 32, 64)]
-    rounds += [RoundParams("radix", 2, 3, encoding="fixed", word_bits=bits, fraction_bits=0) for bits in (2, 16, 64)]
+    rounds += [
+        RoundParams("radix", 2, 3, encoding="fixed", word_bits=bits, fraction_bits=0)
+        for bits in (2, 16, 64)
+    ]
     errors: list[BaseException] = []
 
     def run(party_id: int) -> None:
@@ -193,7 +206,10 @@ def warm_up(params: ProtocolParams | None = None) -> None:
                 layout = round.layout
                 packed = np.zeros((layout.rows, layout.row_words), np.uint64)
                 run_round(
-                    [party], round, protocol, [share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))]
+                    [party],
+                    round,
+                    protocol,
+                    [share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))],
                 )
         except BaseException as error:
             errors.append(error)
@@ -208,7 +224,9 @@ def warm_up(params: ProtocolParams | None = None) -> None:
         raise errors[0]
 
 
-def _agree_on_sizes(parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0) -> tuple[int, int, int]:
+def _agree_on_sizes(
+    parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
+) -> tuple[int, int, int]:
     """`chunk`, `batch` and the limit of a filled pool are LOCAL wishes, so the parties exchange them and take the
     smaller: one round. PeerProtocolError if the parties' pools are not the two halves of the same correlations.
     """
@@ -218,7 +236,9 @@ def _agree_on_sizes(parties: Sequence[Party], protocol: ProtocolParams, limit_by
             f"the peer wishes for chunks of {theirs[:2].tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
         )
     if (mine[3:] != theirs[3:]).any():
-        raise PeerProtocolError("the two servers' pools of correlations do not belong together: both are dropped")
+        raise PeerProtocolError(
+            "the two servers' pools of correlations do not belong together: both are dropped"
+        )
     chunk, batch, limit = (int(size) for size in np.minimum(mine, theirs)[:3])
     return chunk, batch, limit
 
@@ -231,12 +251,17 @@ def exchange_wishes(
     """
     pools = hashlib.sha256(b"".join(party.pool.id for party in parties)).digest()
     mine = np.concatenate(
-        (np.array([protocol.chunk, protocol.batch, limit_bytes], np.uint64), np.frombuffer(pools, np.uint64))
+        (
+            np.array([protocol.chunk, protocol.batch, limit_bytes], np.uint64),
+            np.frombuffer(pools, np.uint64),
+        )
     )
     return mine, parties[0].channel.exchange("sizes", mine)
 
 
-def cut(round: RoundParams, clients: int, lanes: int, chunk: int, batch: int) -> list[tuple[int, int]]:
+def cut(
+    round: RoundParams, clients: int, lanes: int, chunk: int, batch: int
+) -> list[tuple[int, int]]:
     """The chunks of a round, [begin, end) each. Lane i of L computes the chunks i, i + L, .."""
     at_once = max(1, METHODS[round.method].at_once(round, clients))
     # no larger than an even share of the lanes, in whole slices, and never less than one
@@ -309,7 +334,9 @@ class Meter:
             total[name] /= len(lanes)
         longest = max(lanes, key=lambda lane: lane["rounds"])
         total |= {name: longest[name] for name in ("rounds", "preprocessing_rounds")}
-        return Cost(**total, online_seconds=seconds - total["preprocessing_seconds"], seconds=seconds)
+        return Cost(
+            **total, online_seconds=seconds - total["preprocessing_seconds"], seconds=seconds
+        )
 
 
 def _counters(party: Party) -> dict[str, Any]:

@@ -24,19 +24,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpc import share
-from mpc.channel import Channel, Traffic, frame_size
-from mpc.errors import ConfigError
-from mpc.median.methods import Chunk
-from mpc.ot import ferret, softspoken
-from mpc.ot.softspoken import BLOCK, corrections_shape
-from mpc.params import SECURITY_BITS, ProtocolParams, RoundParams
-from mpc.party import SESSION_BYTES, Party, extensions
-from mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
-from mpc.preprocessing import Pool
-from mpc.prg import SEED_BYTES, Stream, os_entropy
+from securemedian.mpc import share
+from securemedian.mpc.channel import Channel, Traffic, frame_size
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.median.methods import Chunk
+from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.ot.softspoken import BLOCK, corrections_shape
+from securemedian.mpc.params import SECURITY_BITS, ProtocolParams, RoundParams
+from securemedian.mpc.party import SESSION_BYTES, Party, extensions
+from securemedian.mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
+from securemedian.mpc.preprocessing import Pool
+from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 
-MAX_CHUNK_OTS = 1 << 30  # a chunk of so many takes about as many bytes of memory, here as in a round
+MAX_CHUNK_OTS = (
+    1 << 30
+)  # a chunk of so many takes about as many bytes of memory, here as in a round
 # buffers of a lane's two extensions: keys (two and one), rows, images of the hash, 16 bytes an OT
 EXTENSION_BYTES = 7 * 16 * BLOCK
 
@@ -74,7 +76,9 @@ def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
             "more than a server has memory for: use radix, whose cost is linear in the clients, or bucketed"
         )
     warm_up = _Rehearsal(round, weights, protocol)
-    warm_up.chunk(min(sizes[0], share.SLICE_ALIGN), warm_up.start)  # loads the kernels, which is no chunk's memory
+    warm_up.chunk(
+        min(sizes[0], share.SLICE_ALIGN), warm_up.start
+    )  # loads the kernels, which is no chunk's memory
     rehearsal = _Rehearsal(round, weights, protocol)
     lanes = [_Count(protocol) for _ in range(protocol.lanes)]
     for number, lane in enumerate(lanes):
@@ -199,7 +203,10 @@ def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Eve
         said, left = [_Event(not asked.sending, _size_of("ot.corrections", words, seeds))], 0
     while ots > left:
         ots, left = ots - left, code.yields
-        said += [_Event(asked.sending, _size_of("ferret.sums", words, code.message(group))) for group in code.groups()]
+        said += [
+            _Event(asked.sending, _size_of("ferret.sums", words, code.message(group)))
+            for group in code.groups()
+        ]
     return said, left - ots
 
 
@@ -270,7 +277,9 @@ class _State:
     stock: tuple[frozenset[Any], frozenset[Any]]
 
 
-_Left = tuple[tuple[int, int], tuple[int, int]]  # of both parties, as the OT receiver and as the sender
+_Left = tuple[
+    tuple[int, int], tuple[int, int]
+]  # of both parties, as the OT receiver and as the sender
 
 
 @dataclass(frozen=True)
@@ -297,7 +306,9 @@ class _Part:
 class _Rehearsal:
     """Runs chunks of a round at both parties, each kind of chunk once."""
 
-    def __init__(self, round: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> None:
+    def __init__(
+        self, round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
+    ) -> None:
         self._round, self._weights, self._protocol = round, weights, protocol
         self._known: dict[tuple[int, _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
@@ -306,7 +317,9 @@ class _Rehearsal:
     def _party(self, party_id: int) -> Party:
         channel, stream = DryChannel(), _DryStream()
         silent = self._protocol.silent
-        pool = Pool(party_id, channel, _DrySender(channel, silent), _DryReceiver(channel, silent), stream)
+        pool = Pool(
+            party_id, channel, _DrySender(channel, silent), _DryReceiver(channel, silent), stream
+        )
         return Party(party_id, channel, pool, stream)
 
     def opening(self, protocol: ProtocolParams) -> _Part:
@@ -362,12 +375,17 @@ def _take_events(party: Party) -> list[_Event | _Asked]:
 
 
 def _state(parties: tuple[Party, Party]) -> _State:
-    one, other = (frozenset((kind, *counts) for kind, counts in party.pool.stock.items()) for party in parties)
+    one, other = (
+        frozenset((kind, *counts) for kind, counts in party.pool.stock.items()) for party in parties
+    )
     return _State(parties, (one, other))
 
 
 def _run(
-    asked: tuple[list[_Event | _Asked], list[_Event | _Asked]], start: Depths, left: _Left, protocol: ProtocolParams
+    asked: tuple[list[_Event | _Asked], list[_Event | _Asked]],
+    start: Depths,
+    left: _Left,
+    protocol: ProtocolParams,
 ) -> _Run:
     """A chunk, with what the extensions say for the OTs asked of them."""
     events: tuple[list[_Event], list[_Event]] = [], []
@@ -392,7 +410,10 @@ def _replay(events: Sequence[Sequence[_Event]], start: Depths) -> tuple[Depths, 
     `Channel` counts, each party going on as far as messages have come.
     """
     depths, deepest, at = list(start), 0, [0, 0]
-    flying: tuple[deque[int], deque[int]] = deque(), deque()  # depths of messages on their way to party 0, to party 1
+    flying: tuple[deque[int], deque[int]] = (
+        deque(),
+        deque(),
+    )  # depths of messages on their way to party 0, to party 1
     while at != [len(own) for own in events]:
         before = list(at)
         for j in (0, 1):

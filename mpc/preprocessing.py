@@ -27,14 +27,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.channel import Channel
-from mpc.errors import LocalProtocolError
-from mpc.kernels import packing
-from mpc.ot import one_of_n
-from mpc.ot.one_of_two import OtReceiver, OtSender
-from mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
-from mpc.prg import Stream
+from securemedian.mpc import ring
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import packing
+from securemedian.mpc.ot import one_of_n
+from securemedian.mpc.ot.one_of_two import OtReceiver, OtSender
+from securemedian.mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
+from securemedian.mpc.prg import Stream
 
 Words = NDArray[np.uint64]
 Arrays = tuple[NDArray[Any], ...]
@@ -120,7 +120,9 @@ class Demand:
         return Demand(total)
 
     def __mul__(self, times: int) -> "Demand":
-        return Demand({kind: (zero * times, one * times) for kind, (zero, one) in self.counts.items()})
+        return Demand(
+            {kind: (zero * times, one * times) for kind, (zero, one) in self.counts.items()}
+        )
 
     @property
     def ots(self) -> int:
@@ -131,7 +133,10 @@ class Demand:
     def bytes(self) -> int:
         """Memory that the stock of it takes, at the party where it takes more."""
         zero, one = (
-            sum(kind.bytes[0] * counts[j] + kind.bytes[1] * counts[1 - j] for kind, counts in self.counts.items())
+            sum(
+                kind.bytes[0] * counts[j] + kind.bytes[1] * counts[1 - j]
+                for kind, counts in self.counts.items()
+            )
             for j in (0, 1)
         )
         return max(zero, one)
@@ -151,7 +156,9 @@ class _Stock:
     def take(self, count: int) -> Arrays:
         """`count` items along the last axis; they leave the stock before they are returned."""
         if count > self.count:
-            raise LocalProtocolError(f"{count} correlations asked for, {self.count} in stock: reserve first")
+            raise LocalProtocolError(
+                f"{count} correlations asked for, {self.count} in stock: reserve first"
+            )
         taken: list[Arrays] = []
         self.count -= count
         while count > 0 or not taken:
@@ -184,7 +191,12 @@ class Pool:
     """
 
     def __init__(
-        self, party_id: int, channel: Channel, sender: RandomOtSender, receiver: RandomOtReceiver, randomness: Stream
+        self,
+        party_id: int,
+        channel: Channel,
+        sender: RandomOtSender,
+        receiver: RandomOtReceiver,
+        randomness: Stream,
     ) -> None:
         self._id, self._channel = party_id, channel
         self._sender, self._receiver, self._randomness = sender, receiver, randomness
@@ -215,7 +227,10 @@ class Pool:
         if self._id == 1:
             directions.reverse()
         state = [
-            (index, sorted((repr(kind), stock.count) for kind, stock in stocks.items() if stock.count))
+            (
+                index,
+                sorted((repr(kind), stock.count) for kind, stock in stocks.items() if stock.count),
+            )
             for index, stocks in directions
         ]
         return hashlib.sha256(repr(state).encode()).digest()
@@ -267,7 +282,9 @@ class Pool:
         for dabits, (choices, keys) in pending:
             self._received[dabits].put(self._finish_dabits(dabits, choices, keys))
 
-    def _receive_all(self, missing: Sequence[tuple[Kind, int, int]]) -> Iterator[tuple[DaBits, Arrays]]:
+    def _receive_all(
+        self, missing: Sequence[tuple[Kind, int, int]]
+    ) -> Iterator[tuple[DaBits, Arrays]]:
         """Stock the receiver's half; yields what a correction of the sender is still to come for, in its order."""
         for kind, _, as_receiver in missing:
             for items in _blocks(kind, as_receiver):
@@ -279,7 +296,9 @@ class Pool:
 
     def _receive(self, kind: Kind, items: int) -> Arrays:
         if isinstance(kind, Tables):
-            positions, pads = one_of_n.receiver_pads(self._receiver, kind.index_bits, kind.width, items)
+            positions, pads = one_of_n.receiver_pads(
+                self._receiver, kind.index_bits, kind.width, items
+            )
             return (positions | pads << np.uint8(kind.index_bits),)
         if isinstance(kind, Quads):
             return one_of_n.receiver_pads(self._receiver, kind.ots, kind.bits, items)
@@ -305,17 +324,25 @@ class Pool:
             return ring0, ring1
         bits = np.empty(items, np.uint8)
         packing.unpack_bits(self._randomness.words(items // 64), bits)
-        self._channel.send("dabits", ring.pack(ring.reduce(ring0 - ring1 + bits, kind.bits), kind.bits))
+        self._channel.send(
+            "dabits", ring.pack(ring.reduce(ring0 - ring1 + bits, kind.bits), kind.bits)
+        )
         return bits, ring.reduce(bits + ring0 + ring0, kind.bits)  # b - 2 (-r_0)
 
-    def _finish_dabits(self, kind: DaBits, choices: NDArray[np.uint8], keys: NDArray[Any]) -> Arrays:
-        corrections = self._channel.recv("dabits", np.uint64, (ring.packed_words(keys.size, kind.bits),))
+    def _finish_dabits(
+        self, kind: DaBits, choices: NDArray[np.uint8], keys: NDArray[Any]
+    ) -> Arrays:
+        corrections = self._channel.recv(
+            "dabits", np.uint64, (ring.packed_words(keys.size, kind.bits),)
+        )
         product = keys + choices * ring.unpack(corrections, kind.bits, keys.size)
         return choices, ring.reduce(choices - product - product, kind.bits)
 
     # What the protocols take. Counts are of this party's own role.
 
-    def tables(self, kind: Tables, as_sender: int, as_receiver: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    def tables(
+        self, kind: Tables, as_sender: int, as_receiver: int
+    ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """The tables to send from, and what there is to receive with: each a position in the low `index_bits` and the
         pad there above them.
         """
@@ -340,13 +367,17 @@ class Pool:
         a, product_received = cast(tuple[Words, Words], self._received[kind].take(words))
         return a, b, (a & b) ^ product_sent ^ product_received
 
-    def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int) -> tuple[OtSender, OtReceiver]:
+    def random_ots(
+        self, kind: RandomOts, as_sender: int, as_receiver: int
+    ) -> tuple[OtSender, OtReceiver]:
         self._top_up(kind, as_sender, as_receiver)
         keys0, keys1 = self._sent[kind].take(as_sender)
         choices, keys = self._received[kind].take(as_receiver)
         return OtSender(kind.bits, keys0, keys1), OtReceiver(kind.bits, choices, keys)
 
-    def dabits(self, kind: DaBits, as_sender: int, as_receiver: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    def dabits(
+        self, kind: DaBits, as_sender: int, as_receiver: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Bits and their ring shares, those made as the sender of the lower party's half first: in the order of the
         batch.
         """
@@ -378,7 +409,9 @@ def _blocks(kind: Kind, missing: int) -> Iterable[int]:
 def _table_dtype(kind: Tables) -> np.dtype[Any]:
     bits = one_of_n.slot_bits(kind.width) << kind.index_bits
     if bits > 64 or kind.index_bits + kind.width > 8:
-        raise LocalProtocolError(f"{kind}: a stocked table has at most 64 bits, and its pads one byte")
+        raise LocalProtocolError(
+            f"{kind}: a stocked table has at most 64 bits, and its pads one byte"
+        )
     return ring.dtype(bits)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from mpc.errors import InputError
+from securemedian.mpc.errors import InputError
 
 SEED_BYTES = 16
 BLOCK_WORDS = 2  # an AES block is 128 bits

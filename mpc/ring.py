@@ -8,8 +8,8 @@ value.
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.errors import ConfigError
-from mpc.kernels import packing
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.kernels import packing
 
 MIN_BITS, MAX_BITS = 2, 64
 
@@ -17,7 +17,9 @@ MIN_BITS, MAX_BITS = 2, 64
 def check_bits(bits: int) -> int:
     """Raise ConfigError unless 2 <= bits <= 64."""
     if type(bits) is not int or not MIN_BITS <= bits <= MAX_BITS:
-        raise ConfigError(f"ring bits must be a whole number from {MIN_BITS} to {MAX_BITS}, not {bits!r}")
+        raise ConfigError(
+            f"ring bits must be a whole number from {MIN_BITS} to {MAX_BITS}, not {bits!r}"
+        )
     return bits
 
 

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.errors import InputError
-from mpc.kernels import packing
-from mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
+from securemedian.mpc import ring
+from securemedian.mpc.errors import InputError
+from securemedian.mpc.kernels import packing
+from securemedian.mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
 
 # Slices of a row start at multiples of this many values, so that they start at whole AES blocks for every width.
 SLICE_ALIGN = 64 * BLOCK_WORDS
@@ -101,12 +101,16 @@ def read(upload: Upload, layout: Layout, start: int, stop: int) -> NDArray:
     return out
 
 
-def weighted_sum(uploads: Sequence[Upload], weights: Sequence[int], layout: Layout, start: int, stop: int) -> NDArray:
+def weighted_sum(
+    uploads: Sequence[Upload], weights: Sequence[int], layout: Layout, start: int, stop: int
+) -> NDArray:
     """Columns [start, stop) of the sum of additive shares, each times its public weight: ring elements, shape (rows,
     stop - start). `start` is a multiple of SLICE_ALIGN. Shares of the same weight are added as they come, packed.
     """
     first, last = _words_of(layout, start, stop)
-    tops = ring.pack(np.full(stop - start, ring.dtype(layout.bits).type(1 << (layout.bits - 1))), layout.bits)
+    tops = ring.pack(
+        np.full(stop - start, ring.dtype(layout.bits).type(1 << (layout.bits - 1))), layout.bits
+    )
     out = np.zeros((layout.rows, stop - start), ring.dtype(layout.bits))
     for weight in sorted(set(weights)):
         members = [upload for upload, own in zip(uploads, weights, strict=True) if own == weight]

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpc.errors import FrameError, LocalProtocolError
+from securemedian.mpc.errors import FrameError, LocalProtocolError
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -39,7 +39,9 @@ class Message:
 
 
 def pack(
-    type: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, NDArray[Any]] | None = None
+    type: str,
+    fields: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, NDArray[Any]] | None = None,
 ) -> list[Part]:
     """Encode one frame. Raises LocalProtocolError for a dtype that has no name on the wire."""
     described: list[tuple[str, str, list[int]]] = []
@@ -90,14 +92,20 @@ def size(parts: Sequence[Part]) -> int:
     return sum(len(part) for part in parts)
 
 
-def frame_size(type: str, fields: Mapping[str, Any], arrays: Mapping[str, tuple[DTypeLike, Sequence[int]]]) -> int:
+def frame_size(
+    type: str, fields: Mapping[str, Any], arrays: Mapping[str, tuple[DTypeLike, Sequence[int]]]
+) -> int:
     """`size` of the frame that `pack` makes of arrays of these dtypes and shapes."""
-    described = [(name, _NAMES[np.dtype(dtype)], list(shape)) for name, (dtype, shape) in arrays.items()]
+    described = [
+        (name, _NAMES[np.dtype(dtype)], list(shape)) for name, (dtype, shape) in arrays.items()
+    ]
     payload = sum(DTYPES[name].itemsize * math.prod(shape) for _, name, shape in described)
     return len(_header(type, fields, described)) + payload
 
 
-def _header(type: str, fields: Mapping[str, Any], described: list[tuple[str, str, list[int]]]) -> bytes:
+def _header(
+    type: str, fields: Mapping[str, Any], described: list[tuple[str, str, list[int]]]
+) -> bytes:
     header: bytes = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields), "a": described})
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(
@@ -112,12 +120,18 @@ def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
     name, dtype_name, shape = entry
     if not isinstance(name, str) or not isinstance(dtype_name, str) or dtype_name not in DTYPES:
         raise FrameError(f"array {name!r}: unknown dtype {dtype_name!r}")
-    if not isinstance(shape, list) or len(shape) > 8 or not all(type(s) is int and 0 <= s < 1 << 48 for s in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 8
+        or not all(type(s) is int and 0 <= s < 1 << 48 for s in shape)
+    ):
         raise FrameError(f"array {name!r}: bad shape {shape!r}")
     dtype = DTYPES[dtype_name]
     expected = dtype.itemsize
     for length in shape:
         expected *= length
     if len(part) != expected:
-        raise FrameError(f"array {name!r}: {len(part)} bytes, shape {shape} of {dtype_name} needs {expected}")
+        raise FrameError(
+            f"array {name!r}: {len(part)} bytes, shape {shape} of {dtype_name} needs {expected}"
+        )
     return name, np.frombuffer(part, dtype=dtype).reshape(shape)

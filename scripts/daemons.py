@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clients.client import Coordinator
-from clients.config import ClientConfig
-from mpc.errors import RoundFailed, ServerUnreachable
-from scripts.processes import Processes
+from securemedian.clients.client import Coordinator
+from securemedian.clients.config import ClientConfig
+from securemedian.mpc.errors import RoundFailed, ServerUnreachable
+from securemedian.scripts.processes import Processes
 
 START_LIMIT_S = 300.0  # for both servers: the first start compiles the kernels
 PROBE_S = 2.0
@@ -29,7 +29,9 @@ def start(processes: Processes, directory: Path) -> None:
         while not _linked(coordinator):
             processes.check()
             if time.monotonic() > deadline:
-                raise ServerUnreachable(f"the two servers were not ready within {START_LIMIT_S:g} s")
+                raise ServerUnreachable(
+                    f"the two servers were not ready within {START_LIMIT_S:g} s"
+                )
             time.sleep(POLL_S)
 
 
@@ -40,7 +42,9 @@ def _linked(coordinator: Coordinator) -> bool:
     return False
 
 
-def until_published(processes: Processes, coordinator: Coordinator, round_id: str, watch: Watch) -> dict[str, Any]:
+def until_published(
+    processes: Processes, coordinator: Coordinator, round_id: str, watch: Watch
+) -> dict[str, Any]:
     """S0's last status of a round. RoundFailed says why there is no result."""
     while True:  # the servers end every round within its limits, and a dead server ends the loop
         processes.check()

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpc.errors import ConfigError
-from servers.config import MAX_CLIENTS
+from securemedian.mpc.errors import ConfigError
+from securemedian.servers.config import MAX_CLIENTS
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ROLES = ("s0", "s1", "coordinator", "client")
-DEFAULT_BASE_PORT = 7000  # of a party made alone: the others, elsewhere, must come to the same ports
+DEFAULT_BASE_PORT = (
+    7000  # of a party made alone: the others, elsewhere, must come to the same ports
+)
 LOOPBACK = "127.0.0.1"
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"  # becomes a file name and stands in TOML
 
@@ -37,7 +39,9 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
     """Three ports from `base_port` on, or three that are free on this machine now."""
     if base_port is not None:
         if not 1 <= base_port <= 65533:
-            raise ConfigError(f"--base-port must be from 1 to 65533, not {base_port}: three ports are used from it on")
+            raise ConfigError(
+                f"--base-port must be from 1 to 65533, not {base_port}: three ports are used from it on"
+            )
         return Network(host0, host1, base_port, base_port + 1, base_port + 2)
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(3)]
@@ -61,7 +65,9 @@ def make_one(directory: Path, role: str, name: str, clients: int, net: Network) 
     """One party's keys, and a configuration to fill the others' public keys in. Returns its own, to hand out."""
     _prepare(directory, [name])
     key = _make_keys(directory, name)
-    (directory / f"{name}.toml").write_text(_configuration(role, name, {name: key}, net, client_names(clients)))
+    (directory / f"{name}.toml").write_text(
+        _configuration(role, name, {name: key}, net, client_names(clients))
+    )
     return key
 
 
@@ -97,7 +103,9 @@ def _make_keys(directory: Path, name: str) -> str:
     return zmq.auth.load_certificate(public_file)[0].decode()
 
 
-def _configuration(role: str, name: str, keys: Mapping[str, str], net: Network, clients: Sequence[str]) -> str:
+def _configuration(
+    role: str, name: str, keys: Mapping[str, str], net: Network, clients: Sequence[str]
+) -> str:
     """The TOML of one party. A public key that is not in `keys` becomes a marked place, which no loader takes."""
 
     def public_key(of: str) -> str:
@@ -114,7 +122,11 @@ def _configuration(role: str, name: str, keys: Mapping[str, str], net: Network, 
         )
     party = int(role[1])
     host, port = (net.host0, net.s0) if party == 0 else (net.host1, net.s1)
-    peer = f'address = "tcp://{net.host1}:{net.s1_peer}"' if party == 0 else f'listen = "{_listen(host, net.s1_peer)}"'
+    peer = (
+        f'address = "tcp://{net.host1}:{net.s1_peer}"'
+        if party == 0
+        else f'listen = "{_listen(host, net.s1_peer)}"'
+    )
     callers = [("coordinators", "coordinator"), *(("clients", client) for client in clients)]
     return SERVER.format(
         role=role.upper(),
@@ -123,7 +135,9 @@ def _configuration(role: str, name: str, keys: Mapping[str, str], net: Network, 
         name=name,
         peer_key=public_key(f"s{1 - party}"),
         peer=peer,
-        callers="\n".join(f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers),
+        callers="\n".join(
+            f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
+        ),
     )
 
 
@@ -184,8 +198,18 @@ def add_verbs(verbs: "Verbs") -> None:
         "--name",
         help="with --role: of the files, and what the servers call this party (default: the role; a client needs one)",
     )
-    verb.add_argument("--host0", default=LOOPBACK, metavar="HOST", help="where S0 is reached (default: %(default)s)")
-    verb.add_argument("--host1", default=LOOPBACK, metavar="HOST", help="where S1 is reached (default: %(default)s)")
+    verb.add_argument(
+        "--host0",
+        default=LOOPBACK,
+        metavar="HOST",
+        help="where S0 is reached (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--host1",
+        default=LOOPBACK,
+        metavar="HOST",
+        help="where S1 is reached (default: %(default)s)",
+    )
     verb.add_argument(
         "--base-port",
         type=int,
@@ -205,14 +229,24 @@ def _keygen(options: argparse.Namespace) -> None:
             raise ConfigError(
                 "say for how many clients: --clients N; or make one party alone: --role, with --name for a client"
             )
-        make_all(directory, _check_clients(options.clients), network(options.host0, options.host1, options.base_port))
-        print(f"{directory} has the keys and configurations of s0, s1, the coordinator and {options.clients} clients")
+        make_all(
+            directory,
+            _check_clients(options.clients),
+            network(options.host0, options.host1, options.base_port),
+        )
+        print(
+            f"{directory} has the keys and configurations of s0, s1, the coordinator and {options.clients} clients"
+        )
         print("hand every party its own .toml and .key_secret, and nobody another's")
         return
     if options.role == "client" and not options.name:
         raise ConfigError("a client needs a name, which the servers know it by: --name hospital-a")
     name = _check_name(options.name or options.role)
-    net = network(options.host0, options.host1, DEFAULT_BASE_PORT if options.base_port is None else options.base_port)
+    net = network(
+        options.host0,
+        options.host1,
+        DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
+    )
     key = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
     print(f"{directory / name}.toml: fill in the others' public keys where it says PASTE HERE")
     print(f"hand out, by a way that nobody can change it on: the public key of {name} is {key}")
@@ -229,5 +263,7 @@ def _check_clients(count: int) -> int:
 
 def _check_name(name: str) -> str:
     if not re.fullmatch(NAME, name):
-        raise ConfigError(f"--name must be 1 to 40 letters, digits, dots, dashes or underscores, not {name!r}")
+        raise ConfigError(
+            f"--name must be 1 to 40 letters, digits, dots, dashes or underscores, not {name!r}"
+        )
     return name

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mpc.errors import SecureMedianError
+from securemedian.mpc.errors import SecureMedianError
 
 STOP_LIMIT_S = 15.0
 
@@ -24,7 +24,7 @@ class Processes:
         """Run `securemedian ARGUMENTS` with its output in NAME.log."""
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", "scripts.cli", *arguments],
+                [sys.executable, "-m", "securemedian", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -36,7 +36,9 @@ class Processes:
         for name, process in self._running.items():
             if process.poll() is not None:
                 last = self._log(name).read_text("utf-8", "replace").strip().rpartition("\n")[2]
-                raise SecureMedianError(f"{name} ended with status {process.returncode}: {last or 'it said nothing'}")
+                raise SecureMedianError(
+                    f"{name} ended with status {process.returncode}: {last or 'it said nothing'}"
+                )
 
     def stop(self) -> None:
         """SIGTERM to each, and SIGKILL to those that are still there after STOP_LIMIT_S."""
@@ -54,7 +56,10 @@ class Processes:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servers import config
+from securemedian.servers import config
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,12 +22,19 @@ def add_verbs(verbs: "Verbs") -> None:
     serve = verbs.add_parser(
         "serve", help="run one of the two servers", description=_DESCRIPTION, formatter_class=layout
     )
-    serve.add_argument("config", type=Path, metavar="CONFIG", help="the server's TOML file (see docs/samples/s0.toml)")
+    serve.add_argument(
+        "config",
+        type=Path,
+        metavar="CONFIG",
+        help="the server's TOML file (see docs/samples/s0.toml)",
+    )
     serve.set_defaults(run=_serve)
 
 
 def _serve(args: argparse.Namespace) -> None:
-    settings = config.load(args.config)  # a mistake in it is told before the protocol code is loaded
-    from servers.daemon import serve
+    settings = config.load(
+        args.config
+    )  # a mistake in it is told before the protocol code is loaded
+    from securemedian.servers.daemon import serve
 
     serve(settings)

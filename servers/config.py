@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpc.errors import ConfigError
-from mpc.params import ProtocolParams, build
-from servers.settings import check_endpoint, check_public_key, read_toml
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.params import ProtocolParams, build
+from securemedian.settings.addresses import check_endpoint
+from securemedian.settings.files import read_toml
+from securemedian.settings.keys import check_public_key
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES), and this many names fit.
 MAX_CLIENTS = 4096
@@ -24,7 +26,9 @@ class Caller:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME:
-            raise ConfigError(f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {self.name!r}")
+            raise ConfigError(
+                f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {self.name!r}"
+            )
         check_public_key(self.public_key)
 
 
@@ -59,13 +63,17 @@ class ServerConfig:
     clients: tuple[Caller, ...]
     coordinators: tuple[Caller, ...] = ()
     min_clients: int = 2  # this server's own floor under every round's min_clients
-    peer_wait_s: float = 300.0  # after a start, for the other server to appear; then this one gives up
+    peer_wait_s: float = (
+        300.0  # after a start, for the other server to appear; then this one gives up
+    )
     peer_timeout_s: float = 10.0  # without a sign of life, or an answer, from the other server
     channel_timeout_s: float = 60.0  # for one message of the protocol
     round_limit_s: float = 3600.0  # for one run of the protocol
     stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
     max_message_bytes: int = 1 << 28  # of a client; a longer one ends the connection it came on
-    pool_limit_bytes: int = 1 << 28  # of correlations made while clients train; the smaller of both servers' counts
+    pool_limit_bytes: int = (
+        1 << 28
+    )  # of correlations made while clients train; the smaller of both servers' counts
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
 
     def __post_init__(self) -> None:
@@ -78,15 +86,29 @@ class ServerConfig:
             raise ConfigError(
                 f"min_clients must be 2 or more, not {self.min_clients}: a single client's median is its own update"
             )
-        for name in ("peer_wait_s", "peer_timeout_s", "channel_timeout_s", "round_limit_s", "stop_limit_s"):
+        for name in (
+            "peer_wait_s",
+            "peer_timeout_s",
+            "channel_timeout_s",
+            "round_limit_s",
+            "stop_limit_s",
+        ):
             if not 0 < getattr(self, name) <= WEEK_S:
-                raise ConfigError(f"{name} must be more than 0 and at most a week, not {getattr(self, name)}")
+                raise ConfigError(
+                    f"{name} must be more than 0 and at most a week, not {getattr(self, name)}"
+                )
         if self.max_message_bytes <= 0:
-            raise ConfigError(f"max_message_bytes must be more than 0, not {self.max_message_bytes}")
+            raise ConfigError(
+                f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
+            )
         if not 0 <= self.pool_limit_bytes < 1 << 63:
-            raise ConfigError(f"pool_limit_bytes must be 0 (make nothing ahead) or more, not {self.pool_limit_bytes}")
+            raise ConfigError(
+                f"pool_limit_bytes must be 0 (make nothing ahead) or more, not {self.pool_limit_bytes}"
+            )
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
-            raise ConfigError(f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}")
+            raise ConfigError(
+                f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}"
+            )
         callers = self.clients + self.coordinators
         for what, values in (
             ("name", [caller.name for caller in callers]),
@@ -94,7 +116,9 @@ class ServerConfig:
         ):
             value, times = Counter(values).most_common(1)[0]
             if times > 1:
-                raise ConfigError(f"the {what} {value!r} is there {times} times: one key, one name and one role each")
+                raise ConfigError(
+                    f"the {what} {value!r} is there {times} times: one key, one name and one role each"
+                )
 
     @property
     def name(self) -> str:
@@ -105,16 +129,22 @@ def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ..
     entries = values.get(table, [])
     if not isinstance(entries, list):
         raise ConfigError(f"{where}: write [[{table}]] once for each, not [{table}]")
-    return tuple(build(Caller, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1))
+    return tuple(
+        build(Caller, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1)
+    )
 
 
 def load(path: Path) -> ServerConfig:
     """Read and check a configuration. ConfigError says what is wrong and where."""
     values = read_toml(path)
     where = str(path)
-    nested: dict[str, Any] = {table: _callers(values, table, where) for table in ("clients", "coordinators")}
+    nested: dict[str, Any] = {
+        table: _callers(values, table, where) for table in ("clients", "coordinators")
+    }
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
     config = build(ServerConfig, values | nested, where)
     folder = path.parent
-    return replace(config, key_file=str(folder / config.key_file), state_dir=str(folder / config.state_dir))
+    return replace(
+        config, key_file=str(folder / config.key_file), state_dir=str(folder / config.state_dir)
+    )

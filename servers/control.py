@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from mpc import wire
-from mpc.errors import ConfigError, FrameError
-from mpc.params import build
+from securemedian.mpc import wire
+from securemedian.mpc.errors import ConfigError, FrameError
+from securemedian.mpc.params import build
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ RoundMessage = Open | Opened | Uploaded | Close | Held | Run | Ready | Done | Fa
 Message = Hello | Bye | RoundMessage
 
 _KINDS: dict[str, type] = {
-    kind.__name__.lower(): kind for kind in (Hello, Bye, Open, Opened, Uploaded, Close, Held, Run, Ready, Done, Failed)
+    kind.__name__.lower(): kind
+    for kind in (Hello, Bye, Open, Opened, Uploaded, Close, Held, Run, Ready, Done, Failed)
 }
 
 

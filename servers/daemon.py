@@ -10,15 +10,22 @@ from types import FrameType
 
 import zmq
 
-from mpc import pipeline
-from servers import control, logs
-from servers.config import ServerConfig
-from servers.engine import SWITCH_S, Engine
-from servers.requests import Desk
-from servers.rounds import Rounds
-from servers.settings import KeyPair, load_keys
-from servers.store import Store
-from servers.transport import CLIENT_DOMAIN, PEER_DOMAIN, PEER_MESSAGE_BYTES, ClientPort, PeerPort, authenticate
+from securemedian.mpc import pipeline
+from securemedian.servers import control, logs
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.engine import SWITCH_S, Engine
+from securemedian.servers.requests import Desk
+from securemedian.servers.rounds import Rounds
+from securemedian.servers.store import Store
+from securemedian.servers.transport import (
+    CLIENT_DOMAIN,
+    PEER_DOMAIN,
+    PEER_MESSAGE_BYTES,
+    ClientPort,
+    PeerPort,
+    authenticate,
+)
+from securemedian.settings.keys import KeyPair, load_keys
 
 TICK_MS = 100  # how late a time limit may be noticed
 LEAVE_S = 1.0  # for the peer to take leave
@@ -37,7 +44,12 @@ class Daemon:
         self._gate = authenticate(self._context, allowed)
         self._clients = ClientPort(self._context, keys, config.listen, config.max_message_bytes)
         self._peer = PeerPort(
-            self._context, config.party, keys, config.peer.endpoint, config.peer.public_key, PEER_MESSAGE_BYTES
+            self._context,
+            config.party,
+            keys,
+            config.peer.endpoint,
+            config.peer.public_key,
+            PEER_MESSAGE_BYTES,
         )
         self._control = self._peer.stream("control", keep=False)
         self._wake_out, self._wake_in = os.pipe()
@@ -115,7 +127,9 @@ class Daemon:
                 return
 
     def _send(self, message: control.Message) -> None:
-        with suppress(zmq.Again):  # the peer is not connected: the hellos it does not send will show
+        with suppress(
+            zmq.Again
+        ):  # the peer is not connected: the hellos it does not send will show
             self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
 
     def _wake(self) -> None:
@@ -126,7 +140,9 @@ def serve(config: ServerConfig) -> None:
     """Run one server until it is told to stop."""
     logs.start(config.name)
     sys.setswitchinterval(SWITCH_S)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # until there is something in hand
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(0)
+    )  # until there is something in hand
     keys, store = load_keys(config.key_file), Store(Path(config.state_dir))
     start = time.monotonic()
     logs.event("compiling")

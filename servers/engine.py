@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mpc import pipeline
-from mpc.channel import Channel
-from mpc.errors import LocalProtocolError, RoundBusy, SecureMedianError
-from mpc.params import ProtocolParams, RoundParams
-from mpc.party import Party, Session
-from mpc.pipeline import Cost, Outcome
-from mpc.share import Upload
-from servers import logs
-from servers.transport import ZmqLink
+from securemedian.mpc import pipeline
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import LocalProtocolError, RoundBusy, SecureMedianError
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.party import Party, Session
+from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.share import Upload
+from securemedian.servers import logs
+from securemedian.servers.transport import ZmqLink
 
 SWITCH_S = 1e-4  # for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
-STOP_S = 5.0  # a closed lane stops its thread at the next message; a chunk's computation may come first
+STOP_S = (
+    5.0  # a closed lane stops its thread at the next message; a chunk's computation may come first
+)
 
 
 @dataclass
@@ -42,7 +44,9 @@ Work = Callable[[_Lanes], Outcome | None]
 class _Job:
     """One piece of work on a thread of its own, after the one before it, whose error is its own error, too."""
 
-    def __init__(self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]) -> None:
+    def __init__(
+        self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]
+    ) -> None:
         self.result: Outcome | SecureMedianError | None = None
         self.ended = False
         self._lanes, self._work, self._before, self._wake = lanes, work, before, wake
@@ -65,7 +69,9 @@ class _Job:
             self.result = error
         except Exception as error:  # a defect must fail the round, not leave it hanging
             logs.event("engine-error", logging.ERROR, error)
-            self.result = LocalProtocolError(f"a defect in this server, see its log: {type(error).__name__}")
+            self.result = LocalProtocolError(
+                f"a defect in this server, see its log: {type(error).__name__}"
+            )
         self.ended = True
         self._wake()
 
@@ -103,11 +109,14 @@ class Engine:
         takes uploads. The other server does the same.
         """
         if not self._settle():
-            raise RoundBusy(f"the last round's computation has not stopped within {STOP_S:g} s: try again")
+            raise RoundBusy(
+                f"the last round's computation has not stopped within {STOP_S:g} s: try again"
+            )
         if session_id != self.session_id:
             self.drop()
             self._lanes = _Lanes(
-                session_id, [self._open_lane(session_id, lane) for lane in range(self._protocol.lanes)]
+                session_id,
+                [self._open_lane(session_id, lane) for lane in range(self._protocol.lanes)],
             )
         self._hurry.clear()
         self._begin("preparing", lambda lanes: self._fill(lanes, params))
@@ -166,11 +175,22 @@ class Engine:
     def _fill(self, lanes: _Lanes, params: RoundParams) -> None:
         if not lanes.parties:
             start = time.monotonic()
-            session, channels = establish(self._party, lanes.links, lanes.session_id, self._protocol)
+            session, channels = establish(
+                self._party, lanes.links, lanes.session_id, self._protocol
+            )
             lanes.parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
-            logs.event("session-established", lanes=len(lanes.parties), seconds=round(time.monotonic() - start, 3))
+            logs.event(
+                "session-established",
+                lanes=len(lanes.parties),
+                seconds=round(time.monotonic() - start, 3),
+            )
         lanes.ahead = pipeline.fill(
-            lanes.parties, params, self._protocol, self._pool_limit_bytes, self._hurry.is_set, self._note
+            lanes.parties,
+            params,
+            self._protocol,
+            self._pool_limit_bytes,
+            self._hurry.is_set,
+            self._note,
         )
         logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
 
@@ -178,7 +198,9 @@ class Engine:
         self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]
     ) -> Outcome:
         ahead, lanes.ahead = lanes.ahead, Cost()
-        outcome = pipeline.run_round(lanes.parties, params, self._protocol, uploads, self._note, weights)
+        outcome = pipeline.run_round(
+            lanes.parties, params, self._protocol, uploads, self._note, weights
+        )
         return replace(outcome, cost=outcome.cost.after(ahead))
 
     def _note(self, done: int, total: int) -> None:

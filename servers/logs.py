@@ -9,7 +9,9 @@ from typing import Any
 _logger = logging.getLogger("securemedian")
 
 
-def event(name: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
+def event(
+    name: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
+) -> None:
     """Log `name` with its fields; with `error`, its traceback too."""
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
 
@@ -24,7 +26,10 @@ class _Line(logging.Formatter):
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         if self._json:
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+            stamp = (
+                time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+                + f".{int(record.msecs):03d}Z"
+            )
             head = {
                 "time": stamp,
                 "level": record.levelname.lower(),
@@ -34,7 +39,9 @@ class _Line(logging.Formatter):
             return json.dumps(head | fields, default=str)
         details = " ".join(f"{key}={value}" for key, value in fields.items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        return f"{clock} {self._server} {record.levelname.lower():7} {record.getMessage()} {details}"
+        return (
+            f"{clock} {self._server} {record.levelname.lower():7} {record.getMessage()} {details}"
+        )
 
 
 def start(server: str) -> None:

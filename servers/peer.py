@@ -3,8 +3,8 @@
 from enum import StrEnum
 from typing import Any
 
-from mpc.errors import ParametersDiffer, PeerUnavailable
-from servers.control import Hello
+from securemedian.mpc.errors import ParametersDiffer, PeerUnavailable
+from securemedian.servers.control import Hello
 
 
 class Change(StrEnum):
@@ -18,13 +18,17 @@ class Change(StrEnum):
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """The fields that differ with both values; "" if none does."""
     names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
-    return "; ".join(f"{name}: {ours.get(name)!r} here, {theirs.get(name)!r} there" for name in names)
+    return "; ".join(
+        f"{name}: {ours.get(name)!r} here, {theirs.get(name)!r} there" for name in names
+    )
 
 
 class PeerWatch:
     """The other server, `name`, as its hellos show it."""
 
-    def __init__(self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float, now: float) -> None:
+    def __init__(
+        self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float, now: float
+    ) -> None:
         self.name = name
         self.linked = False
         self.differing = ""

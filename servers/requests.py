@@ -7,9 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-import mpc
-from mpc import wire
-from mpc.errors import (
+import securemedian
+from securemedian.mpc import wire
+from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
     FrameError,
@@ -20,12 +20,12 @@ from mpc.errors import (
     SecureMedianError,
     UnknownRound,
 )
-from mpc.params import RoundParams, build
-from servers import logs
-from servers.config import ServerConfig
-from servers.engine import Engine
-from servers.rounds import Entry, Rounds
-from servers.session import CloseAsked, Failure, Round, State
+from securemedian.mpc.params import RoundParams, build
+from securemedian.servers import logs
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.engine import Engine
+from securemedian.servers.rounds import Entry, Rounds
+from securemedian.servers.session import CloseAsked, Failure, Round, State
 
 CLIENT, COORDINATOR = "client", "coordinator"
 NO_ROUND: dict[str, Any] = {
@@ -107,11 +107,17 @@ class Desk:
     """Answers requests. `reply` sends a frame to a caller's address. Used by one thread."""
 
     def __init__(
-        self, config: ServerConfig, rounds: Rounds, engine: Engine, reply: Callable[[bytes, Sequence[wire.Part]], None]
+        self,
+        config: ServerConfig,
+        rounds: Rounds,
+        engine: Engine,
+        reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
         self._config, self._rounds, self._engine, self._reply = config, rounds, engine, reply
         self._callers = {caller.public_key: (caller.name, CLIENT) for caller in config.clients}
-        self._callers |= {caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators}
+        self._callers |= {
+            caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators
+        }
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
         """Answer one request, now or (`open`) when S1 has spoken. A wrong one is answered too, and changes nothing."""
@@ -134,7 +140,9 @@ class Desk:
                     reason=str(error),
                 )
         except Exception as error:  # a defect that one request shows must not end the server
-            self._refuse(address, number, LocalProtocolError("a defect in this server: see its log"))
+            self._refuse(
+                address, number, LocalProtocolError("a defect in this server: see its log")
+            )
             logs.event("request-error", logging.ERROR, error, caller=self._callers[key][0], op=op)
 
     def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
@@ -150,7 +158,9 @@ class Desk:
         if op.leader_only and self._config.party != 0:
             raise NotAllowed(f"s0 answers {message.type!r}: ask there")
         if not set(message.arrays) <= op.arrays:
-            raise FrameError(f"{message.type!r} comes with an array it does not take: {', '.join(message.arrays)}")
+            raise FrameError(
+                f"{message.type!r} comes with an array it does not take: {', '.join(message.arrays)}"
+            )
         return Call(
             address,
             number,
@@ -163,10 +173,14 @@ class Desk:
         )
 
     def _answer(self, call: Call, answer: Answer) -> None:
-        self._reply(call.address, wire.pack(call.op, {**answer.fields, "id": call.id}, answer.arrays))
+        self._reply(
+            call.address, wire.pack(call.op, {**answer.fields, "id": call.id}, answer.arrays)
+        )
 
     def _refuse(self, address: bytes, number: int, error: SecureMedianError) -> None:
-        self._reply(address, wire.pack("error", {"id": number, "code": error.code, "message": str(error)}))
+        self._reply(
+            address, wire.pack("error", {"id": number, "code": error.code, "message": str(error)})
+        )
 
     def _find(self, call: Call) -> Entry:
         return self._rounds.find(call.fields.round)
@@ -178,11 +192,14 @@ class Desk:
         latest = self._rounds.latest
         server = {
             "party": self._config.party,
-            "release": mpc.__version__,
+            "release": securemedian.__version__,
             "max_message_bytes": self._config.max_message_bytes,
         }
         caller = {"role": call.role, "name": call.name}
-        now = {"state": "busy" if self._rounds.live else "idle", "round": latest.round.id if latest else ""}
+        now = {
+            "state": "busy" if self._rounds.live else "idle",
+            "round": latest.round.id if latest else "",
+        }
         return Answer(server | caller | now | self._peer())
 
     def _status(self, call: Call) -> Answer:
@@ -235,7 +252,9 @@ class Desk:
         if "share" not in call.arrays:
             raise FrameError("an upload needs the array `share`")
         if call.fields.params != entry.round.params.digest:
-            raise BadUpload(f"this upload was encoded for other parameters than those of round {entry.round.id}")
+            raise BadUpload(
+                f"this upload was encoded for other parameters than those of round {entry.round.id}"
+            )
         self._rounds.upload(entry, call.key, call.fields.form, call.arrays["share"])
         return Answer()
 
@@ -262,7 +281,9 @@ class Desk:
                 self._answer(call, Answer({"round": round.id, "number": round.number}))
 
         params = RoundParams.from_dict(self._with_keys(call.fields.params))
-        self._rounds.open(params, call.fields.range, call.fields.reset, call.arrays.get("model"), when_opened)
+        self._rounds.open(
+            params, call.fields.range, call.fields.reset, call.arrays.get("model"), when_opened
+        )
 
     def _with_keys(self, params: dict[str, Any]) -> dict[str, Any]:
         """The coordinator weighs clients by name, and the round by key."""
@@ -272,7 +293,9 @@ class Desk:
         keys = {name: key for key, name in self._rounds.names.items()}
         unknown = sorted(str(name) for name in weights.keys() - keys.keys())
         if unknown:
-            raise ConfigError(f"weights for {', '.join(unknown)}: no client of {self._config.name} has that name")
+            raise ConfigError(
+                f"weights for {', '.join(unknown)}: no client of {self._config.name} has that name"
+            )
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
     def _close(self, call: Call) -> Answer:
@@ -286,7 +309,9 @@ class Desk:
         entry = self._find(call)
         if not entry.round.live:
             raise RoundClosed(f"round {entry.round.id} is {entry.round.state} already")
-        self._rounds.feed(entry, Failure(RoundFailed.code, f"aborted by {call.name}: {call.fields.reason}"))
+        self._rounds.feed(
+            entry, Failure(RoundFailed.code, f"aborted by {call.name}: {call.fields.reason}")
+        )
         return Answer()
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import mpc
-from mpc import ring, wire
-from mpc.errors import (
+import securemedian
+from securemedian.mpc import ring, wire
+from securemedian.mpc.errors import (
     ConfigError,
     FrameError,
     PeerProtocolError,
@@ -23,17 +23,27 @@ from mpc.errors import (
     UnknownRound,
     from_code,
 )
-from mpc.params import RoundParams
-from mpc.party import SESSION_BYTES
-from mpc.pipeline import Outcome
-from servers import control, logs, training
-from servers.config import ServerConfig
-from servers.control import Bye, Hello, Message, Open, Opened
-from servers.engine import Engine
-from servers.peer import Change, PeerWatch
-from servers.session import Action, Computed, Event, Failure, Overdue, Round, Start, State, Stored
-from servers.store import Spool, Store
-from servers.training import Float32s, Training
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.pipeline import Outcome
+from securemedian.servers import control, logs, training
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.control import Bye, Hello, Message, Open, Opened
+from securemedian.servers.engine import Engine
+from securemedian.servers.peer import Change, PeerWatch
+from securemedian.servers.session import (
+    Action,
+    Computed,
+    Event,
+    Failure,
+    Overdue,
+    Round,
+    Start,
+    State,
+    Stored,
+)
+from securemedian.servers.store import Spool, Store
+from securemedian.servers.training import Float32s, Training
 
 HELLO_S = 1.0
 KEPT_ROUNDS = 4  # whose status and result can still be asked for
@@ -67,15 +77,27 @@ class Rounds:
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._store, self._engine, self._send, self._clock = config, store, engine, send, clock
+        self._config, self._store, self._engine, self._send, self._clock = (
+            config,
+            store,
+            engine,
+            send,
+            clock,
+        )
         self._training = store.load_training() if config.party == 0 else Training()
         self._entries: dict[str, Entry] = {}
         self._stopping = False
-        self._hello = Hello(os.urandom(8).hex(), config.protocol.agreement() | {"release": mpc.__version__})
+        self._hello = Hello(
+            os.urandom(8).hex(), config.protocol.agreement() | {"release": securemedian.__version__}
+        )
         self._next_hello = clock()
         self.names = {client.public_key: client.name for client in config.clients}
         self.peer = PeerWatch(
-            f"s{1 - config.party}", self._hello.agreement, config.peer_wait_s, config.peer_timeout_s, clock()
+            f"s{1 - config.party}",
+            self._hello.agreement,
+            config.peer_wait_s,
+            config.peer_timeout_s,
+            clock(),
         )
 
     @property
@@ -90,7 +112,11 @@ class Rounds:
 
     def find(self, round_id: str) -> Entry:
         if round_id not in self._entries:
-            known = f"the latest is {self.latest.round.id}" if self.latest else "there has been none yet"
+            known = (
+                f"the latest is {self.latest.round.id}"
+                if self.latest
+                else "there has been none yet"
+            )
             raise UnknownRound(f"{self._config.name} knows no round {round_id!r}; {known}")
         return self._entries[round_id]
 
@@ -154,16 +180,25 @@ class Rounds:
             self.feed(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
 
     def open(
-        self, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None, when_opened: WhenOpened
+        self,
+        params: RoundParams,
+        range_: dict[str, Any],
+        reset: bool,
+        model: Float32s | None,
+        when_opened: WhenOpened,
     ) -> None:
         """S0: start a round. `when_opened` is called with S1's answer."""
         self.peer.require()
         if entry := self.live:
-            raise RoundBusy(f"round {entry.round.id} is {entry.round.state}: close or abort it, or wait for its end")
+            raise RoundBusy(
+                f"round {entry.round.id} is {entry.round.state}: close or abort it, or wait for its end"
+            )
         before = training.begin(self._training, params, range_, reset, model)
         kept = self._engine.session_id
         session = kept or os.urandom(SESSION_BYTES)
-        entry = self._add(f"{before.number}-{os.urandom(4).hex()}", before.number, params, session, before)
+        entry = self._add(
+            f"{before.number}-{os.urandom(4).hex()}", before.number, params, session, before
+        )
         entry.when_opened = when_opened
         self._send(Open(entry.round.id, before.number, params.to_dict(), session, kept is None))
 
@@ -185,7 +220,9 @@ class Rounds:
 
     # What is done
 
-    def _add(self, round_id: str, number: int, params: RoundParams, session: bytes, before: Training) -> Entry:
+    def _add(
+        self, round_id: str, number: int, params: RoundParams, session: bytes, before: Training
+    ) -> Entry:
         """A new round, unless this server's own limits forbid it."""
         config = self._config
         if self._stopping:
@@ -252,12 +289,19 @@ class Rounds:
         round = entry.round
         details: dict[str, Any] = {"round": round.id, "number": round.number}
         if round.state in (State.RUNNING, State.PUBLISHED):
-            details |= {"included": [self.names[key] for key in round.included], "left_out": round.left_out}
+            details |= {
+                "included": [self.names[key] for key in round.included],
+                "left_out": round.left_out,
+            }
         if round.state is State.PUBLISHED:
             details |= {"cost": entry.cost}
         if round.state is State.FAILED:
             details |= {"code": round.code, "reason": round.reason}
-        logs.event(f"round-{round.state}", logging.WARNING if round.state is State.FAILED else logging.INFO, **details)
+        logs.event(
+            f"round-{round.state}",
+            logging.WARNING if round.state is State.FAILED else logging.INFO,
+            **details,
+        )
 
     def _keep(self, changed: Training) -> None:
         """S0's training run may have changed."""
@@ -308,9 +352,17 @@ class Rounds:
                 raise PeerUnavailable("s1 has no session to keep: open again, for a new one")
             params = RoundParams.from_dict(message.params)
             entry = self._add(message.round, message.number, params, message.session, Training())
-            self._prepare(entry)  # before the answer: what S0 sends on a lane that is not there yet is lost
+            self._prepare(
+                entry
+            )  # before the answer: what S0 sends on a lane that is not there yet is lost
             if entry.round.live:
                 self._send(Opened(message.round))
         except SecureMedianError as error:
-            logs.event("open-refused", logging.WARNING, round=message.round, code=error.code, reason=str(error))
+            logs.event(
+                "open-refused",
+                logging.WARNING,
+                round=message.round,
+                code=error.code,
+                reason=str(error),
+            )
             self._send(control.Failed(message.round, error.code, f"{self._config.name}: {error}"))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from mpc.errors import (
+from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     DuplicateUpload,
@@ -27,8 +27,18 @@ from mpc.errors import (
     RoundClosed,
     TooFewClients,
 )
-from mpc.params import RoundParams, digest
-from servers.control import Close, Done, Failed, Held, Opened, Ready, RoundMessage, Run, Uploaded
+from securemedian.mpc.params import RoundParams, digest
+from securemedian.servers.control import (
+    Close,
+    Done,
+    Failed,
+    Held,
+    Opened,
+    Ready,
+    RoundMessage,
+    Run,
+    Uploaded,
+)
 
 
 class State(StrEnum):
@@ -134,8 +144,15 @@ class Round:
 
     def whereabouts(self) -> dict[str, str]:
         """Where each client's upload is, by name."""
-        words = {(True, True): "both", (True, False): "here", (False, True): "there", (False, False): "none"}
-        return {name: words[key in self.here, key in self.there] for key, name in self.names.items()}
+        words = {
+            (True, True): "both",
+            (True, False): "here",
+            (False, True): "there",
+            (False, False): "none",
+        }
+        return {
+            name: words[key in self.here, key in self.there] for key, name in self.names.items()
+        }
 
     def check_upload(self, client: str) -> None:
         """Raise unless an upload of this client may be stored now."""
@@ -144,7 +161,9 @@ class Round:
         if self.params.weights and client not in self.params.weights:
             raise NotAllowed(f"round {self.id} is weighted, and its coordinator gave you no weight")
         if client in self.here:
-            raise DuplicateUpload(f"an upload of yours for round {self.id} is stored already; the first one counts")
+            raise DuplicateUpload(
+                f"an upload of yours for round {self.id} is stored already; the first one counts"
+            )
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event; the actions are to be done in order."""
@@ -211,14 +230,19 @@ class Round:
         complete = sorted(self.here & self.there)
         self.included = complete[: self.params.max_clients]
         reasons = {
-            (True, True): f"complete, and beyond the round's max_clients ({self.params.max_clients})",
+            (
+                True,
+                True,
+            ): f"complete, and beyond the round's max_clients ({self.params.max_clients})",
             (True, False): f"its upload reached only s{self.party}",
             (False, True): f"its upload reached only s{1 - self.party}",
             (False, False): "its upload reached neither server",
         }
         left_out = self.names.keys() - set(self.included)
         self.left_out = {
-            name: reasons[key in self.here, key in self.there] for key, name in self.names.items() if key in left_out
+            name: reasons[key in self.here, key in self.there]
+            for key, name in self.names.items()
+            if key in left_out
         }
 
     def _enough(self) -> list[Action]:
@@ -256,7 +280,11 @@ class Round:
         return []
 
     def _overdue(self, _: Overdue) -> list[Action]:
-        return self._fail(Failure(ChannelTimeout.code, f"round {self.id} was {self.state} for longer than its limit"))
+        return self._fail(
+            Failure(
+                ChannelTimeout.code, f"round {self.id} was {self.state} for longer than its limit"
+            )
+        )
 
 
 Table = dict[tuple[State, type], Callable[[Round, Any], list[Action]]]

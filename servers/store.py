@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.errors import BadUpload, ConfigError, SecureMedianError
-from mpc.params import RangePolicy
-from mpc.prg import SEED_BYTES
-from mpc.share import Layout, SeedUpload, Upload, WordsUpload
-from servers.training import Training
+from securemedian.mpc.errors import BadUpload, ConfigError, SecureMedianError
+from securemedian.mpc.params import RangePolicy
+from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.share import Layout, SeedUpload, Upload, WordsUpload
+from securemedian.servers.training import Training
 
 _TRAINING = "training.npz"
 
@@ -29,11 +29,16 @@ class Spool:
         try:
             folder.mkdir(mode=0o700)
         except OSError as error:
-            raise SecureMedianError(f"this server cannot store uploads: {error.strerror}") from error
+            raise SecureMedianError(
+                f"this server cannot store uploads: {error.strerror}"
+            ) from error
 
     def put(self, client: str, form: str, share: NDArray[Any]) -> None:
         """Store one upload whole, or raise and store nothing of it."""
-        shapes = {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, (self._layout.rows, self._layout.row_words))}
+        shapes = {
+            "seed": (np.uint8, (SEED_BYTES,)),
+            "words": (np.uint64, (self._layout.rows, self._layout.row_words)),
+        }
         if form not in shapes:
             raise BadUpload(f"the form of an upload is seed or words, not {form!r}")
         dtype, shape = shapes[form]
@@ -52,7 +57,9 @@ class Spool:
             mapped = np.memmap(path, np.uint64, "r", shape=shape)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise SecureMedianError(f"this server cannot store the upload: {error.strerror}") from error
+            raise SecureMedianError(
+                f"this server cannot store the upload: {error.strerror}"
+            ) from error
         self._uploads[client] = WordsUpload(self._layout, mapped)
 
     def get(self, client: str) -> Upload:
@@ -97,10 +104,15 @@ class Store:
             with np.load(path, allow_pickle=False) as saved:
                 model = saved.get("model")
                 return Training(
-                    RangePolicy(**json.loads(str(saved["policy"]))), model, saved["width"], int(saved["published"])
+                    RangePolicy(**json.loads(str(saved["policy"]))),
+                    model,
+                    saved["width"],
+                    int(saved["published"]),
                 )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged: restore it, or remove it to start without a model") from error
+            raise ConfigError(
+                f"{path} is damaged: restore it, or remove it to start without a model"
+            ) from error
 
     def save_training(self, training: Training) -> None:
         """Replace the saved training run at once: a crash leaves the old one or the new one."""

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import encode
-from mpc.errors import ConfigError, InputError
-from mpc.median.methods import METHODS, Published
-from mpc.params import RangePolicy, RoundParams, build
+from securemedian.mpc import encode
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.params import RangePolicy, RoundParams, build
 
 Float32s = NDArray[np.float32]
 
@@ -20,7 +20,9 @@ class Training:
 
     policy: RangePolicy = field(default_factory=RangePolicy)
     model: Float32s | None = None
-    width: Float32s = field(default_factory=lambda: np.array(RangePolicy().initial, np.float32))  # B: shape () or (d,)
+    width: Float32s = field(
+        default_factory=lambda: np.array(RangePolicy().initial, np.float32)
+    )  # B: shape () or (d,)
     published: int = 0
 
     @property
@@ -32,11 +34,15 @@ class Training:
         """The run once the round in hand has published `model`."""
         width = self.width
         if self.model is not None:
-            width = encode.next_range(self.policy, width, self.model, model, self.number).astype(np.float32)
+            width = encode.next_range(self.policy, width, self.model, model, self.number).astype(
+                np.float32
+            )
         return Training(self.policy, model, width, self.number)
 
 
-def begin(kept: Training, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None) -> Training:
+def begin(
+    kept: Training, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None
+) -> Training:
     """What a round starts from. A given `model`, or `reset`, starts a new training run: B = p0 and t = 1."""
     fresh = reset or model is not None
     if model is None:
@@ -58,7 +64,9 @@ def begin(kept: Training, params: RoundParams, range_: dict[str, Any], reset: bo
 def _check_model(model: Float32s | None, params: RoundParams) -> None:
     if model is None:
         if params.uses_range:
-            raise ConfigError("a round on buckets needs a global model, and none is kept here: give one when opening")
+            raise ConfigError(
+                "a round on buckets needs a global model, and none is kept here: give one when opening"
+            )
         return
     if model.dtype != np.float32 or model.shape != (params.dim,):
         raise InputError(
@@ -69,7 +77,9 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
         raise InputError("the global model has NaN or infinite values: give another one")
 
 
-def finish(before: Training, params: RoundParams, values: NDArray[Any], clients: int) -> tuple[Training, Float32s]:
+def finish(
+    before: Training, params: RoundParams, values: NDArray[Any], clients: int
+) -> tuple[Training, Float32s]:
     """What the round that started from `before` ends with, and its results (results, d). `values` are the opened ones
     of so many clients (mpc.pipeline.Outcome); the first result is the model, or with `midpoint` the mean of both.
     """

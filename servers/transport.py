@@ -16,18 +16,23 @@ from collections.abc import Collection, Mapping, Sequence
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from mpc.errors import ChannelClosed, ChannelTimeout, ConfigError
-from mpc.wire import Part
-from servers import logs
-from servers.settings import KeyPair
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError
+from securemedian.mpc.wire import Part
+from securemedian.servers import logs
+from securemedian.settings.keys import KeyPair
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 PEER_DOMAIN, CLIENT_DOMAIN = "peer", "clients"
-PEER_MESSAGE_BYTES = 1 << 30  # far above any message of the protocol, whose size `ProtocolParams` bounds
+PEER_MESSAGE_BYTES = (
+    1 << 30
+)  # far above any message of the protocol, whose size `ProtocolParams` bounds
 LINGER_MS = 500  # for last words when a server stops
-HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000  # zmq's own, below the messages; any traffic counts as a sign of life
+HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = (
+    1000,
+    10_000,
+)  # zmq's own, below the messages; any traffic counts as a sign of life
 SLICE_MS = 50  # how often a waiting lane looks whether it has been closed
 QUEUED_REQUESTS = 4  # a caller's unread requests; more wait at the caller, so memory stays bounded
 
@@ -67,13 +72,17 @@ def _bind(socket: Socket, endpoint: str) -> None:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(f"cannot listen at {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        raise ConfigError(
+            f"cannot listen at {endpoint}: {zmq.strerror(error.errno or 0)}"
+        ) from error
 
 
 class ClientPort:
     """Where clients and the coordinator ask. A caller is known by the key it proved, whatever its message says."""
 
-    def __init__(self, context: Context, keys: KeyPair, endpoint: str, max_message_bytes: int) -> None:
+    def __init__(
+        self, context: Context, keys: KeyPair, endpoint: str, max_message_bytes: int
+    ) -> None:
         self.socket = context.socket(zmq.ROUTER)
         _serve_curve(self.socket, keys, CLIENT_DOMAIN)
         self.socket.maxmsgsize = max_message_bytes
@@ -101,7 +110,13 @@ class PeerPort:
     """The streams to the other server. S1 (party 1) binds `endpoint`, S0 connects to it."""
 
     def __init__(
-        self, context: Context, party: int, keys: KeyPair, endpoint: str, peer_key: str, max_message_bytes: int
+        self,
+        context: Context,
+        party: int,
+        keys: KeyPair,
+        endpoint: str,
+        peer_key: str,
+        max_message_bytes: int,
     ) -> None:
         self._context, self._party, self._keys = context, party, keys
         self._peer_key, self._max_message_bytes = peer_key.encode(), max_message_bytes
@@ -181,7 +196,9 @@ class ZmqLink:
         try:
             self._socket.send_multipart(parts, copy=False)
         except zmq.Again:
-            raise ChannelTimeout(f"the other server took nothing for {self._timeout_s:g} s") from None
+            raise ChannelTimeout(
+                f"the other server took nothing for {self._timeout_s:g} s"
+            ) from None
 
     def recv(self) -> list[bytes]:
         """The next message, copied: zmq's buffers are not aligned for the kernels."""

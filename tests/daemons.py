@@ -16,21 +16,27 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from clients.config import ClientConfig, ServerAddress
-from mpc import encode, ring, share, wire
-from mpc.errors import from_code
-from mpc.median.methods import METHODS, Published
-from mpc.params import RoundParams
-from scripts import keygen
-from servers import config
-from servers.settings import KeyPair, load_keys
+from securemedian.clients.config import ClientConfig, ServerAddress
+from securemedian.mpc import encode, ring, share, wire
+from securemedian.mpc.errors import from_code
+from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.params import RoundParams
+from securemedian.scripts import keygen
+from securemedian.servers import config
+from securemedian.settings.keys import KeyPair, load_keys
 
 START_S = 240.0  # the first start compiles
 WAIT_S = 60.0
 ROOT = Path(__file__).parent.parent
 
 # short limits, so that tests of what happens at a limit are short too
-SETTINGS = {"peer_wait_s": 60, "peer_timeout_s": 4, "channel_timeout_s": 20, "round_limit_s": 120, "stop_limit_s": 60}
+SETTINGS = {
+    "peer_wait_s": 60,
+    "peer_timeout_s": 4,
+    "channel_timeout_s": 20,
+    "round_limit_s": 120,
+    "stop_limit_s": 60,
+}
 
 
 def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
@@ -46,7 +52,9 @@ def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
 class Caller:
     """Raw requests with one key to one port."""
 
-    def __init__(self, keys: KeyPair, endpoint: str, server_key: str, routing_id: bytes = b"") -> None:
+    def __init__(
+        self, keys: KeyPair, endpoint: str, server_key: str, routing_id: bytes = b""
+    ) -> None:
         self._numbers = itertools.count(1)
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.linger = 0
@@ -56,7 +64,9 @@ class Caller:
         self._socket.curve_serverkey = server_key.encode()
         self._socket.connect(endpoint)
 
-    def ask(self, op: str, arrays: Mapping[str, NDArray[Any]] | None = None, **fields: Any) -> wire.Message:
+    def ask(
+        self, op: str, arrays: Mapping[str, NDArray[Any]] | None = None, **fields: Any
+    ) -> wire.Message:
         """The answer; an error is raised as what it is."""
         number = next(self._numbers)
         reply = self.send(wire.pack(op, fields | {"id": number}, arrays))
@@ -83,7 +93,9 @@ class Caller:
 class Pair:
     """S0 and S1, and callers of both by name."""
 
-    def __init__(self, folder: Path, clients: int = 3, settings: Mapping[str, Any] = SETTINGS) -> None:
+    def __init__(
+        self, folder: Path, clients: int = 3, settings: Mapping[str, Any] = SETTINGS
+    ) -> None:
         self.folder = folder
         self.names = keygen.client_names(clients)
         keygen.make_all(folder, clients, keygen.network("127.0.0.1", "127.0.0.1", None))
@@ -95,8 +107,14 @@ class Pair:
     def configure(self, server: str, text: str = "", **settings: Any) -> None:
         """Change settings, and put `text` behind what the file has."""
         path = self.folder / f"{server}.toml"
-        kept = [line for line in path.read_text().splitlines() if line.partition(" = ")[0] not in settings]
-        path.write_text("\n".join([f"{key} = {value}" for key, value in settings.items()] + kept) + text)
+        kept = [
+            line
+            for line in path.read_text().splitlines()
+            if line.partition(" = ")[0] not in settings
+        ]
+        path.write_text(
+            "\n".join([f"{key} = {value}" for key, value in settings.items()] + kept) + text
+        )
 
     def start(self, *servers: str) -> None:
         """Start servers and wait until they listen."""
@@ -104,7 +122,13 @@ class Pair:
         for server in servers:
             with self._log(server).open("ab") as log:
                 self._processes[server] = subprocess.Popen(
-                    [sys.executable, "-m", "scripts.cli", "serve", str(self.folder / f"{server}.toml")],
+                    [
+                        sys.executable,
+                        "-m",
+                        "securemedian",
+                        "serve",
+                        str(self.folder / f"{server}.toml"),
+                    ],
                     stderr=log,
                     cwd=ROOT,
                 )
@@ -118,7 +142,11 @@ class Pair:
     def link(self) -> None:
         """Wait until both servers see each other."""
         for server in ("s0", "s1"):
-            wait_until(lambda server=server: self.caller("coordinator", server).ask("info").fields["peer_linked"])
+            wait_until(
+                lambda server=server: (
+                    self.caller("coordinator", server).ask("info").fields["peer_linked"]
+                )
+            )
 
     def stop(self, server: str, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""
@@ -152,7 +180,9 @@ class Pair:
 
     def stranger(self, keys: KeyPair, server: str) -> Caller:
         """Somebody with any key."""
-        address: ServerAddress = getattr(ClientConfig.load(self.folder / "coordinator.toml"), server)
+        address: ServerAddress = getattr(
+            ClientConfig.load(self.folder / "coordinator.toml"), server
+        )
         return Caller(keys, address.address, address.public_key)
 
     def intruder(self, name: str) -> Caller:
@@ -187,7 +217,9 @@ class Pair:
             .fields["round"]
         )
 
-    def submit(self, name: str, values: NDArray[np.float32], to: Sequence[str] = ("s0", "s1")) -> None:
+    def submit(
+        self, name: str, values: NDArray[np.float32], to: Sequence[str] = ("s0", "s1")
+    ) -> None:
         """An honest upload for the latest round."""
         current = self.caller(name, "s0").ask("round").fields
         params = RoundParams.from_dict(current["params"])
@@ -223,6 +255,11 @@ class Pair:
         if reply.fields["form"] == "model":
             return reply.arrays["results"][0]
         params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
-        halves = [self.caller(name, server).ask("result", round=round_id).arrays["share"] for server in ("s0", "s1")]
+        halves = [
+            self.caller(name, server).ask("result", round=round_id).arrays["share"]
+            for server in ("s0", "s1")
+        ]
         one, other = (ring.unpack(half, params.ring_bits, params.dim) for half in halves)
-        return encode.from_fixed(share.combine(one, other, params.ring_bits), params.ring_bits, params.fraction_bits)
+        return encode.from_fixed(
+            share.combine(one, other, params.ring_bits), params.ring_bits, params.fraction_bits
+        )

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpc import ring, share
-from mpc.channel import Channel, local_pair
-from mpc.params import ProtocolParams, RoundParams
-from mpc.party import Party, Session
-from mpc.pipeline import Outcome, run_round
-from mpc.prg import Entropy, Stream, os_entropy
+from securemedian.mpc import ring, share
+from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.party import Party, Session
+from securemedian.mpc.pipeline import Outcome, run_round
+from securemedian.mpc.prg import Entropy, Stream, os_entropy
 
 T = TypeVar("T")
 _sessions = itertools.count(1)
@@ -54,7 +54,9 @@ def make_parties(
     session_id = session_id or next(_sessions).to_bytes(16, "little")
 
     def establish(party_id: int) -> list[Party]:
-        session = Session.establish(party_id, pairs[0][party_id], session_id, protocol, entropy[party_id])
+        session = Session.establish(
+            party_id, pairs[0][party_id], session_id, protocol, entropy[party_id]
+        )
         return [session.party(lane, pairs[lane][party_id]) for lane in range(lanes)]
 
     return run_both(establish)
@@ -77,7 +79,9 @@ def run_rounds(
     return run_both(lambda j: run_round(parties[j], params, used, [pair[j] for pair in shares]))
 
 
-def additive(values: np.ndarray, bits: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def additive(
+    values: np.ndarray, bits: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Additive shares of ring elements, for tests of single protocols."""
     mask = ring.reduce(rng.integers(0, 2**64, values.shape, np.uint64), bits)
     return mask, ring.reduce(values.astype(np.uint64) - mask, bits)

@@ -16,14 +16,17 @@ def fold(leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(rows, sum) of GGM leaves (q, w)."""
     q = len(leaves)
     rows = [
-        np.bitwise_xor.reduce([leaves[x] for x in range(q) if x >> j & 1], axis=0) for j in range(q.bit_length() - 1)
+        np.bitwise_xor.reduce([leaves[x] for x in range(q) if x >> j & 1], axis=0)
+        for j in range(q.bit_length() - 1)
     ]
     return np.array(rows), np.bitwise_xor.reduce(leaves, axis=0)
 
 
 def columns(rows: np.ndarray) -> np.ndarray:
     """(128, w) bit rows to one (low, high) pair of words a column."""
-    bits = np.unpackbits(np.ascontiguousarray(rows).view(np.uint8), axis=1, bitorder="little").reshape(128, -1)
+    bits = np.unpackbits(
+        np.ascontiguousarray(rows).view(np.uint8), axis=1, bitorder="little"
+    ).reshape(128, -1)
     return np.ascontiguousarray(np.packbits(bits.T, axis=1, bitorder="little")).view(np.uint64)
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("torch")  # of the plaintext functionalities that they share
 
-from mpc.errors import InputError
-from scripts.experiments.aggregators import AGGREGATORS
+from securemedian.laboratory.experiments.aggregators import AGGREGATORS
+from securemedian.mpc.errors import InputError
 
 DIM = 40
 ROBUST = [name for name in AGGREGATORS if name != "mean"]
@@ -28,13 +28,15 @@ def squared(one: list[float], other: list[float]) -> float:
 def scores(vectors: list[list[float]], neighbours: int) -> list[float]:
     """Krum's, of each vector, by the definition."""
     return [
-        sum(sorted(squared(x, y) for j, y in enumerate(vectors) if j != i)[:neighbours]) for i, x in enumerate(vectors)
+        sum(sorted(squared(x, y) for j, y in enumerate(vectors) if j != i)[:neighbours])
+        for i, x in enumerate(vectors)
     ]
 
 
 def average(vectors: list[list[float]], weights: list[float]) -> list[float]:
     return [
-        sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights) for column in zip(*vectors, strict=True)
+        sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights)
+        for column in zip(*vectors, strict=True)
     ]
 
 
@@ -88,7 +90,10 @@ class Slow:
         for _ in range(50):
             center = average(vectors, weights)
             distances = [math.sqrt(squared(x, center)) for x in vectors]
-            weights = [w * math.exp(-d / max(distances) / 2) for w, d in zip(weights, distances, strict=True)]
+            weights = [
+                w * math.exp(-d / max(distances) / 2)
+                for w, d in zip(weights, distances, strict=True)
+            ]
         return average(vectors, weights)
 
     @staticmethod
@@ -110,11 +115,15 @@ def test_against_the_definition(name: str, n: int, f: int) -> None:
     slow = getattr(Slow, name.replace("-", "_"))
     for seed, outliers in itertools.product((1, 2), (0, f)):
         updates = near(n, seed)
-        updates[:outliers] += np.random.default_rng(seed).normal(0, 200, (outliers, DIM)).astype(np.float32)
+        updates[:outliers] += (
+            np.random.default_rng(seed).normal(0, 200, (outliers, DIM)).astype(np.float32)
+        )
         result = AGGREGATORS[name](updates, f)
         assert result.dtype == np.float32
         assert result.shape == (DIM,)
-        assert np.allclose(result, slow(updates.astype(np.float64).tolist(), f), rtol=1e-4, atol=1e-5)
+        assert np.allclose(
+            result, slow(updates.astype(np.float64).tolist(), f), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
@@ -187,4 +196,6 @@ def test_at_the_size_of_a_model() -> None:
     updates = near(10, dim=199_210)
     for name, aggregate in AGGREGATORS.items():
         result = aggregate(updates, 1)
-        assert ((result >= updates.min(axis=0) - 1e-6) & (result <= updates.max(axis=0) + 1e-6)).all(), name
+        assert (
+            (result >= updates.min(axis=0) - 1e-6) & (result <= updates.max(axis=0) + 1e-6)
+        ).all(), name

@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 
-import mpc
+from securemedian import mpc
 
 ROOT = Path(__file__).resolve().parent.parent
-PEOPLE = {"servers", "clients", "benchmarks", "scripts"}
-FORBIDDEN = {
-    "mpc": PEOPLE | {"tests", "zmq", "argparse", "tomllib", "torch", "rich", "sklearn", "pickle"},
-    "servers": {"clients", "benchmarks", "scripts", "tests", "torch", "sklearn", "pickle"},
-    "clients": {"benchmarks", "scripts", "tests", "pickle"},
-    "benchmarks": {"scripts", "tests", "torch", "pickle"},
-    "scripts": {"tests", "pickle"},
+OURS = "securemedian."
+THIRD_PARTY = {
+    "mpc": {"zmq", "argparse", "tomllib", "torch", "rich", "sklearn", "pickle"},
+    "settings": {"torch", "sklearn", "rich", "pickle"},
+    "servers": {"torch", "sklearn", "pickle"},
+    "clients": {"torch", "sklearn", "pickle"},
+    "scripts": {"torch", "sklearn", "pickle"},
+    "laboratory": {"pickle"},
+    "benchmarks": {"torch", "pickle"},
 }
+# The floors from below: a folder imports those before it, and itself.
+FLOORS = ["mpc", "settings", "servers", "clients", "scripts", "laboratory", "benchmarks"]
+# Beyond what the floors say: servers and clients meet on the wire alone.
+FORBIDDEN = {"clients": {"servers"}}
 
 
 def imports(path: Path) -> set[str]:
@@ -33,13 +39,29 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("package", sorted(FORBIDDEN))
+@pytest.mark.parametrize("package", FLOORS)
 def test_imports_go_down_only(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
+    above = set(FLOORS[FLOORS.index(package) + 1 :]) | FORBIDDEN.get(package, set()) | {"cli"}
     for path in files:
-        roots = {name.split(".")[0] for name in imports(path)}
-        assert not roots & FORBIDDEN[package], f"{path.relative_to(ROOT)} imports {sorted(roots & FORBIDDEN[package])}"
+        names = imports(path)
+        roots = {name.split(".")[0] for name in names}
+        refused = roots & (THIRD_PARTY[package] | {"tests"})
+        refused |= {name for name in names if name.startswith(OURS) and name.split(".")[1] in above}
+        assert not refused, f"{path.relative_to(ROOT)} imports {sorted(refused)}"
+
+
+def test_our_folders_are_imported_under_one_name_only() -> None:
+    """A bare `import clients` would find a user's own folder of that name."""
+    for path in [
+        *ROOT.glob("tests/*.py"),
+        *(p for floor in FLOORS for p in ROOT.glob(f"{floor}/**/*.py")),
+    ]:
+        if path.name == "mpyc_party.py":  # another project's `mpc` object
+            continue
+        bare = {name for name in imports(path) if name.split(".")[0] in FLOORS}
+        assert not bare, f"{path.relative_to(ROOT)} imports {sorted(bare)}"
 
 
 def test_mpc_is_documented_in_dependency_order() -> None:
@@ -51,22 +73,31 @@ def test_mpc_is_documented_in_dependency_order() -> None:
         for path in (ROOT / "mpc").rglob("*.py")
     }
     modules = {
-        name: path for name, path in files.items() if not name.endswith("__init__") and not name.startswith("kernels.")
+        name: path
+        for name, path in files.items()
+        if not name.endswith("__init__") and not name.startswith("kernels.")
     }
     assert sorted(order) == sorted([*modules, "kernels"])
     for position, name in enumerate(order):
         paths = (ROOT / "mpc" / "kernels").glob("*.py") if name == "kernels" else [modules[name]]
         for path in paths:
             for imported in imports(path):
-                inner = imported.removeprefix("mpc.")
-                later = [other for other in order[position + 1 :] if inner == other or inner.startswith(other + ".")]
-                assert not (imported.startswith("mpc.") and later), f"{name} imports {later}, which stands after it"
+                inner = imported.removeprefix("securemedian.mpc.")
+                later = [
+                    other
+                    for other in order[position + 1 :]
+                    if inner == other or inner.startswith(other + ".")
+                ]
+                assert not (imported.startswith("securemedian.mpc.") and later), (
+                    f"{name} imports {later}, which stands after it"
+                )
 
 
 def test_the_service_needs_no_torch() -> None:
     """Importing the command, the servers and the client library loads neither torch nor scikit-learn."""
     program = (
-        "import sys, scripts.cli, servers.daemon, clients.client\n"
+        "import sys\n"
+        "import securemedian.cli, securemedian.servers.daemon, securemedian.clients.client\n"
         "sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from clients.attacks import ATTACKS, NO_ATTACK
-from clients.attacks.far import FAR
-from clients.attacks.lie import z_max
-from mpc.errors import InputError
-from scripts import cli
+from securemedian import cli
+from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
+from securemedian.laboratory.attacks.far import FAR
+from securemedian.laboratory.attacks.lie import z_max
+from securemedian.mpc.errors import InputError
 
 RNG = np.random.default_rng(1)
 DIM, HONEST = 300, 7
@@ -25,7 +25,9 @@ def near(count: int) -> NDArray[np.float32]:
     return (START + RNG.normal(0.1, 0.05, (count, DIM))).astype(np.float32)
 
 
-def sent(name: str, trained: NDArray[np.float32], honest: NDArray[np.float32] = NONE) -> NDArray[np.float32]:
+def sent(
+    name: str, trained: NDArray[np.float32], honest: NDArray[np.float32] = NONE
+) -> NDArray[np.float32]:
     return ATTACKS[name]().corrupt(trained, START, honest, np.random.default_rng(1))
 
 
@@ -43,7 +45,12 @@ def test_the_registry() -> None:
         "sign-flip-10",
         "sign-flip-100",
     ]
-    assert {name for name, attack in ATTACKS.items() if attack.sees_honest} == {"lie", "paf", "ofom", "fall-of-empires"}
+    assert {name for name, attack in ATTACKS.items() if attack.sees_honest} == {
+        "lie",
+        "paf",
+        "ofom",
+        "fall-of-empires",
+    }
     assert all(attack.__doc__ for attack in ATTACKS.values())
 
 
@@ -54,7 +61,11 @@ def test_what_attacks_have_in_common(name: str, attackers: int) -> None:
     updates = sent(name, trained, honest)
     assert updates.shape == trained.shape
     assert updates.dtype == np.float32
-    assert np.array_equal(trained, kept[0]) and np.array_equal(honest, kept[1]) and np.array_equal(START, kept[2])
+    assert (
+        np.array_equal(trained, kept[0])
+        and np.array_equal(honest, kept[1])
+        and np.array_equal(START, kept[2])
+    )
     assert np.array_equal(updates, sent(name, trained, honest))
     if not ATTACKS[name].sees_honest:
         assert np.array_equal(updates, sent(name, trained))
@@ -64,7 +75,12 @@ def test_what_attacks_have_in_common(name: str, attackers: int) -> None:
 
 
 def test_an_attack_begins_when_it_is_told_to() -> None:
-    assert [ATTACKS["bitflip"](first=3).active(number) for number in (1, 2, 3, 4)] == [False, False, True, True]
+    assert [ATTACKS["bitflip"](first=3).active(number) for number in (1, 2, 3, 4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert NO_ATTACK.active(1)
     assert np.array_equal(NO_ATTACK.labels(LABELS, 10), LABELS)
 
@@ -75,7 +91,9 @@ def test_bitflip_and_sign_flips_turn_the_step_round() -> None:
     assert np.array_equal(sent("negate", trained), -trained)
     for scale in (10, 100):
         turned = sent(f"sign-flip-{scale}", trained).astype(np.float64) - START
-        assert np.allclose(turned, -scale * (trained.astype(np.float64) - START), rtol=1e-3, atol=1e-4)
+        assert np.allclose(
+            turned, -scale * (trained.astype(np.float64) - START), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_labelflip_changes_labels_alone() -> None:
@@ -111,7 +129,9 @@ def test_little_is_enough_shifts_each_coordinate_by_z_deviations() -> None:
         mean = sum(values) / 6
         deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 6)
         assert updates[:, i] == pytest.approx([mean - z * deviation] * 4, abs=1e-6)
-    assert ((updates > honest.min(axis=0)) | np.isclose(updates, honest.min(axis=0))).mean() > 0.99  # it looks honest
+    assert (
+        (updates > honest.min(axis=0)) | np.isclose(updates, honest.min(axis=0))
+    ).mean() > 0.99  # it looks honest
 
 
 def test_little_is_enoughs_z() -> None:
@@ -135,7 +155,9 @@ def test_ofom_hides_at_the_mean_of_all(attackers: int, far: int) -> None:
     assert np.allclose(updates[:far], honest.mean(axis=0) + FAR)
     rest = np.concatenate([honest, updates[:far]]).mean(axis=0, dtype=np.float64)
     assert np.allclose(updates[far:], rest, atol=1e-4)
-    assert np.allclose(updates[far:], np.concatenate([honest, updates]).mean(axis=0, dtype=np.float64), atol=1e-4)
+    assert np.allclose(
+        updates[far:], np.concatenate([honest, updates]).mean(axis=0, dtype=np.float64), atol=1e-4
+    )
 
 
 def test_ofom_is_an_attack_of_two() -> None:
@@ -144,7 +166,9 @@ def test_ofom_is_an_attack_of_two() -> None:
 
 
 @pytest.mark.parametrize("verb", [["train", "client.toml"], ["demo"]])
-def test_who_sees_no_other_update_cannot_collude(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_sees_no_other_update_cannot_collude(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([*verb, "--fault", "ofom"]) == 2
     error = capsys.readouterr().err
     assert "securemedian experiment" in error

@@ -11,11 +11,11 @@ from unittest.mock import patch
 import pytest
 import zmq
 
-from benchmarks import fig12, links, points
-from benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
-from mpc.errors import ConfigError, PeerProtocolError
-from scripts import cli
-from servers.transport import ZmqLink
+from securemedian import cli
+from securemedian.benchmarks import fig12, links, points
+from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
+from securemedian.mpc.errors import ConfigError, PeerProtocolError
+from securemedian.servers.transport import ZmqLink
 
 COUNTED = {
     "method", "clients", "dim", "buckets", "ring_bits", "schedule",
@@ -30,7 +30,9 @@ def run(tmp_path: Path, *arguments: str) -> list[dict[str, object]]:
     results: list[dict[str, object]] = json.loads(file.read_text())
     for point in results:
         assert point.keys() >= COUNTED
-        assert point["seconds"] == pytest.approx(point["preprocessing_seconds"] + point["online_seconds"])  # type: ignore[operator]
+        assert point["seconds"] == pytest.approx(
+            point["preprocessing_seconds"] + point["online_seconds"]
+        )  # type: ignore[operator]
     return results
 
 
@@ -64,7 +66,16 @@ def test_comparisons_of_two_rings(tmp_path: Path) -> None:
 def test_medians_of_all_methods(tmp_path: Path) -> None:
     methods = "bucketed,pairwise,radix,trimmed-mean"
     results = run(
-        tmp_path, "median", "--method", methods, "--clients", "2,3", "--dim", "300", "--schedule", "scan,bisect"
+        tmp_path,
+        "median",
+        "--method",
+        methods,
+        "--clients",
+        "2,3",
+        "--dim",
+        "300",
+        "--schedule",
+        "scan,bisect",
     )
     assert [(point["method"], point["schedule"], point["clients"]) for point in results] == [
         ("bucketed", "scan", 2), ("bucketed", "bisect", 2), ("bucketed", "scan", 3), ("bucketed", "bisect", 3),
@@ -84,14 +95,20 @@ def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "57.8" in printed and "OTs grow as" in printed  # another's figure, and ours
 
 
-def test_figure_12_tells_the_mpc_part_from_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figure_12_tells_the_mpc_part_from_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = figure(tmp_path, "fig12", "--clients", "3,40", "--dim", "3000")
     few, many = saved["points"]
     assert few["ring_bits"] == many["ring_bits"] == 6  # what 40 clients need
     for what in ("ots", "bytes_s0_to_s1", "rounds"):
         assert few[what] == many[what]
     for point in (few, many):
-        assert point["ahead_seconds"] > 0 and point["uploads_seconds"] > 0 and point["publish_seconds"] > 0
+        assert (
+            point["ahead_seconds"] > 0
+            and point["uploads_seconds"] > 0
+            and point["publish_seconds"] > 0
+        )
         assert point["preprocessing_bytes_s0_to_s1"] < point["bytes_s0_to_s1"]
     assert saved["growth_of_mpc"] == fig12.growth(saved["points"])
     assert "the MPC part changes by" in capsys.readouterr().out
@@ -102,11 +119,15 @@ def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [point["method"] for point in saved["points"]] == ["bucketed", "pairwise"]
     assert saved["points"][1]["repetitions"] == 1
     phases = {phase["name"].strip(): phase for phase in saved["phases"]}
-    whole, ahead, online = (phases[name] for name in ("secure median", "preprocessing, while clients train", "online"))
+    whole, ahead, online = (
+        phases[name] for name in ("secure median", "preprocessing, while clients train", "online")
+    )
     for what in ("seconds", "megabytes"):
         assert whole[what] == pytest.approx(ahead[what] + online[what])
     assert all(phase["seconds"] > 0 for phase in phases.values())
-    assert saved["online_to_numpy_median"] == pytest.approx(online["seconds"] / phases["numpy.median"]["seconds"])
+    assert saved["online_to_numpy_median"] == pytest.approx(
+        online["seconds"] / phases["numpy.median"]["seconds"]
+    )
     assert all(50 < mib < 4096 for mib in saved["peak_mib"])
     assert "training is left out" in capsys.readouterr().out
 
@@ -120,13 +141,21 @@ def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         # a message arrives half a round trip after it was sent; the parties start up to one message apart
         timed = point["rounds"] - (point["preprocessing_rounds"] if point["ahead"] else 0)
         assert point["seconds"] >= 0.02 * (timed - 2)
-    assert saved["fastest"] == {"100Mbit/s,40ms": {"OTs": "silent", "comparisons": "silent", "median": "silent"}}
+    assert saved["fastest"] == {
+        "100Mbit/s,40ms": {"OTs": "silent", "comparisons": "silent", "median": "silent"}
+    }
     assert "fastest over 100Mbit/s,40ms: OTs silent" in capsys.readouterr().out
 
 
 def test_the_winner_of_a_link_takes_the_fewest_seconds() -> None:
     results = [
-        {"extension": name, "bench": bench, "count": count, "seconds": seconds, "ahead_seconds": ahead}
+        {
+            "extension": name,
+            "bench": bench,
+            "count": count,
+            "seconds": seconds,
+            "ahead_seconds": ahead,
+        }
         for name, seconds, ahead in (("one", 1.0, 5.0), ("two", 2.0, 0.0))
         for bench, count in (("ot", 10), ("compare", 10), ("median", None))
     ]
@@ -145,7 +174,9 @@ def test_the_winner_of_a_link_takes_the_fewest_seconds() -> None:
         ["--link", "slow"],
     ],
 )
-def test_bad_options_are_refused_by_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_refused_by_name(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "median", *arguments])
     assert ended.value.code == 2 and arguments[0] in capsys.readouterr().err
@@ -159,7 +190,8 @@ def test_parameters_that_no_round_can_have_are_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["fig12", "--clients", "1,10"], ["table1", "--clients", "1"], ["fig3", "--dim", "0"]]
+    "arguments",
+    [["fig12", "--clients", "1,10"], ["table1", "--clients", "1"], ["fig3", "--dim", "0"]],
 )
 def test_figures_that_cannot_be_are_refused_with_a_message(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -194,7 +226,9 @@ def test_links_are_read_with_their_units(text: str, bits_per_second: float, rtt_
     assert Link.parse("loopback") == LOOPBACK
 
 
-@pytest.mark.parametrize("text", ["", "100", "100Mb/s", "0MB/s", "1.2.3MB/s", "100Mbit/s,40", "100Mbit/s,-1ms", "40ms"])
+@pytest.mark.parametrize(
+    "text", ["", "100", "100Mb/s", "0MB/s", "1.2.3MB/s", "100Mbit/s,40", "100Mbit/s,-1ms", "40ms"]
+)
 def test_other_links_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no link"):
         Link.parse(text)
@@ -242,7 +276,9 @@ def test_a_sender_waits_only_when_the_buffer_is_full() -> None:
     seconds = BUFFER_BYTES / 1e6
     assert shaper.book(BUFFER_BYTES) == pytest.approx((0.0, now + seconds + 0.02))
     assert shaper.book(1_000_000) == pytest.approx((0.0, now + seconds + 1.02))
-    assert shaper.book(1) == pytest.approx((1.0, now + seconds + 1.020001))  # what is too much has left by then
+    assert shaper.book(1) == pytest.approx(
+        (1.0, now + seconds + 1.020001)
+    )  # what is too much has left by then
     now += 1000  # the link has been idle: nothing is saved up
     assert shaper.book(1_000_000) == pytest.approx((0.0, now + 1.02))
 
@@ -255,7 +291,13 @@ def test_a_shaped_link_needs_both_ends(sockets: Any) -> None:
 
 
 def test_growth_is_the_exponent_of_the_clients() -> None:
-    common = {"method": "radix", "dim": 10, "buckets": None, "schedule": None, "encoding": "float32"}
+    common = {
+        "method": "radix",
+        "dim": 10,
+        "buckets": None,
+        "schedule": None,
+        "encoding": "float32",
+    }
     results = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
     assert points.growth(results) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]
     assert points.growth(results[:2]) == []

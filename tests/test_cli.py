@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients import files
-from mpc.errors import ConfigError, InputError
-from scripts import cli
+from securemedian import cli
+from securemedian.clients import files
+from securemedian.mpc.errors import ConfigError, InputError
 
 
-@pytest.mark.parametrize("code", ["import clients.client", "from scripts import cli; cli.main(['--help'])"])
+@pytest.mark.parametrize(
+    "code",
+    ["import securemedian.clients.client", "from securemedian import cli; cli.main(['--help'])"],
+)
 def test_torch_and_sklearn_are_not_imported(code: str) -> None:
     check = f"""
 import sys
@@ -22,7 +25,12 @@ except SystemExit:
     pass
 sys.exit(bool({{"torch", "sklearn"}} & set(sys.modules)))
 """
-    assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", check], stdout=subprocess.DEVNULL, timeout=60
+        ).returncode
+        == 0
+    )
 
 
 VERBS = [
@@ -52,7 +60,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("securemedian 0.")
 
 
-def test_our_errors_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_errors_are_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["round", "status", str(tmp_path / "none.toml")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("securemedian: cannot read")
@@ -63,7 +73,7 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scripts.keygen.make_all", interrupted)
+    monkeypatch.setattr("securemedian.scripts.keygen.make_all", interrupted)
     assert cli.main(["keygen", "unused", "--clients", "2"]) == 130
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.config import ClientConfig
-from mpc.errors import ConfigError
+from securemedian.clients.config import ClientConfig
+from securemedian.mpc.errors import ConfigError
 
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 KEY = "6H#oO-F]Cx@k9-zqAHZGFLMSxVc#!sHV!X%iCP4L"
@@ -35,7 +35,11 @@ def test_samples_load(name: str) -> None:
         ('name = "a"\n', "", "missing name"),
         ("[s1]", "[s2]", "unknown s2"),
         ('address = "tcp://127.0.0.1:1"', 'address = "127.0.0.1:1"', "tcp://HOST:PORT"),
-        ('address = "tcp://127.0.0.1:1"', 'adress = "tcp://127.0.0.1:1"', r"\[s0\]: unknown adress"),
+        (
+            'address = "tcp://127.0.0.1:1"',
+            'adress = "tcp://127.0.0.1:1"',
+            r"\[s0\]: unknown adress",
+        ),
         (KEY, "PASTE HERE the public key of s0", "no public key"),
         ('name = "a"', 'name = "a"\nreply_timeout_s = 0', "reply_timeout_s"),
         ('name = "a"', 'name = "a"\npoll_interval_s = true', "poll_interval_s"),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mpc.errors import ConfigError
-from servers import config
+from securemedian.mpc.errors import ConfigError
+from securemedian.servers import config
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 S0 = (SAMPLES / "s0.toml").read_text()
@@ -21,14 +21,18 @@ def test_the_samples_load(party):
 
 
 def test_the_samples_name_every_setting():
-    for kind, text in ((config.ServerConfig, S0), (config.ProtocolParams, S0.partition("[protocol]")[2])):
+    for kind, text in (
+        (config.ServerConfig, S0),
+        (config.ProtocolParams, S0.partition("[protocol]")[2]),
+    ):
         for name in kind.__dataclass_fields__:
             assert name in text
 
 
 def test_both_samples_agree():
     assert (
-        config.load(SAMPLES / "s0.toml").protocol.agreement() == config.load(SAMPLES / "s1.toml").protocol.agreement()
+        config.load(SAMPLES / "s0.toml").protocol.agreement()
+        == config.load(SAMPLES / "s1.toml").protocol.agreement()
     )
 
 
@@ -45,7 +49,11 @@ def test_both_samples_agree():
         ("min_clients = 3", "min_clients = 1", "a single client's median"),
         ("peer_wait_s = 300", "peer_wait_s = 0", "peer_wait_s must be more than 0"),
         ("peer_wait_s = 300", "peer_wait_s = inf", "at most a week"),
-        ("max_message_bytes = 268435456", "max_message_bytes = 0", "max_message_bytes must be more than 0"),
+        (
+            "max_message_bytes = 268435456",
+            "max_message_bytes = 0",
+            "max_message_bytes must be more than 0",
+        ),
         ("pool_limit_bytes = 268435456", "pool_limit_bytes = -1", "pool_limit_bytes must be 0"),
         ("peer_wait_s = 300", 'peer_wait_s = "5 min"', "peer_wait_s must be float or int"),
         ("lanes = 2", "lanes = 0", "lanes must be"),

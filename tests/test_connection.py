@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import zmq
 
-from clients.client import Client, Coordinator
-from clients.config import ClientConfig, ServerAddress
-from clients.connection import Connection
-from mpc import encode, ring, share, wire
-from mpc.errors import (
+from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.config import ClientConfig, ServerAddress
+from securemedian.clients.connection import Connection
+from securemedian.mpc import encode, ring, share, wire
+from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     DuplicateUpload,
@@ -26,9 +26,9 @@ from mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from mpc.params import RoundParams
-from servers.settings import KeyPair
-from servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
+from securemedian.mpc.params import RoundParams
+from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
+from securemedian.settings.keys import KeyPair
 
 Answer = tuple[str, dict[str, Any], dict[str, Any]]  # type, fields, arrays
 
@@ -41,7 +41,9 @@ def echo(message: wire.Message) -> Answer:
 
 @contextmanager
 def serving(
-    handler: Callable[[wire.Message], Answer], max_message_bytes: int = 1 << 20, endpoint: str = "tcp://127.0.0.1:*"
+    handler: Callable[[wire.Message], Answer],
+    max_message_bytes: int = 1 << 20,
+    endpoint: str = "tcp://127.0.0.1:*",
 ) -> Iterator[ServerAddress]:
     """A server on a thread, for callers with the key of MEMBER."""
     context = zmq.Context()
@@ -55,7 +57,9 @@ def serving(
             if port.socket.poll(20) and (request := port.recv()):
                 message = wire.unpack(request[2])
                 kind, fields, arrays = handler(message)
-                port.send(request[0], wire.pack(kind, {"id": message.fields["id"]} | fields, arrays))
+                port.send(
+                    request[0], wire.pack(kind, {"id": message.fields["id"]} | fields, arrays)
+                )
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -70,7 +74,9 @@ def serving(
 
 
 @contextmanager
-def connected(server: ServerAddress, keys: KeyPair = MEMBER, timeout_s: float = 5.0) -> Iterator[Connection]:
+def connected(
+    server: ServerAddress, keys: KeyPair = MEMBER, timeout_s: float = 5.0
+) -> Iterator[Connection]:
     connection = Connection("S0", server, keys, timeout_s)
     try:
         yield connection
@@ -88,7 +94,9 @@ def test_question_and_answer() -> None:
 
 def test_errors_come_back_typed() -> None:
     with (
-        serving(lambda _: ("error", {"code": "duplicate-upload", "message": "twice"}, {})) as server,
+        serving(
+            lambda _: ("error", {"code": "duplicate-upload", "message": "twice"}, {})
+        ) as server,
         connected(server) as connection,
         pytest.raises(DuplicateUpload, match="S0: twice"),
     ):
@@ -97,7 +105,9 @@ def test_errors_come_back_typed() -> None:
 
 def test_a_frame_the_server_could_not_read_is_answered_with_id_0() -> None:
     with (
-        serving(lambda _: ("error", {"id": 0, "code": "bad-frame", "message": "what?"}, {})) as server,
+        serving(
+            lambda _: ("error", {"id": 0, "code": "bad-frame", "message": "what?"}, {})
+        ) as server,
         connected(server) as connection,
         pytest.raises(FrameError, match="what"),
     ):
@@ -141,7 +151,10 @@ def test_a_server_that_says_nothing_ends_at_the_limit_and_its_late_answer_is_dro
 
 
 def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
-    with serving(echo, max_message_bytes=10_000) as server, connected(server, timeout_s=30) as connection:
+    with (
+        serving(echo, max_message_bytes=10_000) as server,
+        connected(server, timeout_s=30) as connection,
+    ):
         connection.ask("hello")
         start = time.monotonic()
         with pytest.raises(ServerUnreachable, match="max_message_bytes"):
@@ -170,7 +183,13 @@ class Pair:
 
     def handle(self, message: wire.Message, party: int) -> Answer:
         if message.type == "round":
-            fields = {"round": "1-a", "number": 1, "params": self.params.to_dict(), "index": 0, "state": self.state}
+            fields = {
+                "round": "1-a",
+                "number": 1,
+                "params": self.params.to_dict(),
+                "index": 0,
+                "state": self.state,
+            }
             return "round", fields, {}
         if message.type == "model":
             return "model", {}, {}
@@ -179,7 +198,11 @@ class Pair:
                 return "error", self.refusal, {}
             self.uploads.append(message)
             return "upload", {}, {}
-        return "result", {"form": "share"}, {"share": ring.pack(self.share(party), self.params.ring_bits)}
+        return (
+            "result",
+            {"form": "share"},
+            {"share": ring.pack(self.share(party), self.params.ring_bits)},
+        )
 
     def share(self, party: int) -> np.ndarray:
         """This party's share of the one update."""
@@ -209,7 +232,9 @@ def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]
     with (
         serving(lambda message: pair.handle(message, 0)) as s0,
         serving(lambda message: pair.handle(message, 1)) as s1,
-        Client(ClientConfig("a", key_file, s0, s1, reply_timeout_s=5, poll_interval_s=0.02, **settings)) as client,
+        Client(
+            ClientConfig("a", key_file, s0, s1, reply_timeout_s=5, poll_interval_s=0.02, **settings)
+        ) as client,
     ):
         yield client
 
@@ -237,7 +262,9 @@ def test_each_server_gets_half_of_the_upload(tmp_path: Path) -> None:
     with client_of(pair, tmp_path) as client:
         client.submit(update)
     assert [upload.fields["form"] for upload in pair.uploads] == ["seed", "words"]
-    assert np.array_equal(share.combine(pair.share(0), pair.share(1), 40), encode.to_fixed(update, 40, 20))
+    assert np.array_equal(
+        share.combine(pair.share(0), pair.share(1), 40), encode.to_fixed(update, 40, 20)
+    )
 
 
 def test_one_attempt_a_round(tmp_path: Path) -> None:
@@ -273,7 +300,9 @@ def test_a_key_file_others_may_read_is_refused(tmp_path: Path) -> None:
         Coordinator(ClientConfig("a", str(tmp_path / "a.key_secret"), server, server))
 
 
-def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was(tmp_path: Path) -> None:
+def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was(
+    tmp_path: Path,
+) -> None:
     pair, seen = Pair(PAIRWISE), threading.Event()
     pair.state = "closing"
 
@@ -284,10 +313,14 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
     nobody = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
     key_file = write_keys(tmp_path)
     with serving(not_yet) as server:
-        config = ClientConfig("a", key_file, server, nobody, reply_timeout_s=0.5, poll_interval_s=0.02)
+        config = ClientConfig(
+            "a", key_file, server, nobody, reply_timeout_s=0.5, poll_interval_s=0.02
+        )
         client = Client(config)
         found: list[str] = []
-        waiting = threading.Thread(target=lambda: found.append(client.wait_for_round(20).id), daemon=True)
+        waiting = threading.Thread(
+            target=lambda: found.append(client.wait_for_round(20).id), daemon=True
+        )
         waiting.start()
         assert seen.wait(5)
     time.sleep(0.7)  # longer than a request may take
@@ -296,5 +329,8 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
         waiting.join(10)
     client.close()
     assert found == ["1-a"]
-    with Client(replace(config, s0=nobody)) as lost, pytest.raises(ServerUnreachable, match="is it running"):
+    with (
+        Client(replace(config, s0=nobody)) as lost,
+        pytest.raises(ServerUnreachable, match="is it running"),
+    ):
         lost.wait_for_round()

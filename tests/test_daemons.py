@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import zmq
 
-from mpc import encode, share, wire
-from mpc.errors import (
+from securemedian.mpc import encode, share, wire
+from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
     DuplicateUpload,
@@ -23,8 +23,8 @@ from mpc.errors import (
     TooFewClients,
     UnknownRound,
 )
-from mpc.params import RoundParams
-from servers.settings import KeyPair
+from securemedian.mpc.params import RoundParams
+from securemedian.settings.keys import KeyPair
 from tests.daemons import SETTINGS, Pair, wait_until
 
 DIM = 1000
@@ -35,23 +35,33 @@ MAX_MESSAGE_BYTES = 1 << 24
 
 
 def updates(count: int = 3, seed: int = 1) -> list[np.ndarray]:
-    return [MODEL + np.random.default_rng((seed, i)).normal(0, 0.05, DIM).astype(np.float32) for i in range(count)]
+    return [
+        MODEL + np.random.default_rng((seed, i)).normal(0, 0.05, DIM).astype(np.float32)
+        for i in range(count)
+    ]
 
 
 def bucketed_in_the_clear(values, model, width) -> np.ndarray:
-    index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[(len(values) - 1) // 2]
+    index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[
+        (len(values) - 1) // 2
+    ]
     return encode.quantize(index, model, width, 8).astype(np.float32)
 
 
 def exact_in_the_clear(values) -> np.ndarray:
-    fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in values], axis=0)[(len(values) - 1) // 2]
+    fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in values], axis=0)[
+        (len(values) - 1) // 2
+    ]
     return encode.from_fixed(fixed.view(np.uint64), 64, 24).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def daemons(tmp_path_factory):
     """One pair for all tests that leave both servers as they found them."""
-    made = Pair(tmp_path_factory.mktemp("pair") / "keys", settings=SETTINGS | {"max_message_bytes": MAX_MESSAGE_BYTES})
+    made = Pair(
+        tmp_path_factory.mktemp("pair") / "keys",
+        settings=SETTINGS | {"max_message_bytes": MAX_MESSAGE_BYTES},
+    )
     try:
         made.start("s0", "s1")
         made.link()
@@ -64,7 +74,9 @@ def daemons(tmp_path_factory):
 def pair(daemons):
     yield daemons
     if (status := daemons.status())["state"] in ("open", "running"):
-        daemons.caller("coordinator", "s0").ask("abort", round=status["round"], reason="the test is over")
+        daemons.caller("coordinator", "s0").ask(
+            "abort", round=status["round"], reason="the test is over"
+        )
         wait_until(lambda: daemons.status("s1")["state"] == "failed")
 
 
@@ -97,13 +109,19 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
         start = {"model": MODEL, "range": {"policy": "coordinate"}} if number == 1 else {}
         round_id = run(pair, values, **start, **BUCKETED)
         published = pair.result(round_id)
-        assert published.dtype == np.float32 and np.array_equal(published, bucketed_in_the_clear(values, model, width))
+        assert published.dtype == np.float32 and np.array_equal(
+            published, bucketed_in_the_clear(values, model, width)
+        )
         status = pair.status()
-        assert status["number"] == number and len(status["included"]) == 3 and status["left_out"] == {}
+        assert (
+            status["number"] == number and len(status["included"]) == 3 and status["left_out"] == {}
+        )
         cost, cost_there = status["cost"], pair.wait("published", "s1")["cost"]
         assert cost["ots"] > 0 and cost["bytes_sent"] == cost_there["bytes_received"]
         assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
-        width = encode.next_range(encode.RangePolicy(), width, model, published, number).astype(np.float32)
+        width = encode.next_range(encode.RangePolicy(), width, model, published, number).astype(
+            np.float32
+        )
         model = published
     for server in ("s0", "s1"):
         assert sum(event["event"] == "session-established" for event in pair.events(server)) == 1
@@ -123,7 +141,10 @@ def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_ro
         pair.submit(name, value)
     cost = pair.wait("published")["cost"]
     assert cost["ots"] == filled("s0")[-1] == filled("s1")[-1] > 0  # the run itself made none
-    assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0 and cost["ahead_seconds"] > 0
+    assert (
+        cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
+        and cost["ahead_seconds"] > 0
+    )
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
 
 
@@ -149,14 +170,22 @@ def test_results_and_models_are_at_s0(pair):
 def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
     values = updates()
     plain = np.stack(values)
-    round_id = run(pair, values, method="radix", dim=DIM, max_clients=3, ranks=[1, 3], quantiles=[0.5])
+    round_id = run(
+        pair, values, method="radix", dim=DIM, max_clients=3, ranks=[1, 3], quantiles=[0.5]
+    )
     results = pair.caller("client-1", "s0").ask("result", round=round_id).arrays["results"]
     assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
     assert pair.status()["params"]["ring_bits"] == 3
     round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
-    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))  # of three, one is left
-    round_id = run(pair, values, model=MODEL, method="radix", dim=DIM, max_clients=3, encoding="buckets")
-    assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
+    assert np.array_equal(
+        pair.result(round_id), exact_in_the_clear(values)
+    )  # of three, one is left
+    round_id = run(
+        pair, values, model=MODEL, method="radix", dim=DIM, max_clients=3, encoding="buckets"
+    )
+    assert np.array_equal(
+        pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1))
+    )
 
 
 def test_random_bytes_are_a_client_with_random_values(pair):
@@ -167,7 +196,9 @@ def test_random_bytes_are_a_client_with_random_values(pair):
     for name, value in zip(("client-1", "client-2"), values, strict=True):
         pair.submit(name, value)
     for seed, server in enumerate(("s0", "s1")):
-        rubbish = np.random.default_rng(seed).integers(0, 2**64, (1, params.layout.row_words), np.uint64)
+        rubbish = np.random.default_rng(seed).integers(
+            0, 2**64, (1, params.layout.row_words), np.uint64
+        )
         fields = {"round": round_id, "params": params.digest, "form": "words"}
         pair.caller("client-3", server).ask("upload", {"share": rubbish}, **fields)
     assert len(pair.wait("published")["included"]) == 3
@@ -179,7 +210,16 @@ def test_random_bytes_are_a_client_with_random_values(pair):
 def test_weighted_rounds_over_daemons(pair, method):
     values = updates()
     weights = {"client-1": 3, "client-2": 1, "client-3": 1}
-    round_id = run(pair, values, model=MODEL, method=method, dim=DIM, max_clients=3, weights=weights, weight_cap=0.6)
+    round_id = run(
+        pair,
+        values,
+        model=MODEL,
+        method=method,
+        dim=DIM,
+        max_clients=3,
+        weights=weights,
+        weight_cap=0.6,
+    )
     alone = [values[0]]  # client-1 weighs more than half
     want = {
         "bucketed": lambda: bucketed_in_the_clear(alone, MODEL, np.float32(0.1)),
@@ -229,7 +269,9 @@ def test_a_second_round_waits_for_the_first_to_end(pair):
     coordinator.ask("abort", round=first, reason="changed my mind")
     assert coordinator.ask("info").fields["state"] == "idle"
     for server in ("s0", "s1"):
-        failed = wait_until(lambda server=server: (now := pair.status(server))["state"] == "failed" and now)
+        failed = wait_until(
+            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
+        )
         assert "changed my mind" in failed["reason"]
     with pytest.raises(RoundFailed, match="changed my mind"):
         pair.result(first)
@@ -256,7 +298,11 @@ def test_an_upload_for_another_round_is_refused(pair):
     for server in ("s0", "s1"):
         with pytest.raises(UnknownRound, match="99-"):
             pair.caller("client-1", server).ask(
-                "upload", seed, round="99-ffffffff", params=RoundParams(**PAIRWISE).digest, form="seed"
+                "upload",
+                seed,
+                round="99-ffffffff",
+                params=RoundParams(**PAIRWISE).digest,
+                form="seed",
             )
         with pytest.raises(RoundClosed, match=old):
             pair.caller("client-1", server).ask(
@@ -271,10 +317,17 @@ def test_clients_at_one_server_only_are_left_out_and_named(pair):
     pair.submit("client-1", values[0])
     pair.submit("client-2", values[1], to=["s1"])
     pair.submit("client-3", values[2])
-    wait_until(lambda: pair.status()["clients"] == {"client-1": "both", "client-2": "there", "client-3": "both"})
+    wait_until(
+        lambda: (
+            pair.status()["clients"]
+            == {"client-1": "both", "client-2": "there", "client-3": "both"}
+        )
+    )
     pair.caller("coordinator", "s0").ask("close", round=round_id)
     status = pair.wait("published")
-    assert status["left_out"] == {"client-2": "its upload reached only s1"} and sorted(status["included"]) == [
+    assert status["left_out"] == {"client-2": "its upload reached only s1"} and sorted(
+        status["included"]
+    ) == [
         "client-1",
         "client-3",
     ]
@@ -290,7 +343,9 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair):
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1], to=["s0"])
     for server in ("s0", "s1"):
-        status = wait_until(lambda server=server: (now := pair.status(server))["state"] == "failed" and now)
+        status = wait_until(
+            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
+        )
         assert "1 complete uploads" in status["reason"] and "at least 3" in status["reason"]
         assert status["left_out"] == {
             "client-2": "its upload reached only s0",
@@ -331,13 +386,17 @@ def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair):
         pair.open(**PAIRWISE | {"dim": MAX_MESSAGE_BYTES}, reset=True)
 
 
-@pytest.mark.parametrize("range_", [{"initial": 0}, {"initial": -0.1}, {"policy": "wide"}, {"initial": "0.1"}])
+@pytest.mark.parametrize(
+    "range_", [{"initial": 0}, {"initial": -0.1}, {"policy": "wide"}, {"initial": "0.1"}]
+)
 def test_a_bad_range_is_refused(pair, range_):
     with pytest.raises(ConfigError):
         pair.open(model=MODEL, range=range_, **BUCKETED)
 
 
-@pytest.mark.parametrize("model", [MODEL.astype(np.float64), MODEL[:-1], np.full(DIM, np.nan, np.float32)])
+@pytest.mark.parametrize(
+    "model", [MODEL.astype(np.float64), MODEL[:-1], np.full(DIM, np.nan, np.float32)]
+)
 def test_a_bad_model_is_refused(pair, model):
     with pytest.raises(InputError, match="global model"):
         pair.open(model=model, **BUCKETED)
@@ -353,7 +412,9 @@ def test_nan_does_not_leave_the_client(pair):
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
     pair.wait("published")
-    assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
+    assert np.array_equal(
+        pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1))
+    )
 
 
 def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair):
@@ -390,7 +451,13 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
         with pytest.raises(FrameError, match="share"):
             client.ask("upload", round=round_id, params=digest, form="words")
         with pytest.raises(FrameError, match="more"):
-            client.ask("upload", {"share": words, "more": words}, round=round_id, params=digest, form="words")
+            client.ask(
+                "upload",
+                {"share": words, "more": words},
+                round=round_id,
+                params=digest,
+                form="words",
+            )
         with pytest.raises(ConfigError, match="form"):
             client.ask("upload", {"share": words}, round=round_id, params=digest)
         with pytest.raises(ConfigError, match="round must be str"):
@@ -398,11 +465,15 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
     pair.wait("published")
-    assert np.array_equal(pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1)))
+    assert np.array_equal(
+        pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1))
+    )
 
 
 def test_frames_that_are_none_get_a_typed_error(pair):
-    header, array = wire.pack("upload", {"id": 9, "round": "", "form": "words"}, {"share": np.zeros(4, np.uint64)})
+    header, array = wire.pack(
+        "upload", {"id": 9, "round": "", "form": "words"}, {"share": np.zeros(4, np.uint64)}
+    )
     frames = {
         "random": [np.random.default_rng(1).bytes(100)],
         "empty": [b""],
@@ -417,7 +488,11 @@ def test_frames_that_are_none_get_a_typed_error(pair):
     for server in ("s0", "s1"):
         for what, parts in frames.items():
             reply = pair.caller("client-1", server).send(parts)
-            assert (reply.type, reply.fields["code"], reply.fields["id"]) == ("error", FrameError.code, 0), what
+            assert (reply.type, reply.fields["code"], reply.fields["id"]) == (
+                "error",
+                FrameError.code,
+                0,
+            ), what
         with pytest.raises(FrameError, match="no request is called 'guess'"):
             pair.caller("client-1", server).ask("guess")
         with pytest.raises(ConfigError, match="unknown more"):
@@ -428,7 +503,9 @@ def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair):
     caller = pair.caller("client-2", "s0")
     assert caller.is_ignored([b"", bytes(MAX_MESSAGE_BYTES + 1)])
     assert pair.caller("client-1", "s0").ask("info").fields["name"] == "client-1"
-    assert caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES  # zmq has connected again
+    assert (
+        caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES
+    )  # zmq has connected again
 
 
 def test_a_key_that_is_not_on_the_list_gets_no_answer(pair):
@@ -462,9 +539,13 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
         with pytest.raises(NotAllowed, match="s0"):
             pair.caller("coordinator", "s1").ask(op, **fields)
     intruder = pair.intruder("client-1")  # at the peer's port, in the peer's place
-    assert intruder.is_ignored(wire.pack("failed", {"round": round_id, "code": "closed", "reason": "mine"}))
+    assert intruder.is_ignored(
+        wire.pack("failed", {"round": round_id, "code": "closed", "reason": "mine"})
+    )
     intruder.close()
-    assert any(event["event"] == "key-refused" and event["port"] == "peer" for event in pair.events("s1"))
+    assert any(
+        event["event"] == "key-refused" and event["port"] == "peer" for event in pair.events("s1")
+    )
     assert pair.status("s0")["state"] == pair.status("s1")["state"] == "open"
 
 
@@ -477,7 +558,9 @@ def test_s0_waits_for_s1_says_so_and_gives_up(alone):
     coordinator = alone.caller("coordinator", "s0")
     info, status = coordinator.ask("info").fields, coordinator.ask("status").fields
     assert (
-        info["peer_linked"] is False and "s1 has not appeared" in info["peer_problem"] and info["role"] == "coordinator"
+        info["peer_linked"] is False
+        and "s1 has not appeared" in info["peer_problem"]
+        and info["role"] == "coordinator"
     )
     assert (status["state"], status["peer_linked"]) == ("none", False)
     with pytest.raises(PeerUnavailable, match="not appeared"):
@@ -487,14 +570,20 @@ def test_s0_waits_for_s1_says_so_and_gives_up(alone):
     assert any(event["event"] == "peer-awaited" for event in alone.events("s0"))
     assert alone.ended("s0") == 2
     last = alone.output("s0").splitlines()[-1]
-    assert last.startswith("securemedian: ") and "s1 has not appeared" in last and "Traceback" not in alone.output("s0")
+    assert (
+        last.startswith("securemedian: ")
+        and "s1 has not appeared" in last
+        and "Traceback" not in alone.output("s0")
+    )
 
 
 def test_servers_that_are_configured_differently_say_how(alone):
     alone.configure("s1", text="\n[protocol]\nlanes = 3\not_field_bits = 2\n")
     alone.start("s0", "s1")
     alone.link()
-    with pytest.raises(ParametersDiffer, match=r"lanes: 2 here, 3 there; ot_field_bits: 4 here, 2 there"):
+    with pytest.raises(
+        ParametersDiffer, match=r"lanes: 2 here, 3 there; ot_field_bits: 4 here, 2 there"
+    ):
         alone.open(**PAIRWISE)
     assert "lanes" in alone.status()["peer_problem"]
     for server in ("s0", "s1"):
@@ -503,7 +592,11 @@ def test_servers_that_are_configured_differently_say_how(alone):
         assert alone.stop(server) == 0
 
 
-LONG = {"method": "pairwise", "dim": 150_000, "max_clients": 3}  # seconds of protocol, in many chunks
+LONG = {
+    "method": "pairwise",
+    "dim": 150_000,
+    "max_clients": 3,
+}  # seconds of protocol, in many chunks
 
 
 def start_long_round(pair: Pair) -> str:
@@ -512,7 +605,11 @@ def start_long_round(pair: Pair) -> str:
     for name in pair.names:
         pair.submit(name, values)
     for server in ("s0", "s1"):
-        wait_until(lambda server=server: (now := pair.status(server))["state"] == "running" and now["progress"][0] > 0)
+        wait_until(
+            lambda server=server: (
+                (now := pair.status(server))["state"] == "running" and now["progress"][0] > 0
+            )
+        )
     return round_id
 
 
@@ -535,7 +632,9 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     alone.start("s1")
     alone.link()
     values = updates()
-    assert np.array_equal(alone.result(run(alone, values, **PAIRWISE, reset=True)), exact_in_the_clear(values))
+    assert np.array_equal(
+        alone.result(run(alone, values, **PAIRWISE, reset=True)), exact_in_the_clear(values)
+    )
     assert not list((alone.folder / "s0-state" / "spool").iterdir())
 
     # and a SIGTERM lets a run finish, at either server, with what is kept taken up again
@@ -552,7 +651,8 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     assert alone.status()["number"] == 2
     width = encode.RangePolicy().initial
     assert np.array_equal(
-        alone.result(round_id), bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width))
+        alone.result(round_id),
+        bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width)),
     )
     alone.open(**BUCKETED)
     assert alone.stop("s0", signal.SIGKILL) == -signal.SIGKILL
@@ -563,5 +663,8 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     assert alone.status("s0")["state"] == "none"
     alone.open(**BUCKETED)
     assert alone.stop("s0") == 0
-    assert "s0 was stopped" in wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)["reason"]
+    assert (
+        "s0 was stopped"
+        in wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)["reason"]
+    )
     assert alone.stop("s1") == 0

@@ -8,14 +8,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from clients import data
-from clients.data.cifar10 import read_batch
-from clients.data.idx import read_idx
-from mpc.errors import ConfigError, InputError
+from securemedian.laboratory import data
+from securemedian.laboratory.data.cifar10 import read_batch
+from securemedian.laboratory.data.idx import read_idx
+from securemedian.mpc.errors import ConfigError, InputError
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 CIFAR10 = MNIST.parent / "cifar10"
-BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+BATCHES = (
+    "data_batch_1",
+    "data_batch_2",
+    "data_batch_3",
+    "data_batch_4",
+    "data_batch_5",
+    "test_batch",
+)
 RECORD = 3073
 
 
@@ -26,7 +33,9 @@ def idx(array: NDArray[np.uint8]) -> bytes:
 def small_mnist(directory: Path, test_labels: int = 4) -> None:
     rng = np.random.default_rng(1)
     for prefix, images, labels in (("train", 6, 6), ("t10k", 4, test_labels)):
-        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (images, 28, 28), np.uint8)))
+        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(
+            idx(rng.integers(0, 256, (images, 28, 28), np.uint8))
+        )
         (directory / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(
             gzip.compress(idx(rng.integers(0, 10, labels, np.uint8)))
         )
@@ -54,7 +63,18 @@ def test_the_real_mnist() -> None:
     loaded = data.load(MNIST)
     assert loaded.images.shape == (60_000, 784)
     assert loaded.test_images.shape == (10_000, 784)
-    assert np.bincount(loaded.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(loaded.labels).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
 
 
 def test_cifar10s_records(tmp_path: Path) -> None:
@@ -104,7 +124,9 @@ def test_bad_batches(tmp_path: Path, raw: bytes, said: str) -> None:
 
 
 def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has the files of no data set that is known\. MNIST is .*CIFAR-10 is "):
+    with pytest.raises(
+        ConfigError, match=r"has the files of no data set that is known\. MNIST is .*CIFAR-10 is "
+    ):
         data.load(tmp_path)
     with pytest.raises(ConfigError, match="is no folder"):
         data.load(tmp_path / "missing")
@@ -123,7 +145,10 @@ def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     small_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").unlink()
-    with pytest.raises(ConfigError, match=r"neither train-images-idx3-ubyte nor train-images-idx3-ubyte\.gz: .*https:"):
+    with pytest.raises(
+        ConfigError,
+        match=r"neither train-images-idx3-ubyte nor train-images-idx3-ubyte\.gz: .*https:",
+    ):
         data.load(tmp_path)
 
 

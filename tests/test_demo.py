@@ -11,20 +11,22 @@ from typing import Any
 
 import pytest
 
-from scripts import cli
+from securemedian import cli
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
-COMMAND = [sys.executable, "-m", "scripts.cli", "demo"]
+COMMAND = [sys.executable, "-m", "securemedian", "demo"]
 LIMIT_S = 240  # the first start on a machine compiles the kernels
 
 
 def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
     """Run the demo to its end; its JSON."""
     path = tmp_path / "figures.json"
-    done = subprocess.run([*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test accuracy" in done.stdout
     return json.loads(path.read_text())
@@ -46,7 +48,16 @@ def check(figures: dict[str, Any], rounds: int) -> None:
 
 def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     figures = demo(
-        tmp_path, "--rounds", "4", "--buckets", "6", "--fault", "gaussian", "--fault-from", "2", "--baselines"
+        tmp_path,
+        "--rounds",
+        "4",
+        "--buckets",
+        "6",
+        "--fault",
+        "gaussian",
+        "--fault-from",
+        "2",
+        "--baselines",
     )
     check(figures, 4)
     assert figures["final"]["secure"] > 0.8
@@ -56,13 +67,17 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
 
 
 def test_pairwise(tmp_path: Path) -> None:
-    figures = demo(tmp_path, "--rounds", "2", "--method", "pairwise", "--clients", "4", "--images", "200")
+    figures = demo(
+        tmp_path, "--rounds", "2", "--method", "pairwise", "--clients", "4", "--images", "200"
+    )
     check(figures, 2)
     assert figures["final"]["secure"] == pytest.approx(figures["final"]["plain_median"], abs=0.01)
     assert figures["baselines"] == {}
 
 
-@pytest.mark.parametrize("options", ["--method radix", "--method radix --encoding buckets", "--method trimmed-mean"])
+@pytest.mark.parametrize(
+    "options", ["--method radix", "--method radix --encoding buckets", "--method trimmed-mean"]
+)
 def test_the_other_methods(tmp_path: Path, options: str) -> None:
     check(demo(tmp_path, "--rounds", "2", "--images", "200", *options.split()), 2)
 
@@ -92,7 +107,9 @@ def test_mnist_reaches_its_accuracy(tmp_path: Path, options: str, least: float) 
         ("--data .", "MNIST"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_before_anything_starts(
+    options: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["demo", *options.split()]) == 2
     out, error = capsys.readouterr()
     assert out == ""
@@ -103,10 +120,15 @@ def test_mistakes_are_told_before_anything_starts(options: str, said: str, capsy
 def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        [*COMMAND, "--rounds", "1000"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "--rounds", "1000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as running:
         deadline = time.monotonic() + LIMIT_S
-        while not list(tmp_path.glob("securemedian-demo-*/client-3.log")):  # the last process to be started
+        while not list(
+            tmp_path.glob("securemedian-demo-*/client-3.log")
+        ):  # the last process to be started
             assert time.monotonic() < deadline and running.poll() is None
             time.sleep(0.1)
         running.send_signal(number)

@@ -15,14 +15,18 @@ from numpy.typing import NDArray
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 
-from clients import data, models  # noqa: E402
-from mpc.errors import ConfigError, SecureMedianError  # noqa: E402
-from mpc.params import RangePolicy  # noqa: E402
-from scripts import cli, plaintext  # noqa: E402
-from scripts.experiments import catalogue, engine, report, saved  # noqa: E402
-from scripts.experiments.players import Players  # noqa: E402
-from scripts.experiments.runs import Record, Run  # noqa: E402
-from scripts.experiments.service import Service  # noqa: E402
+from securemedian import cli  # noqa: E402
+from securemedian.laboratory import (  # noqa: E402
+    data,
+    models,
+    plaintext,
+)
+from securemedian.laboratory.experiments import catalogue, engine, saved, summaries  # noqa: E402
+from securemedian.laboratory.experiments.players import Players  # noqa: E402
+from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
+from securemedian.laboratory.experiments.service import Service  # noqa: E402
+from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
+from securemedian.mpc.params import RangePolicy  # noqa: E402
 
 SMALL = ["--plain", "--images", "30", "--rounds", "2"]
 
@@ -83,7 +87,11 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
         through[bucketed.id] = engine.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
         other = replace(bucketed, seed=2)
         with monkeypatch.context() as patch, pytest.raises(SecureMedianError, match="defect"):
-            patch.setattr(plaintext, "published", lambda updates, *_: np.zeros((1, updates.shape[1]), np.float32))
+            patch.setattr(
+                plaintext,
+                "published",
+                lambda updates, *_: np.zeros((1, updates.shape[1]), np.float32),
+            )
             engine.carry_out(other, 1, digits, service, tmp_path, nothing)
     assert saved.load(tmp_path, other) is None
     for run, rounds in ((radix, 2), (bucketed, 3)):
@@ -105,11 +113,15 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: dat
         engine.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
     assert saved.load(tmp_path, run) is None
     seen: list[int] = []
-    resumed = engine.carry_out(run, 4, digits, None, tmp_path, lambda record: seen.append(len(record.rounds)))
+    resumed = engine.carry_out(
+        run, 4, digits, None, tmp_path, lambda record: seen.append(len(record.rounds))
+    )
     assert seen == [2, 3, 4]
     assert models_of(resumed) == models_of(whole)
     assert saved.load(tmp_path, run) == resumed
-    assert [path.name for path in tmp_path.iterdir()] == [f"{run.id}.json"]  # no checkpoint of what is finished
+    assert [path.name for path in tmp_path.iterdir()] == [
+        f"{run.id}.json"
+    ]  # no checkpoint of what is finished
 
 
 def test_ctrl_c_leaves_what_was_finished(
@@ -191,7 +203,9 @@ def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
 
 def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> None:
     usual = plan(digits, clients=5, attackers=2, first=2)
-    honest, flipped = (Players(usual.run(1, "mean", attack), digits) for attack in ("none", "bitflip"))
+    honest, flipped = (
+        Players(usual.run(1, "mean", attack), digits) for attack in ("none", "bitflip")
+    )
     start = honest.start()
     for number, attacked in ((1, False), (2, True), (3, True)):
         trained, sent = (players.updates(start, number) for players in (honest, flipped))
@@ -202,7 +216,7 @@ def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> Non
 
 
 def test_colluding_attackers_see_the_honest_updates(digits: data.Dataset) -> None:
-    from clients.attacks import ATTACKS
+    from securemedian.laboratory.attacks import ATTACKS
 
     usual = plan(digits, clients=6, attackers=2, first=1)
     honest = Players(usual.run(1, "mean"), digits)
@@ -215,7 +229,9 @@ def test_colluding_attackers_see_the_honest_updates(digits: data.Dataset) -> Non
         assert np.array_equal(sent[:4], trained[:4])
         assert np.array_equal(sent[4:], trained[4:]) == (name == "none")
         if attack.sees_honest:
-            expected = attack(first=1).corrupt(trained[4:], start, trained[:4], np.random.default_rng((1, 6, 1)))
+            expected = attack(first=1).corrupt(
+                trained[4:], start, trained[:4], np.random.default_rng((1, 6, 1))
+            )
             assert np.array_equal(sent[4:], expected)
 
 
@@ -227,16 +243,22 @@ def test_threads_change_no_update(digits: data.Dataset, monkeypatch: pytest.Monk
     assert np.array_equal(Players(run, digits).updates(start, 1), alone)
 
 
-def test_a_run_that_diverges_ends_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_diverges_ends_and_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["attacks", "--plain", "--images", "30", "--rounds", "30", "--out", str(tmp_path)]
     assert experiment(*options, "--methods", "mean,radix", "--attacks", "sign-flip-100") == 0
     mean, radix = (
-        next(one for one in summary(tmp_path, "attacks-digits")["results"] if one["method"] == method)
+        next(
+            one for one in summary(tmp_path, "attacks-digits")["results"] if one["method"] == method
+        )
         for method in ("mean", "radix")
     )
     (after,) = mean["diverged_after"]
     assert 0 < after < 30
-    assert mean["accuracy"][0][after:] == [10.0] * (30 - after)  # that of guessing one of ten digits
+    assert mean["accuracy"][0][after:] == [10.0] * (
+        30 - after
+    )  # that of guessing one of ten digits
     assert radix["diverged_after"] == [None]
     assert radix["final"]["mean"] > 50
     said = capsys.readouterr().out
@@ -251,11 +273,17 @@ def tiny_mnist(folder: Path) -> Path:
     rng = np.random.default_rng(1)
 
     def idx(array: NDArray[np.uint8]) -> bytes:
-        return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+        return (
+            struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+        )
 
     for prefix, count in (("train", 12), ("t10k", 5)):
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (count, 28, 28), np.uint8)))
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, count, np.uint8)))
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+            idx(rng.integers(0, 256, (count, 28, 28), np.uint8))
+        )
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            idx(rng.integers(0, 10, count, np.uint8))
+        )
     return folder
 
 
@@ -269,11 +297,30 @@ def tiny_cifar10(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", catalogue.EXPERIMENTS)
-def test_every_experiment_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_experiment_runs(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = {"fig5": tiny_mnist, "fig6": tiny_cifar10}
-    options = ["--plain", "--rounds", "1", "--from", "1", "--seeds", "1,2", "--out", str(tmp_path / "out")]
+    options = [
+        "--plain",
+        "--rounds",
+        "1",
+        "--from",
+        "1",
+        "--seeds",
+        "1,2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     if name in made:
-        options += ["--data", str(made[name](tmp_path)), "--methods", "mean,bucketed", "--faults", "bitflip"]
+        options += [
+            "--data",
+            str(made[name](tmp_path)),
+            "--methods",
+            "mean,bucketed",
+            "--faults",
+            "bitflip",
+        ]
     else:
         options += ["--images", "5"]
     if name == "attacks":
@@ -287,7 +334,7 @@ def test_every_experiment_runs(name: str, tmp_path: Path, capsys: pytest.Capture
         f"{name}-{model}.{end}" for end in ("json", "png", "svg")
     } | {"runs"}
     assert found["settings"]["model"] == model
-    assert set(found["machine"]) == set(report.machine())
+    assert set(found["machine"]) == set(summaries.machine())
     for one in found["results"]:
         final = one["final"]
         assert 0 <= final["min"] <= final["mean"] <= final["max"] <= 100
@@ -333,7 +380,11 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_starts(
-    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def")

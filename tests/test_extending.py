@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from clients.attacks import ATTACKS
-from clients.data import SOURCES
-from clients.models import MODELS
-from scripts import cli
-from scripts.experiments.aggregators import AGGREGATORS
-from scripts.experiments.methods import SECURE
+from securemedian import cli
+from securemedian.laboratory.attacks import ATTACKS
+from securemedian.laboratory.data import SOURCES
+from securemedian.laboratory.experiments.aggregators import AGGREGATORS
+from securemedian.laboratory.experiments.methods import SECURE
+from securemedian.laboratory.models import MODELS
 
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text("utf-8")
-EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+    securemedian (.*?)\n", PAGE, re.DOTALL)
+EXAMPLES = re.findall(
+    r"```python\n# (\w+\.py)\n(.*?)```\n+    securemedian (.*?)\n", PAGE, re.DOTALL
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,12 @@ def registries() -> Iterator[None]:
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    assert [name for name, *_ in EXAMPLES] == ["my_methods.py", "my_attack.py", "my_model.py", "my_data.py"]
+    assert [name for name, *_ in EXAMPLES] == [
+        "my_methods.py",
+        "my_attack.py",
+        "my_model.py",
+        "my_data.py",
+    ]
     assert PAGE.count("```python") == len(EXAMPLES)
 
 
@@ -56,4 +63,6 @@ def test_an_example_runs(
     (path,) = Path("results", "experiments").glob(f"{experiment}-*/{experiment}-*.json")
     results = json.loads(path.read_text())["results"]
     assert all(len(one["accuracy"][0]) == 3 for one in results)
-    assert all(one["final"]["mean"] > 20 for one in results), capsys.readouterr().out  # it has learnt something
+    assert all(one["final"]["mean"] > 20 for one in results), (
+        capsys.readouterr().out
+    )  # it has learnt something

@@ -9,14 +9,14 @@ import math
 import numpy as np
 import pytest
 
-from mpc.channel import Channel, local_pair
-from mpc.errors import ConfigError, PeerProtocolError
-from mpc.kernels import extension as kernels
-from mpc.ot import ferret, softspoken
-from mpc.ot.softspoken import ALIGN, BLOCK
-from mpc.params import ProtocolParams
-from mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
-from mpc.prg import Stream, os_entropy
+from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.errors import ConfigError, PeerProtocolError
+from securemedian.mpc.kernels import extension as kernels
+from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.ot.softspoken import ALIGN, BLOCK
+from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
+from securemedian.mpc.prg import Stream, os_entropy
 from tests.parties import make_parties, run_both
 from tests.test_ot import SESSION, bits_of
 from tests.test_privacy import looks_uniform
@@ -31,7 +31,11 @@ _lanes = itertools.count()
 def base() -> BaseOts:
     one, two = local_pair()
     (delta, holes), leaves = run_both(
-        lambda j: softspoken.sender_setup(one, SESSION, 4) if j == 0 else softspoken.receiver_setup(two, SESSION, 4)  # type: ignore[arg-type,return-value]
+        lambda j: (
+            softspoken.sender_setup(one, SESSION, 4)
+            if j == 0
+            else softspoken.receiver_setup(two, SESSION, 4)
+        )  # type: ignore[arg-type,return-value]
     )
     return delta, holes, leaves  # type: ignore[return-value]
 
@@ -83,14 +87,23 @@ def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
     blocks = [extend(ends, BLOCK) for _ in range(4)]  # the last takes from a second iteration
     for made in blocks:
         check(*made)
-    assert ends[0]._iterations == 2 and 0.498 < np.concatenate([made[2] for made in blocks]).mean() < 0.502
+    assert (
+        ends[0]._iterations == 2
+        and 0.498 < np.concatenate([made[2] for made in blocks]).mean() < 0.502
+    )
     assert len(np.unique(np.concatenate([made[0][:, 0] for made in blocks]))) == 4 * BLOCK
 
 
 def test_the_code_is_the_one_that_was_estimated() -> None:
     """Changing it is a matter of security: read the comment at `CODE` first."""
     code = ferret.CODE
-    assert (code.outputs, code.secrets, code.bins, code.depth, ferret.lpn.LOCALITY) == (1 << 19, 69454, 512, 10, 10)
+    assert (code.outputs, code.secrets, code.bins, code.depth, ferret.lpn.LOCALITY) == (
+        1 << 19,
+        69454,
+        512,
+        10,
+        10,
+    )
     published = (607_232, 69_454, 593)
     assert (code.bins << code.depth, code.secrets) == (published[0] - (81 << 10), published[1])
     assert code.bins + 81 == published[2] and code.bootstrap <= BLOCK
@@ -114,15 +127,21 @@ def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
         series = [1] + [0] * degree
         for count, base in ((f, size - 1 - u), (bins - f, size - 1)):
             factor = [math.comb(count, i) * base**i for i in range(degree + 1)]
-            series = [sum(series[j] * factor[i - j] for j in range(i + 1)) for i in range(degree + 1)]
+            series = [
+                sum(series[j] * factor[i - j] for j in range(i + 1)) for i in range(degree + 1)
+            ]
         free = bins * size - secrets
         inverse = [(-1) ** i * math.comb(free + i - 1, i) for i in range(degree + 1)]
-        return any(sum(series[j] * inverse[i - j] for j in range(i + 1)) <= 0 for i in range(degree + 1))
+        return any(
+            sum(series[j] * inverse[i - j] for j in range(i + 1)) <= 0 for i in range(degree + 1)
+        )
 
     best = math.inf
     for degree, tenths in itertools.product((2, 3, 4), range(1, 11)):
         f = bins * tenths // 10
-        u = bisect.bisect_left(range(size - 1), True, key=lambda u, f=f, degree=degree: solved(f, u, degree))  # type: ignore[misc]
+        u = bisect.bisect_left(
+            range(size - 1), True, key=lambda u, f=f, degree=degree: solved(f, u, degree)
+        )  # type: ignore[misc]
         if u < size - 1:
             unknowns = max(10, secrets - bins - f * u)
             monomials = math.log2(sum(math.comb(unknowns, i) for i in range(degree + 1)))
@@ -140,7 +159,10 @@ def test_the_code_withstands_the_known_attacks() -> None:
     assert round(algebraic_bits(*instance, sparse=True)) == 135
     ferret_b11 = 4971, 2048, 124_000
     assert round(gauss_bits(*ferret_b11)) == 132
-    assert [round(algebraic_bits(*ferret_b11, sparse=sparse)) for sparse in (False, True)] == [92, 74]
+    assert [round(algebraic_bits(*ferret_b11, sparse=sparse)) for sparse in (False, True)] == [
+        92,
+        74,
+    ]
 
 
 def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
@@ -183,7 +205,9 @@ def test_outputs_are_the_code_of_the_seeds_and_the_noise(base: BaseOts, small: f
     assert not (w[:, 0] & np.uint64(1)).any() and (w == v ^ u * ends[0]._delta).all()
 
 
-def test_seeds_and_handed_out_outputs_are_disjoint_and_used_once(base: BaseOts, small: ferret.Code) -> None:
+def test_seeds_and_handed_out_outputs_are_disjoint_and_used_once(
+    base: BaseOts, small: ferret.Code
+) -> None:
     sender, receiver = pair(base)
     run_both(lambda j: (sender, receiver)[j].prepare())
     for end in (sender, receiver):
@@ -246,11 +270,17 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
     seen: list[np.ndarray] = []
     channel = ends[1]._channel
     original = channel.recv
-    monkeypatch.setattr(channel, "recv", lambda *wanted: (seen.append(original(*wanted)), seen[-1])[1])
+    monkeypatch.setattr(
+        channel, "recv", lambda *wanted: (seen.append(original(*wanted)), seen[-1])[1]
+    )
     extend(ends, BLOCK if code is ferret.CODE else 8 * code.yields)
-    assert [array.shape for array in seen] == [code.message(group) for group in code.groups()] * ends[0]._iterations
+    assert [array.shape for array in seen] == [
+        code.message(group) for group in code.groups()
+    ] * ends[0]._iterations
     assert looks_uniform(np.concatenate([array.reshape(-1) for array in seen]))
-    assert ends[0]._channel.traffic.messages_received == 1  # the bootstrap is all that the sender ever sees
+    assert (
+        ends[0]._channel.traffic.messages_received == 1
+    )  # the bootstrap is all that the sender ever sees
 
 
 def test_bytes_an_ot(base: BaseOts) -> None:
@@ -288,7 +318,9 @@ def test_secrets_are_not_printed(base: BaseOts) -> None:
 def test_lanes_draw_other_matrices_and_roots(base: BaseOts, small: ferret.Code) -> None:
     one, other = pair(base), pair(base)
     assert one[0]._matrix == one[1]._matrix != other[0]._matrix
-    assert not set(extend(one, ALIGN)[3][:, 0].tolist()) & set(extend(other, ALIGN)[3][:, 0].tolist())
+    assert not set(extend(one, ALIGN)[3][:, 0].tolist()) & set(
+        extend(other, ALIGN)[3][:, 0].tolist()
+    )
 
 
 def test_the_parameter() -> None:
@@ -301,13 +333,30 @@ def test_the_parameter() -> None:
 def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) -> None:
     """Corrections of DaBits come between the iterations that their OTs, and others', are made by."""
     parties = [lanes[0] for lanes in make_parties(field_bits=field_bits, extension="silent")]
-    demand = Demand({DaBits(9): (3000, 1500), RandomOts(8): (2000, 2000), Triples(1): (40, 40), Tables(3, 1): (9, 600)})
+    demand = Demand(
+        {
+            DaBits(9): (3000, 1500),
+            RandomOts(8): (2000, 2000),
+            Triples(1): (40, 40),
+            Tables(3, 1): (9, 600),
+        }
+    )
     for party in parties:
         party.channel.restart_rounds()
     run_both(lambda j: parties[j].pool.reserve(demand))
-    assert parties[0].channel.traffic.rounds == 2  # the bootstrap, and all iterations and corrections
-    one, other = run_both(lambda j: parties[j].pool.dabits(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000))))
+    assert (
+        parties[0].channel.traffic.rounds == 2
+    )  # the bootstrap, and all iterations and corrections
+    one, other = run_both(
+        lambda j: parties[j].pool.dabits(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000)))
+    )
     assert ((one[1] + other[1]) % 512 == one[0] ^ other[0]).all()
-    a, b, c = (x ^ y for x, y in zip(*run_both(lambda j: parties[j].pool.triples(Triples(1), 40)), strict=True))
+    a, b, c = (
+        x ^ y
+        for x, y in zip(*run_both(lambda j: parties[j].pool.triples(Triples(1), 40)), strict=True)
+    )
     assert (c == (a & b)).all()
-    assert parties[0].pool.left == parties[1].pool.left[::-1] and parties[0].pool.id == parties[1].pool.id
+    assert (
+        parties[0].pool.left == parties[1].pool.left[::-1]
+        and parties[0].pool.id == parties[1].pool.id
+    )

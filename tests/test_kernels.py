@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from mpc.kernels import extension, lpn, packing, quads, tables
+from securemedian.mpc.kernels import extension, lpn, packing, quads, tables
 from tests import reference
 
 RNG = np.random.default_rng(5)
@@ -56,7 +56,10 @@ def test_sigma_is_an_orthomorphism() -> None:
             if pivot is None:
                 continue
             rows[rank], rows[pivot] = rows[pivot], rows[rank]
-            rows = [row ^ rows[rank] if i != rank and row >> bit & 1 else row for i, row in enumerate(rows)]
+            rows = [
+                row ^ rows[rank] if i != rank and row >> bit & 1 else row
+                for i, row in enumerate(rows)
+            ]
             rank += 1
         assert rank == 128
 
@@ -100,7 +103,10 @@ def test_tables_and_pads_agree(m: int, slot: int) -> None:
     count, chunk = 128, (1 << slot) - 1
     keys0, keys1, choice_words = words(m * count, 2), words(m * count, 2), words(m * count // 64)
     masks = np.array(
-        [[sum(chunk << slot * i for i in range(1 << m) if i >> j & 1 == b) for b in (0, 1)] for j in range(m)],
+        [
+            [sum(chunk << slot * i for i in range(1 << m) if i >> j & 1 == b) for b in (0, 1)]
+            for j in range(m)
+        ],
         np.uint64,
     )
     made = np.empty((count, 1), np.uint64)
@@ -133,14 +139,23 @@ def test_leaf_messages(bits: int, shift: int) -> None:
     leaf_a, leaf_c = (a >> shift) & mask, (c >> shift) & mask
     choices = RNG.integers(0, positions, count).astype(np.uint8)
     request = np.empty(count, np.uint8)
-    tables.request_leaves(c, shift, choices | RNG.integers(0, 4, count).astype(np.uint8) << bits, mask, request)
+    tables.request_leaves(
+        c, shift, choices | RNG.integers(0, 4, count).astype(np.uint8) << bits, mask, request
+    )
     assert (request == choices ^ leaf_c).all()
-    for slot, wanted in ((1, [leaf_a > leaf_c]), (1, [leaf_a == leaf_c]), (2, [leaf_a > leaf_c, leaf_a == leaf_c])):
+    for slot, wanted in (
+        (1, [leaf_a > leaf_c]),
+        (1, [leaf_a == leaf_c]),
+        (2, [leaf_a > leaf_c, leaf_a == leaf_c]),
+    ):
         if slot == 2 and bits != 4:
             continue
         made = RNG.integers(0, 1 << slot * positions, count, np.uint64).astype(np.uint32)
         pads = np.array(
-            [int(table) >> slot * int(choice) & (2**slot - 1) for table, choice in zip(made, choices, strict=True)],
+            [
+                int(table) >> slot * int(choice) & (2**slot - 1)
+                for table, choice in zip(made, choices, strict=True)
+            ],
             np.uint8,
         )
         shares = words(slot, 2)
@@ -180,7 +195,9 @@ def test_pack_plane() -> None:
         assert plane.tolist() == reference.pack([int(value) >> bit & 1 for value in values], 1)
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(4, np.uint8), (12, np.uint16), (33, np.uint64), (64, np.uint64)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(4, np.uint8), (12, np.uint16), (33, np.uint64), (64, np.uint64)]
+)
 def test_quads_share_the_and_of_two_shared_bits(bits: int, dtype: type) -> None:
     count, top = 128, 2**bits - 1
     mask = np.uint64(top)
@@ -189,7 +206,11 @@ def test_quads_share_the_and_of_two_shared_bits(bits: int, dtype: type) -> None:
     c_sent, z_sent, c_received, z_received = (words(2) for _ in range(4))
     requests = np.empty(count, np.uint8)
     quads.request(c_received, z_received, choices, requests)
-    messages, sent, received = np.empty((3, count), dtype), np.empty(count, dtype), np.empty(count, dtype)
+    messages, sent, received = (
+        np.empty((3, count), dtype),
+        np.empty(count, dtype),
+        np.empty(count, dtype),
+    )
     quads.reply(c_sent, z_sent, pads, requests, mask, messages, sent)
     quads.finish(c_received, z_received, pads[choices, np.arange(count)], messages, mask, received)
     both = (c_sent ^ c_received) & (z_sent ^ z_received)
@@ -201,7 +222,9 @@ def test_quads_are_tables_taken_apart() -> None:
     made = words(50, 1)
     pads = np.empty((4, 50), np.uint8)
     quads.split_tables(made, 4, np.uint64(15), pads)
-    assert all(pads[p].tolist() == [int(table) >> 4 * p & 15 for table in made[:, 0]] for p in range(4))
+    assert all(
+        pads[p].tolist() == [int(table) >> 4 * p & 15 for table in made[:, 0]] for p in range(4)
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 16])
@@ -217,7 +240,11 @@ def test_grow(width: int) -> None:
 def test_mend(width: int) -> None:
     """Whatever stood in the two children, each becomes `given` less all others of its side, and nothing else moves."""
     trees = 5
-    children, given, paths = words(trees, 2 * width, 2), words(trees, 2), RNG.integers(0, width, trees)
+    children, given, paths = (
+        words(trees, 2 * width, 2),
+        words(trees, 2),
+        RNG.integers(0, width, trees),
+    )
     sides = children.reshape(trees, 2, width, 2)
     want = sides.copy()
     for tree, path in enumerate(paths):
@@ -239,11 +266,23 @@ def test_encode(secrets: int) -> None:
     assert (out == want).all()
 
 
-@pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="this is the run without the compiler")
+@pytest.mark.skipif(
+    "NUMBA_DISABLE_JIT" in os.environ, reason="this is the run without the compiler"
+)
 def test_kernels_without_the_compiler() -> None:
     """The same functions as plain Python: what is compiled is what is written."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-W", "ignore::RuntimeWarning"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            __file__,
+            "-W",
+            "ignore::RuntimeWarning",
+        ],
         env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
-from clients.config import ClientConfig
-from mpc.errors import ConfigError
-from scripts import cli, keygen
-from scripts.keygen import LOOPBACK
-from servers import config as server_config
-from servers.settings import load_keys
+from securemedian import cli
+from securemedian.clients.config import ClientConfig
+from securemedian.mpc.errors import ConfigError
+from securemedian.scripts import keygen
+from securemedian.scripts.keygen import LOOPBACK
+from securemedian.servers import config as server_config
+from securemedian.settings.keys import load_keys
 
 
 def mode(path: Path) -> int:
@@ -32,7 +33,10 @@ def test_everybodys_configuration_loads_and_fits_together(tmp_path: Path) -> Non
     assert (s0.party, s1.party) == (0, 1)
     assert s0.peer.address == s1.peer.listen
     assert len({s0.listen, s1.listen, s0.peer.address}) == 3
-    assert (s0.peer.public_key, s1.peer.public_key) == (public_key(directory, "s1"), public_key(directory, "s0"))
+    assert (s0.peer.public_key, s1.peer.public_key) == (
+        public_key(directory, "s1"),
+        public_key(directory, "s0"),
+    )
     assert s0.clients == s1.clients
     assert s0.coordinators == s1.coordinators
     for caller, allowed in zip([coordinator, *clients], s0.coordinators + s0.clients, strict=True):
@@ -41,7 +45,10 @@ def test_everybodys_configuration_loads_and_fits_together(tmp_path: Path) -> Non
             public_key(directory, "s0"),
             public_key(directory, "s1"),
         )
-        assert (caller.name, load_keys(caller.key_file).public.decode()) == (allowed.name, allowed.public_key)
+        assert (caller.name, load_keys(caller.key_file).public.decode()) == (
+            allowed.name,
+            allowed.public_key,
+        )
     for secret in directory.glob("*.key_secret"):
         assert mode(secret) == 0o600
 
@@ -71,7 +78,11 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         assert cli.main(["keygen", str(directory), "--role", role, "--name", name, *hosts]) == 0
         keys[name] = public_key(directory, name)
         assert keys[name] in capsys.readouterr().out
-        assert {path.name for path in directory.iterdir()} == {f"{name}.toml", f"{name}.key", f"{name}.key_secret"}
+        assert {path.name for path in directory.iterdir()} == {
+            f"{name}.toml",
+            f"{name}.key",
+            f"{name}.key_secret",
+        }
         assert mode(directory / f"{name}.key_secret") == 0o600
     with pytest.raises(ConfigError, match="PASTE HERE the public key of"):
         server_config.load(tmp_path / "s0" / "s0.toml")
@@ -80,13 +91,20 @@ def test_parties_made_alone_need_only_each_others_public_keys(
     for name in keys:
         path = tmp_path / name / f"{name}.toml"
         path.write_text(
-            re.sub("PASTE HERE the public key of ([a-z0-9-]+)", lambda place: keys[place[1]], path.read_text())
+            re.sub(
+                "PASTE HERE the public key of ([a-z0-9-]+)",
+                lambda place: keys[place[1]],
+                path.read_text(),
+            )
         )
     s0, s1 = (server_config.load(tmp_path / name / f"{name}.toml") for name in ("s0", "s1"))
     client = ClientConfig.load(tmp_path / "client-1" / "client-1.toml")
     assert (s0.listen, s0.peer.address) == ("tcp://0.0.0.0:7000", "tcp://10.0.0.2:7002")
     assert (s1.listen, s1.peer.listen) == ("tcp://0.0.0.0:7001", "tcp://0.0.0.0:7002")
-    assert (client.s0.address, client.s1.address) == ("tcp://s0.example.org:7000", "tcp://10.0.0.2:7001")
+    assert (client.s0.address, client.s1.address) == (
+        "tcp://s0.example.org:7000",
+        "tcp://10.0.0.2:7001",
+    )
     assert [caller.public_key for caller in s0.clients] == [keys["client-1"], keys["client-2"]]
 
 

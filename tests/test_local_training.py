@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from clients import data, models
-from clients.attacks import ATTACKS
-from clients.worker import Trainer
-from mpc.errors import ConfigError
+from securemedian.laboratory import data, models
+from securemedian.laboratory.attacks import ATTACKS
+from securemedian.laboratory.worker import Trainer
+from securemedian.mpc.errors import ConfigError
 
 DIGITS = models.MODELS["digits"]
 
@@ -46,7 +46,9 @@ def test_training_is_the_gradient_descent_it_says_it_is() -> None:
     digits = data.load()
     images, labels = digits.images[:5], digits.labels[:5]
     start = models.start(model, 1)
-    step = (start - models.train(model, start, images, labels, np.random.default_rng(1))) / model.rate
+    step = (
+        start - models.train(model, start, images, labels, np.random.default_rng(1))
+    ) / model.rate
 
     def loss(vector: np.ndarray) -> float:
         hidden = np.maximum(images @ vector[:2048].reshape(32, 64).T + vector[2048:2080], 0)
@@ -80,7 +82,9 @@ def test_faults_change_what_is_sent_from_their_first_round_on() -> None:
     before, trained = honest.update(start, 1), honest.update(start, 2)
     for name in ("bitflip", "labelflip", "gaussian", "sign-flip-10"):
         assert np.array_equal(replace(honest, attack=ATTACKS[name](2)).update(start, 1), before)
-    assert np.array_equal(replace(honest, attack=ATTACKS["bitflip"](2)).update(start, 2), 2 * start - trained)
+    assert np.array_equal(
+        replace(honest, attack=ATTACKS["bitflip"](2)).update(start, 2), 2 * start - trained
+    )
     flipped = replace(honest, labels=9 - honest.labels).update(start, 2)
     assert np.array_equal(replace(honest, attack=ATTACKS["labelflip"](2)).update(start, 2), flipped)
     assert replace(honest, attack=ATTACKS["gaussian"](2)).update(start, 2).std() > 100

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from servers import logs
+from securemedian.servers import logs
 
 
 class Terminal(io.StringIO):
@@ -32,8 +32,17 @@ def test_an_event_is_one_line(stream):
     logs.event("engine-error", logging.ERROR, ValueError("odd"))
     first, second = stream.getvalue().splitlines()[:2]
     if stream.isatty():
-        assert first.endswith("s0 info    round-open round=1-a number=1") and "error   engine-error" in second
+        assert (
+            first.endswith("s0 info    round-open round=1-a number=1")
+            and "error   engine-error" in second
+        )
     else:
-        wanted = {"level": "info", "server": "s0", "event": "round-open", "round": "1-a", "number": 1}
+        wanted = {
+            "level": "info",
+            "server": "s0",
+            "event": "round-open",
+            "round": "1-a",
+            "number": 1,
+        }
         assert wanted.items() <= json.loads(first).items()
         assert "ValueError: odd" in json.loads(second)["traceback"]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mpc import encode, ring, share
-from mpc.errors import InputError
-from mpc.median import bucketed, pairwise
-from mpc.params import OT_EXTENSIONS, ProtocolParams, RoundParams
-from mpc.party import Party
-from mpc.pipeline import Outcome, demand, run_round
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.errors import InputError
+from securemedian.mpc.median import bucketed, pairwise
+from securemedian.mpc.params import OT_EXTENSIONS, ProtocolParams, RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import Outcome, demand, run_round
 from tests import reference
 from tests.parties import additive, make_parties, run_both, run_rounds
 
@@ -36,30 +36,43 @@ def bucketed_round(
     lanes: Lanes, index: np.ndarray, buckets: int, schedule: str, bits: int = 0
 ) -> tuple[Outcome, Outcome]:
     clients, dim = index.shape
-    params = RoundParams("bucketed", dim, clients, ring_bits=bits, buckets=buckets, schedule=schedule)
+    params = RoundParams(
+        "bucketed", dim, clients, ring_bits=bits, buckets=buckets, schedule=schedule
+    )
     return run_rounds(
         lanes,
         params,
-        [share.split(encode.cumulative(row.astype(np.uint16), buckets), params.ring_bits) for row in index],
+        [
+            share.split(encode.cumulative(row.astype(np.uint16), buckets), params.ring_bits)
+            for row in index
+        ],
     )
 
 
-def pairwise_round(lanes: Lanes, values: np.ndarray, bits: int, **options: str) -> tuple[Outcome, Outcome]:
+def pairwise_round(
+    lanes: Lanes, values: np.ndarray, bits: int, **options: str
+) -> tuple[Outcome, Outcome]:
     clients, dim = values.shape
     params = RoundParams("pairwise", dim, clients, ring_bits=bits, fraction_bits=0, **options)  # type: ignore[arg-type]
-    return run_rounds(lanes, params, [share.split(ring.reduce(row[None], bits), bits) for row in values])
+    return run_rounds(
+        lanes, params, [share.split(ring.reduce(row[None], bits), bits) for row in values]
+    )
 
 
 @pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize("schedule", ["scan", "bisect"])
-def test_bucketed_is_the_bucketed_median_in_the_clear(lanes: Lanes, clients: int, schedule: str) -> None:
+def test_bucketed_is_the_bucketed_median_in_the_clear(
+    lanes: Lanes, clients: int, schedule: str
+) -> None:
     rng = np.random.default_rng(clients)
     for buckets in (3, 4, 8, 9):
         index = columns(rng, clients, 0, buckets - 1)
         one, other = bucketed_round(lanes, index, buckets, schedule)
         want = reference.bucketed_median(index, buckets)
         assert (one.values == want).all() and (other.values == want).all()
-        assert (want == reference.lower_median(index)).all()  # the bucket of the median is the median of the buckets
+        assert (
+            want == reference.lower_median(index)
+        ).all()  # the bucket of the median is the median of the buckets
 
 
 @pytest.mark.parametrize("clients", CLIENTS)
@@ -70,7 +83,9 @@ def test_pairwise_is_the_element_of_rank_k(lanes: Lanes, clients: int, selection
         values = columns(rng, clients, -(2 ** (bits - 2)), 2 ** (bits - 2) - 1)
         one, other = pairwise_round(lanes, values, bits, selection=selection)
         want = reference.lower_median(values)
-        assert (ring.signed(one.values, bits) == want).all() and (ring.signed(other.values, bits) == want).all()
+        assert (ring.signed(one.values, bits) == want).all() and (
+            ring.signed(other.values, bits) == want
+        ).all()
 
 
 @pytest.mark.parametrize("bits", range(3, 65))
@@ -83,7 +98,9 @@ def test_pairwise_in_every_ring(lanes: Lanes, bits: int) -> None:
 @pytest.mark.parametrize("bits", [*range(3, 18), 32, 33, 63, 64])
 def test_bucketed_in_every_ring(lanes: Lanes, bits: int) -> None:
     index = columns(np.random.default_rng(bits), 5, 0, 7)
-    assert (bucketed_round(lanes, index, 8, "scan", bits)[0].values == reference.lower_median(index)).all()
+    assert (
+        bucketed_round(lanes, index, 8, "scan", bits)[0].values == reference.lower_median(index)
+    ).all()
 
 
 @pytest.mark.parametrize("method", ["bucketed", "pairwise"])
@@ -112,9 +129,15 @@ def test_any_rank(clients: int) -> None:
     halves = additive(ring.reduce(values, 32), 32, rng)
     counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
     for rank in range(1, clients + 1):
-        one, other = run_both(lambda j, r=rank: pairwise.median(parties[j], halves[j], 32, "oblivious", r))  # type: ignore[misc]
-        assert (ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)).all()
-        got, _ = run_both(lambda j, r=rank: bucketed.median(parties[j], counts[j], clients, 8, "scan", r))  # type: ignore[misc]
+        one, other = run_both(
+            lambda j, r=rank: pairwise.median(parties[j], halves[j], 32, "oblivious", r)
+        )  # type: ignore[misc]
+        assert (
+            ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)
+        ).all()
+        got, _ = run_both(
+            lambda j, r=rank: bucketed.median(parties[j], counts[j], clients, 8, "scan", r)
+        )  # type: ignore[misc]
         assert (got == reference.rank_element(index, rank)).all()
 
 
@@ -123,7 +146,11 @@ def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     one, other = pairwise_round(lanes, values, 32, result_to="clients")
     want = reference.lower_median(values)
     assert (ring.signed(share.combine(one.values, other.values, 32), 32) == want).all()
-    assert (ring.signed(one.values, 32) == want).mean() < 0.1 > (ring.signed(other.values, 32) == want).mean()
+    assert (
+        (ring.signed(one.values, 32) == want).mean()
+        < 0.1
+        > (ring.signed(other.values, 32) == want).mean()
+    )
 
 
 @pytest.mark.parametrize("method", ["bucketed", "pairwise"])
@@ -132,19 +159,32 @@ def test_local_parameters_change_no_output(method: str) -> None:
     rng = np.random.default_rng(9)
     dim, clients = 1500, 3
     params = RoundParams(
-        method, dim, clients, **({} if method == "bucketed" else {"ring_bits": 32, "fraction_bits": 0})
+        method,
+        dim,
+        clients,
+        **({} if method == "bucketed" else {"ring_bits": 32, "fraction_bits": 0}),
     )  # type: ignore[arg-type]
     if method == "bucketed":
         values = rng.integers(0, 8, (clients, dim))
-        shares = [share.split(encode.cumulative(row.astype(np.uint16), 8), params.ring_bits) for row in values]
+        shares = [
+            share.split(encode.cumulative(row.astype(np.uint16), 8), params.ring_bits)
+            for row in values
+        ]
     else:
         values = rng.integers(-1000, 1000, (clients, dim))
         shares = [share.split(ring.reduce(row[None], 32), 32) for row in values]
     want = reference.lower_median(values)
-    for lanes, chunk, batch in ((1, 128, 1 << 19), (2, 256, 1 << 19), (3, 1 << 16, 128), (2, 1 << 16, 1 << 19)):
+    for lanes, chunk, batch in (
+        (1, 128, 1 << 19),
+        (2, 256, 1 << 19),
+        (3, 1 << 16, 128),
+        (2, 1 << 16, 1 << 19),
+    ):
         both = make_parties(lanes=lanes)
         mine = [ProtocolParams(lanes=lanes, chunk=chunk, batch=batch), ProtocolParams(lanes=lanes)]
-        one, other = run_both(lambda j: run_round(both[j], params, mine[j], [pair[j] for pair in shares]))  # noqa: B023
+        one, other = run_both(
+            lambda j: run_round(both[j], params, mine[j], [pair[j] for pair in shares])  # noqa: B023
+        )  # noqa: B023, RUF100
         for outcome in (one, other):
             got = outcome.values if method == "bucketed" else ring.signed(outcome.values, 32)
             assert (got == want).all()
@@ -155,13 +195,18 @@ def test_every_extension_parameter(field_bits: int) -> None:
     both = make_parties(field_bits=field_bits)
     index = columns(np.random.default_rng(field_bits), 7, 0, 7)
     assert (bucketed_round(both, index, 8, "scan")[0].values == reference.lower_median(index)).all()
-    assert (ring.signed(pairwise_round(both, index, 16)[0].values, 16) == reference.lower_median(index)).all()
+    assert (
+        ring.signed(pairwise_round(both, index, 16)[0].values, 16) == reference.lower_median(index)
+    ).all()
 
 
 def test_progress_reaches_the_whole(lanes: Lanes) -> None:
     seen: list[tuple[int, int]] = []
     params = RoundParams("bucketed", 1000, 2)
-    shares = [share.split(encode.cumulative(np.zeros(1000, np.uint16), 8), params.ring_bits) for _ in range(2)]
+    shares = [
+        share.split(encode.cumulative(np.zeros(1000, np.uint16), 8), params.ring_bits)
+        for _ in range(2)
+    ]
     run_both(
         lambda j: run_round(
             lanes[j],
@@ -196,7 +241,10 @@ def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
     """Nothing is made on the spot after `reserve`, and what is left over is less than one alignment of each kind."""
     both = make_parties()
     shares = [
-        share.split(np.zeros((params.layout.rows, params.dim), ring.dtype(params.ring_bits)), params.ring_bits)
+        share.split(
+            np.zeros((params.layout.rows, params.dim), ring.dtype(params.ring_bits)),
+            params.ring_bits,
+        )
         for _ in range(8)
     ]
     outcome, _ = run_rounds(both, params, shares)

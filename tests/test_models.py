@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from clients import data, models
-from clients.models.base import Model
-from mpc.errors import ConfigError
-from scripts import cli
+from securemedian import cli
+from securemedian.laboratory import data, models
+from securemedian.laboratory.models.base import Model
+from securemedian.mpc.errors import ConfigError
 
 SIZES = {"mlp": 199_210, "cnn-mnist": 1_663_370, "cnn-cifar10": 409_182, "digits": 2_410}
 
@@ -50,9 +50,13 @@ def test_convolutions_train_and_are_deterministic(name: str, epochs: int) -> Non
     images[2:] += np.float32(0.8)
     labels = np.array([0, 0, 1, 1])
     start = models.start(model, 1)
-    one, two = (models.train(model, start, images, labels, np.random.default_rng(1)) for _ in range(2))
+    one, two = (
+        models.train(model, start, images, labels, np.random.default_rng(1)) for _ in range(2)
+    )
     assert np.array_equal(one, two)
-    learnt = models.train(replace(model, epochs=epochs), start, images, labels, np.random.default_rng(1))
+    learnt = models.train(
+        replace(model, epochs=epochs), start, images, labels, np.random.default_rng(1)
+    )
     assert models.accuracy(model, learnt, images, labels) == 1.0
 
 
@@ -66,7 +70,9 @@ def test_a_convolution_sees_rows_as_images() -> None:
         assert isinstance(network, torch.nn.Sequential)
         image = np.random.default_rng(1).uniform(0, 1, model.shape).astype(np.float32)
         with torch.no_grad():
-            seen = network[1](network[0](torch.from_numpy(image.reshape(1, -1))))[0, :, row, column].numpy()
+            seen = network[1](network[0](torch.from_numpy(image.reshape(1, -1))))[
+                0, :, row, column
+            ].numpy()
         kernel, bias = network[1].weight.detach().numpy(), network[1].bias.detach().numpy()
         top, left = row - padding, column - padding
         window = image[:, top : top + 5, left : left + 5]
@@ -88,16 +94,21 @@ def test_accuracy_is_that_of_all_images_whatever_the_batch(monkeypatch: pytest.M
 def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     digits = data.load()
     models.check_fits(models.MODELS["digits"], digits)
-    with pytest.raises(ConfigError, match=r"images of 784 values .* digits has 10 of 64: choose another"):
+    with pytest.raises(
+        ConfigError, match=r"images of 784 values .* digits has 10 of 64: choose another"
+    ):
         models.check_fits(models.MODELS["mlp"], digits)
     with pytest.raises(ConfigError, match="tells 3 classes"):
-        models.check_fits(Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits)
+        models.check_fits(
+            Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits
+        )
     assert cli.main(["demo", "--network", "cnn-mnist"]) == 2
     assert "choose another model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("mnist", "mlp"), ("digits", "digits"), ("cifar10", "cnn-cifar10"), ("mlp", "mlp")]
+    ("name", "model"),
+    [("mnist", "mlp"), ("digits", "digits"), ("cifar10", "cnn-cifar10"), ("mlp", "mlp")],
 )
 def test_init_knows_models_and_data_sets(tmp_path: Path, name: str, model: str) -> None:
     assert cli.main(["init", name, str(tmp_path / "start.npy"), "--seed", "2"]) == 0

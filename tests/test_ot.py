@@ -4,14 +4,21 @@ import numpy as np
 import pytest
 from nacl import bindings as sodium
 
-from mpc import ring
-from mpc.channel import local_pair
-from mpc.errors import LocalProtocolError, PeerProtocolError
-from mpc.kernels import packing
-from mpc.ot.base import BaseOtReceiver, BaseOtSender
-from mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
-from mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender, receiver_setup, sender_setup
-from mpc.preprocessing import RandomOts
+from securemedian.mpc import ring
+from securemedian.mpc.channel import local_pair
+from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
+from securemedian.mpc.kernels import packing
+from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
+from securemedian.mpc.ot.softspoken import (
+    ALIGN,
+    BLOCK,
+    RandomOtReceiver,
+    RandomOtSender,
+    receiver_setup,
+    sender_setup,
+)
+from securemedian.mpc.preprocessing import RandomOts
 from tests.parties import make_parties, run_both
 
 SESSION = b"a session of the tests"
@@ -21,9 +28,15 @@ RNG = np.random.default_rng(11)
 def extension(field_bits: int, lane: int = 0) -> tuple[RandomOtSender, RandomOtReceiver]:
     one, two = local_pair(20)
     (delta, holes), leaves = run_both(
-        lambda j: sender_setup(one, SESSION, field_bits) if j == 0 else receiver_setup(two, SESSION, field_bits)  # type: ignore[arg-type,return-value]
+        lambda j: (
+            sender_setup(one, SESSION, field_bits)
+            if j == 0
+            else receiver_setup(two, SESSION, field_bits)
+        )  # type: ignore[arg-type,return-value]
     )
-    return RandomOtSender(one, SESSION, delta, holes, lane, 0), RandomOtReceiver(two, SESSION, leaves, lane, 0)  # type: ignore[arg-type]
+    return RandomOtSender(one, SESSION, delta, holes, lane, 0), RandomOtReceiver(
+        two, SESSION, leaves, lane, 0
+    )  # type: ignore[arg-type]
 
 
 def bits_of(words: np.ndarray, count: int) -> np.ndarray:
@@ -37,7 +50,9 @@ def test_base_ot_gives_the_chosen_key_alone() -> None:
     choices = RNG.integers(0, 2, 40).astype(np.uint8)
     sender = BaseOtSender(one, SESSION)
     sender.announce()
-    pairs, keys = run_both(lambda j: sender.keys(40) if j == 0 else BaseOtReceiver(two, SESSION).keys(choices))  # type: ignore[arg-type,return-value]
+    pairs, keys = run_both(
+        lambda j: sender.keys(40) if j == 0 else BaseOtReceiver(two, SESSION).keys(choices)
+    )  # type: ignore[arg-type,return-value]
     flat = [key for pair in pairs for key in pair]
     assert len(set(flat)) == 80  # no two keys agree, so the receiver's key tells which it is
     assert [pair[choice] for pair, choice in zip(pairs, choices, strict=True)] == keys
@@ -48,7 +63,11 @@ def test_base_ot_keys_are_bound_to_the_session() -> None:
     sender = BaseOtSender(one, SESSION)
     sender.announce()
     pairs, keys = run_both(
-        lambda j: sender.keys(2) if j == 0 else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8))
+        lambda j: (
+            sender.keys(2)
+            if j == 0
+            else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8))
+        )
     )  # type: ignore[arg-type,return-value]
     assert not {key for pair in pairs for key in pair} & set(keys)
 
@@ -108,7 +127,9 @@ def test_lanes_share_nothing() -> None:
     leaves, (delta, holes) = run_both(
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
     )  # type: ignore[arg-type,return-value]
-    keys = [RandomOtReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)]  # type: ignore[arg-type]
+    keys = [
+        RandomOtReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
+    ]  # type: ignore[arg-type]
     assert not (keys[0] == keys[1]).any()
     del delta, holes
 
@@ -159,7 +180,8 @@ def test_chosen_and_correlated_one_of_two(bits: int, count: int) -> None:
     choice = RNG.integers(0, 2, count).astype(np.uint8)
     stock = run_both(
         lambda j: [
-            parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count))) for _ in range(2)
+            parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
+            for _ in range(2)
         ]
     )
     (sender, _), (sender2, _) = stock[0]

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import parts, settings
-from benchmarks.work import Point
-from mpc.kernels import extension
-from mpc.ot import softspoken
-from scripts import cli
+from securemedian import cli
+from securemedian.benchmarks import parts, settings
+from securemedian.benchmarks.work import Point
+from securemedian.mpc.kernels import extension
+from securemedian.mpc.ot import softspoken
 
 
 def burn(seconds: float) -> None:
@@ -34,7 +34,11 @@ def test_time_inside_an_inner_clock_is_its_own() -> None:
         module.inner(b"xy")
     assert module.inner is original and module.outer is outer
     assert clocks.seconds.keys() == {"a", "a: b", "b"}
-    assert 0.015 < clocks.seconds["a"] < 0.04 and 0.04 < clocks.seconds["a: b"] < 0.1 and clocks.seconds["b"] > 0.04
+    assert (
+        0.015 < clocks.seconds["a"] < 0.04
+        and 0.04 < clocks.seconds["a: b"] < 0.1
+        and clocks.seconds["b"] > 0.04
+    )
     assert clocks.bytes == {"a: b": 4, "b": 2}
 
 
@@ -53,7 +57,16 @@ def test_the_parts_and_the_rest_are_the_whole(
         return [{"per_second": 1e9, "bytes_each": 8.0}] * len(points)
 
     monkeypatch.setattr(settings, "measure", measure)
-    small = ["--ots", "140000", "--comparisons", "5000", "--repeat", "1", "--extensions", "softspoken-8,silent"]
+    small = [
+        "--ots",
+        "140000",
+        "--comparisons",
+        "5000",
+        "--repeat",
+        "1",
+        "--extensions",
+        "softspoken-8,silent",
+    ]
     assert cli.main(["bench", "parts", *small, "--markdown", "--out", str(tmp_path)]) == 0
     found: dict[tuple[str, str], dict[str, float]] = {}
     for point in json.loads((tmp_path / "parts.json").read_text())["points"]:
@@ -64,11 +77,17 @@ def test_the_parts_and_the_rest_are_the_whole(
     for prefix, rows in [("", rows) for rows in made.values()] + [
         (f"{phase}: ", rows) for phase in parts.PHASES for rows in compared.values()
     ]:
-        assert rows[prefix + parts.WHOLE] == pytest.approx(rows[prefix + parts.SUM] + rows[prefix + parts.OTHER])
+        assert rows[prefix + parts.WHOLE] == pytest.approx(
+            rows[prefix + parts.SUM] + rows[prefix + parts.OTHER]
+        )
         assert rows[prefix + parts.WHOLE] > 0 and rows[parts.TWO] == 1
     # what each extension encrypts for an OT: 16 trees of 256 leaves, and the hash
-    assert made["ns a random OT, at the receiver", "softspoken-8"][parts.AES_BYTES] == pytest.approx(16 * 256 / 8 + 16)
-    assert made["ns a random OT, at the sender", "softspoken-8"][parts.AES_BYTES] == pytest.approx(16 * 255 / 8 + 32)
+    assert made["ns a random OT, at the receiver", "softspoken-8"][
+        parts.AES_BYTES
+    ] == pytest.approx(16 * 256 / 8 + 16)
+    assert made["ns a random OT, at the sender", "softspoken-8"][parts.AES_BYTES] == pytest.approx(
+        16 * 255 / 8 + 32
+    )
     assert made["ns a random OT, at the sender", "silent"].keys() > {"trees: hash", "code: gather"}
     # a nanosecond a byte: 8 bytes an OT in one direction, 4 of a comparison's 8
     assert all(rows[parts.LINK] == pytest.approx(8) for rows in made.values())

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import settings
-from benchmarks.peers import processes
-from benchmarks.work import Point, run_point
-from mpc.params import ProtocolParams
-from scripts import cli
+from securemedian import cli
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.peers import processes
+from securemedian.benchmarks.work import Point, run_point
+from securemedian.mpc.params import ProtocolParams
 from tests.parties import make_parties, run_both
 
 TASKS = [{"work": "compare", "count": 10, "ring_bits": 32}]
@@ -52,7 +52,9 @@ def test_one_that_stops_ends_the_others_and_is_quoted(tmp_path: Path) -> None:
 
 def test_one_that_never_ends_is_ended(tmp_path: Path) -> None:
     with pytest.raises(processes.PeerFailed, match="not done within 0.5 s: raise --limit-s"):
-        processes.run(program(tmp_path, "import time; time.sleep(60)"), 2, TASKS, 1, pin=False, limit_s=0.5)
+        processes.run(
+            program(tmp_path, "import time; time.sleep(60)"), 2, TASKS, 1, pin=False, limit_s=0.5
+        )
 
 
 def test_results_that_are_missing_are_a_failure(tmp_path: Path) -> None:
@@ -60,7 +62,9 @@ def test_results_that_are_missing_are_a_failure(tmp_path: Path) -> None:
         processes.run(program(tmp_path, "print('hello')"), 1, TASKS, 1, pin=False, limit_s=30)
 
 
-def test_what_is_installed_is_kept_while_its_pins_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_installed_is_kept_while_its_pins_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands: list[str] = []
 
     def call(command: list[str], limit_s: float) -> None:
@@ -77,7 +81,9 @@ def test_what_is_installed_is_kept_while_its_pins_stand(tmp_path: Path, monkeypa
     assert len(commands) == 4
 
 
-def test_a_python_that_is_not_there_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_is_not_there_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "PYTHON", (3, 99))
     with pytest.raises(processes.PeerFailed, match=r"install python3\.99"):
         processes.install("spu", tmp_path, 10)
@@ -94,19 +100,38 @@ def test_ratios_stand_beside_ours_and_a_failed_peer_is_named(
             raise processes.PeerFailed("no network")
         return Path("python")
 
-    def run(command: list[str], parties: int, tasks: list[dict[str, Any]], *_: object) -> list[list[dict[str, Any]]]:
+    def run(
+        command: list[str], parties: int, tasks: list[dict[str, Any]], *_: object
+    ) -> list[list[dict[str, Any]]]:
         assert command[-1].endswith("spu_party.py") and parties == 2
-        return [[{"seconds": [1.0, slow, 9.0], "bytes_sent": [30, 30, 60]} for _ in tasks] for slow in (2.0, 3.0)]
+        return [
+            [{"seconds": [1.0, slow, 9.0], "bytes_sent": [30, 30, 60]} for _ in tasks]
+            for slow in (2.0, 3.0)
+        ]
 
     monkeypatch.setattr(settings, "measure", measure)
     monkeypatch.setattr(processes, "install", install)
     monkeypatch.setattr(processes, "run", run)
-    arguments = ["--count", "4", "--dim", "40", "--env", str(tmp_path / "env"), "--out", str(tmp_path)]
+    arguments = [
+        "--count",
+        "4",
+        "--dim",
+        "40",
+        "--env",
+        str(tmp_path / "env"),
+        "--out",
+        str(tmp_path),
+    ]
     assert cli.main(["bench", "peers", *arguments]) == 0
     saved = json.loads((tmp_path / "peers.json").read_text())
     assert saved["failed"] == {"mpyc": "no network"} and saved["versions"]["spu"]["spu"] == "0.9.5"
     ours, theirs = (row for row in saved["points"] if row["what"] == "signed comparison, l = 32")
-    assert (ours["system"], ours["per_second"], ours["bytes_each"], ours["ratio"]) == ("securemedian", 8, 10, 1)
+    assert (ours["system"], ours["per_second"], ours["bytes_each"], ours["ratio"]) == (
+        "securemedian",
+        8,
+        10,
+        1,
+    )
     # the slower party's seconds, the median repetition's; bytes of both parties
     assert (theirs["system"], theirs["seconds"], theirs["bytes_each"]) == ("SPU 0.9.5", 3, 20)
     assert theirs["ratio"] == pytest.approx(6)
@@ -119,6 +144,8 @@ def test_ratios_stand_beside_ours_and_a_failed_peer_is_named(
 def test_bytes_are_what_crosses_the_link(ways: str, sent: tuple[int, int]) -> None:
     message, lanes = 31 * 255 * 512 // 8, make_parties()
     point = Point("bytes", ways, count=2 * message + 1)
-    costs = run_both(lambda party: run_point(point, lanes[party], ProtocolParams(lanes=1), lambda: None).cost)
+    costs = run_both(
+        lambda party: run_point(point, lanes[party], ProtocolParams(lanes=1), lambda: None).cost
+    )
     for cost, messages in zip(costs, sent, strict=True):
         assert messages * message <= cost.bytes_sent < messages * message + 500

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from mpc import encode
-from mpc.params import RoundParams
-from scripts import plaintext
+from securemedian.laboratory import plaintext
+from securemedian.mpc import encode
+from securemedian.mpc.params import RoundParams
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
@@ -16,7 +16,9 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     d, k = 50, math.ceil(n / 2)
     model, width = rng.normal(size=d).astype(np.float32), rng.uniform(0.1, 2, d).astype(np.float32)
     updates = np.round(rng.normal(size=(n, d)), 1)  # ties
-    (bucketed,) = plaintext.published(updates, RoundParams("bucketed", d, n, buckets=5), model, width)
+    (bucketed,) = plaintext.published(
+        updates, RoundParams("bucketed", d, n, buckets=5), model, width
+    )
     (pairwise,) = plaintext.published(
         updates, RoundParams("pairwise", d, n, ring_bits=32, fraction_bits=10), model, width
     )
@@ -26,12 +28,19 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     (mean_of_kept,) = plaintext.published(updates, trimmed, None, None)
     weighted = RoundParams("radix", d, n)
     heavy = plaintext.published(updates, weighted, None, None, [1] * (n - 1) + [n + 1])[0]
-    assert np.array_equal(heavy, updates[-1].astype(np.float32))  # more than half of the weight decides alone
+    assert np.array_equal(
+        heavy, updates[-1].astype(np.float32)
+    )  # more than half of the weight decides alone
     for i in range(d):
-        assert ranked[:, i].tolist() == [np.float32(min(updates[:, i])), np.float32(max(updates[:, i]))]
+        assert ranked[:, i].tolist() == [
+            np.float32(min(updates[:, i])),
+            np.float32(max(updates[:, i])),
+        ]
         kept = sorted(math.floor(x * 1024) for x in updates[:, i])[int(0.3 * n) : n - int(0.3 * n)]
         assert mean_of_kept[i] == np.float32(sum(kept) / 1024 / len(kept))
-        bucket = sorted(int(encode.bucketize(update, model[i], width[i], 5)) for update in updates[:, i])[k - 1]
+        bucket = sorted(
+            int(encode.bucketize(update, model[i], width[i], 5)) for update in updates[:, i]
+        )[k - 1]
         assert bucketed[i] == np.float32(encode.quantize(np.array(bucket), model[i], width[i], 5))
         assert pairwise[i] == np.float32(math.floor(sorted(updates[:, i])[k - 1] * 1024) / 1024)
         assert plaintext.median(updates)[i] == np.float32(sorted(updates[:, i])[k - 1])

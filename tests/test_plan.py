@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import harness, plan
-from benchmarks.work import Point, round_params
-from mpc import share
-from mpc.errors import ConfigError
-from mpc.ot import ferret
-from mpc.params import ProtocolParams, RoundParams
-from mpc.pipeline import Cost, run_round
-from mpc.plan import predict
-from scripts import cli
+from securemedian import cli
+from securemedian.benchmarks import harness, plan
+from securemedian.benchmarks.work import Point, round_params
+from securemedian.mpc import share
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.ot import ferret
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.pipeline import Cost, run_round
+from securemedian.mpc.plan import predict
 from tests.parties import make_parties, run_both
 
 SMALL = {"chunk": 1280, "batch": 1 << 14}  # several chunks from a few thousand coordinates on
@@ -26,8 +26,18 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "scan-wide": {"method": "bucketed", "buckets": 3, "ring_bits": 16},
     "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 11},
     "pairwise": {"method": "pairwise"},
-    "pairwise-opened": {"method": "pairwise", "selection": "opened", "ring_bits": 32, "fraction_bits": 16},
-    "pairwise-clients": {"method": "pairwise", "result_to": "clients", "ring_bits": 20, "fraction_bits": 8},
+    "pairwise-opened": {
+        "method": "pairwise",
+        "selection": "opened",
+        "ring_bits": 32,
+        "fraction_bits": 16,
+    },
+    "pairwise-clients": {
+        "method": "pairwise",
+        "result_to": "clients",
+        "ring_bits": 20,
+        "fraction_bits": 8,
+    },
     "float32": {"method": "radix"},
     "bfloat16": {"method": "radix", "encoding": "bfloat16"},
     "fixed": {"method": "radix", "encoding": "fixed", "word_bits": 11, "fraction_bits": 4},
@@ -42,8 +52,12 @@ ROUNDS: dict[str, dict[str, Any]] = {
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
     """What a real round of a new session counts."""
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
-    uploads = [share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))]
-    one, other = run_both(lambda j: run_round(parties[j], params, protocol, uploads, weights=weights))
+    uploads = [
+        share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))
+    ]
+    one, other = run_both(
+        lambda j: run_round(parties[j], params, protocol, uploads, weights=weights)
+    )
     return one.cost, other.cost
 
 
@@ -58,19 +72,32 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
 
 
 # dim, clients, field bits, lanes
-SIZES = [(1, 5, 4, 1), (127, 2, 2, 2), (128, 8, 4, 3), (129, 3, 2, 1), (5000, 4, 4, 2), (5000, 5, 2, 3)]
+SIZES = [
+    (1, 5, 4, 1),
+    (127, 2, 2, 2),
+    (128, 8, 4, 3),
+    (129, 3, 2, 1),
+    (5000, 4, 4, 2),
+    (5000, 5, 2, 3),
+]
 
 
 @pytest.mark.parametrize(("dim", "clients", "field_bits", "lanes"), SIZES)
 @pytest.mark.parametrize("name", ROUNDS)
-def test_predicted_is_counted(name: str, dim: int, clients: int, field_bits: int, lanes: int) -> None:
+def test_predicted_is_counted(
+    name: str, dim: int, clients: int, field_bits: int, lanes: int
+) -> None:
     params = RoundParams.from_dict({"dim": dim, "max_clients": clients} | ROUNDS[name])
     check(params, [1] * clients, ProtocolParams(field_bits, lanes, **SMALL))
 
 
-@pytest.mark.parametrize("name", ["scan", "bisect", "pairwise", "bfloat16", "trimmed-mean", "untrimmed"])
+@pytest.mark.parametrize(
+    "name", ["scan", "bisect", "pairwise", "bfloat16", "trimmed-mean", "untrimmed"]
+)
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_predicted_is_counted_of_silent_ots(name: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicted_is_counted_of_silent_ots(
+    name: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many iterations of a code for tests alone, whose ends fall anywhere in a chunk."""
     monkeypatch.setattr(ferret, "CODE", ferret.Code(secrets=3000, bins=100, depth=7))
     params = RoundParams.from_dict({"dim": 5000, "max_clients": 3} | ROUNDS[name])
@@ -81,7 +108,10 @@ def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
     params = RoundParams("bucketed", 150_001, 8)
     protocol = ProtocolParams(ot_extension="silent")
     check(params, [1] * 8, protocol)
-    assert predict(params, [1] * 8, protocol).memory > predict(params, [1] * 8, ProtocolParams()).memory
+    assert (
+        predict(params, [1] * 8, protocol).memory
+        > predict(params, [1] * 8, ProtocolParams()).memory
+    )
 
 
 @pytest.mark.parametrize("name", ["scan", "pairwise", "pairwise-opened", "bfloat16"])
@@ -126,7 +156,10 @@ def test_a_large_model_is_planned_in_seconds(name: str) -> None:
 
 def test_memory_is_of_the_chunks_in_hand() -> None:
     """It grows with the lanes, and with the dimension by the result alone."""
-    one, two = (predict(RoundParams("pairwise", 6000, 5), [1] * 5, ProtocolParams(lanes=n, **SMALL)) for n in (1, 2))
+    one, two = (
+        predict(RoundParams("pairwise", 6000, 5), [1] * 5, ProtocolParams(lanes=n, **SMALL))
+        for n in (1, 2)
+    )
     assert 1.8 < two.memory / one.memory < 2.2
     long = predict(RoundParams("pairwise", 60_000, 5), [1] * 5, ProtocolParams(lanes=1, **SMALL))
     assert abs(long.memory - one.memory - 8 * 54_000) < 0.1 * one.memory
@@ -162,10 +195,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(len(line) <= 112 for line in printed.split("saved to")[0].splitlines())
     rows = json.loads(file.read_text())
     names = [row["name"] for row in rows]
-    assert [name.split()[0] for name in names] == ["bucketed"] * 2 + ["pairwise"] + ["radix"] * 3 + ["trimmed-mean"]
+    assert [name.split()[0] for name in names] == ["bucketed"] * 2 + ["pairwise"] + [
+        "radix"
+    ] * 3 + ["trimmed-mean"]
     for row in rows:
         cost = predict(RoundParams.from_dict(row["round"]), [1] * 4, ProtocolParams()).costs[0]
-        assert (row["ots"], row["bytes_s0_to_s1"], row["rounds"]) == (cost.ots, cost.bytes_sent, cost.rounds)
+        assert (row["ots"], row["bytes_s0_to_s1"], row["rounds"]) == (
+            cost.ots,
+            cost.bytes_sent,
+            cost.rounds,
+        )
         assert row["name"] in printed
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
@@ -174,7 +213,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", "--clients", "3", "--dim", "200", "--method"]
-    assert cli.main([*given, "radix", "--encoding", "fixed", "--field-bits", "2", "--lanes", "1"]) == 0
+    assert (
+        cli.main([*given, "radix", "--encoding", "fixed", "--field-bits", "2", "--lanes", "1"]) == 0
+    )
     assert "radix fixed" in capsys.readouterr().out
     assert cli.main([*given, "bucketed", "--schedule", "bisect", "--buckets", "5"]) == 0
     printed = capsys.readouterr().out

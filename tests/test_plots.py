@@ -8,37 +8,75 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plots
-from benchmarks.plots import Bars, Grid, Line, Panel
-from mpc.errors import ConfigError
+from securemedian.laboratory import plots
+from securemedian.laboratory.plots import Bars, Grid, Line, Panel
+from securemedian.mpc.errors import ConfigError
 
 
 def panel(lines: int, title: str = "a panel", **options: Any) -> Panel:
     x = [1.0, 2.0, 3.0]
     return Panel(
-        title, "round", "accuracy (%)", [Line(f"line-{i}", x, [i + v for v in x]) for i in range(lines)], **options
+        title,
+        "round",
+        "accuracy (%)",
+        [Line(f"line-{i}", x, [i + v for v in x]) for i in range(lines)],
+        **options,
     )
 
 
 def test_both_files_with_all_words(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     band = Line("band", [1, 10, 100], [1, 2, 3], [0, 1, 2], [2, 3, 4])
-    panels = [panel(2), panel(3, "another"), Panel("third", "p0", "seconds (s)", [band], log_x=True, log_y=True)]
-    paths = plots.save(tmp_path / "new" / "folder" / "fig0.5", "A title", [*panels, panel(1, "fourth")])
+    panels = [
+        panel(2),
+        panel(3, "another"),
+        Panel("third", "p0", "seconds (s)", [band], log_x=True, log_y=True),
+    ]
+    paths = plots.save(
+        tmp_path / "new" / "folder" / "fig0.5", "A title", [*panels, panel(1, "fourth")]
+    )
     assert [path.name for path in paths] == ["fig0.5.png", "fig0.5.svg"]
     assert paths[0].read_bytes().startswith(b"\x89PNG")
     svg = paths[1].read_text()
-    for words in ("A title", "a panel", "another", "third", "fourth", "accuracy (%)", "p0", "seconds (s)", "band"):
+    for words in (
+        "A title",
+        "a panel",
+        "another",
+        "third",
+        "fourth",
+        "accuracy (%)",
+        "p0",
+        "seconds (s)",
+        "band",
+    ):
         assert words in svg  # matplotlib writes each text as a comment before its glyphs
     assert svg.count("<!-- line-0 -->") == 1  # one legend for all panels
 
 
 def test_a_grid_has_every_number(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    grid = Grid("attack", "method", ["none", "lie"], ["mean", "krum", "median"], [[91.25, 10], [0, 100], [33, 50]])
+    grid = Grid(
+        "attack",
+        "method",
+        ["none", "lie"],
+        ["mean", "krum", "median"],
+        [[91.25, 10], [0, 100], [33, 50]],
+    )
     png, svg = plots.save_grid(tmp_path / "grid", "A grid", grid)
     assert png.read_bytes().startswith(b"\x89PNG")
-    for words in ("A grid", "attack", "method", "none", "lie", "mean", "krum", "91.2", "0.0", "100.0", "33.0"):
+    for words in (
+        "A grid",
+        "attack",
+        "method",
+        "none",
+        "lie",
+        "mean",
+        "krum",
+        "91.2",
+        "0.0",
+        "100.0",
+        "33.0",
+    ):
         assert f"<!-- {words} -->" in svg.read_text()
 
 
@@ -47,7 +85,17 @@ def test_bars_have_their_numbers_and_leave_out_what_is_not_known(tmp_path: Path)
     bars = Bars("seconds", ["share", "median"], {"here": [0.125, 3.5], "there": [None, 125.0]})
     png, svg = plots.save_bars(tmp_path / "bars", "Some bars", bars)
     assert png.read_bytes().startswith(b"\x89PNG")
-    for words in ("Some bars", "seconds", "share", "median", "here", "there", "0.125", "3.5", "125"):
+    for words in (
+        "Some bars",
+        "seconds",
+        "share",
+        "median",
+        "here",
+        "there",
+        "0.125",
+        "3.5",
+        "125",
+    ):
         assert f"<!-- {words} -->" in svg.read_text()
 
 

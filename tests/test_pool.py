@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpc import share
-from mpc.channel import local_pair
-from mpc.errors import PeerProtocolError, SecureMedianError
-from mpc.median.methods import METHODS, Published
-from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
-from mpc.params import ProtocolParams, RoundParams
-from mpc.party import Party
-from mpc.pipeline import Cost, Outcome, fill, run_round
-from mpc.preprocessing import DaBits, Demand, Pool, Quads, RandomOts, Tables, Triples
-from servers.engine import Engine
+from securemedian.mpc import share
+from securemedian.mpc.channel import local_pair
+from securemedian.mpc.errors import PeerProtocolError, SecureMedianError
+from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import Cost, Outcome, fill, run_round
+from securemedian.mpc.preprocessing import DaBits, Demand, Pool, Quads, RandomOts, Tables, Triples
+from securemedian.servers.engine import Engine
 from tests.parties import make_parties, run_both
 
 RNG = np.random.default_rng(8)
@@ -34,13 +34,17 @@ ROUNDS = {
     "bisect": RoundParams("bucketed", DIM, CLIENTS, buckets=6, schedule="bisect"),
     "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=4),
     "radix": RoundParams("radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=2),
-    "trimmed-mean": RoundParams("trimmed-mean", DIM, CLIENTS, ring_bits=24, fraction_bits=4, trim=0.25),
+    "trimmed-mean": RoundParams(
+        "trimmed-mean", DIM, CLIENTS, ring_bits=24, fraction_bits=4, trim=0.25
+    ),
 }
 OVER = [*((name, "softspoken") for name in ROUNDS), ("scan", "silent"), ("radix", "silent")]
 Sides = tuple[list[Party], list[Party]]
 
 
-def filled(sides: Sides, params: RoundParams, limits: tuple[int, int] = (PLENTY, PLENTY), **options: Any) -> list[Cost]:
+def filled(
+    sides: Sides, params: RoundParams, limits: tuple[int, int] = (PLENTY, PLENTY), **options: Any
+) -> list[Cost]:
     return list(run_both(lambda j: fill(sides[j], params, SMALL, limits[j], **options)))
 
 
@@ -52,14 +56,18 @@ def computed(sides: Sides, params: RoundParams, clients: int = CLIENTS) -> tuple
     halves = [share.split(values, params.width, xor=params.xor_shared) for values in shares]
     outcomes = run_both(lambda j: run_round(sides[j], params, SMALL, [half[j] for half in halves]))
     alone: Sides = make_parties(lanes=2)
-    expected = run_both(lambda j: run_round(alone[j], params, SMALL, [half[j] for half in halves]))[0]
+    expected = run_both(lambda j: run_round(alone[j], params, SMALL, [half[j] for half in halves]))[
+        0
+    ]
     assert all((outcome.values == expected.values).all() for outcome in outcomes)
     return outcomes
 
 
 def stock_bytes(parties: list[Party]) -> int:
     pools = [party.pool for party in parties]
-    stocks = [stock for pool in pools for side in (pool._sent, pool._received) for stock in side.values()]
+    stocks = [
+        stock for pool in pools for side in (pool._sent, pool._received) for stock in side.values()
+    ]
     return sum(array.nbytes for stock in stocks for piece in stock._pieces for array in piece)
 
 
@@ -71,12 +79,25 @@ def test_a_full_pool_leaves_nothing_to_make(name: str, extension: str) -> None:
     assert ahead[0].ots == ahead[1].ots > 0 and ahead[0].seconds == 0 < ahead[0].ahead_seconds
     for outcome, before in zip(computed(sides, params), ahead, strict=True):
         run = outcome.cost
-        assert run.ots == run.preprocessing_bytes_sent == run.preprocessing_rounds == 0 < run.bytes_sent
+        assert (
+            run.ots
+            == run.preprocessing_bytes_sent
+            == run.preprocessing_rounds
+            == 0
+            < run.bytes_sent
+        )
         whole = run.after(before)
-        assert (whole.ots, whole.seconds, whole.ahead_seconds) == (before.ots, run.seconds, before.ahead_seconds)
+        assert (whole.ots, whole.seconds, whole.ahead_seconds) == (
+            before.ots,
+            run.seconds,
+            before.ahead_seconds,
+        )
         assert whole.bytes_sent == run.bytes_sent + before.bytes_sent
         told = whole.to_dict()
-        assert told["online_bytes_sent"] == run.bytes_sent and told["preprocessing_bytes_sent"] == before.bytes_sent
+        assert (
+            told["online_bytes_sent"] == run.bytes_sent
+            and told["preprocessing_bytes_sent"] == before.bytes_sent
+        )
         assert told["online_rounds"] == run.rounds and told["preprocessing_rounds"] == before.rounds
 
 
@@ -114,13 +135,23 @@ def test_the_smaller_limit_holds() -> None:
     sides = make_parties(lanes=2)
     limit = 400_000
     run_both(lambda j: fill(sides[j], params, protocol, (limit, PLENTY)[j]))
-    block = 2 * 2 * 128 * 5 * 4  # lanes, directions, items a block is rounded up to, bytes, kinds at most
+    block = (
+        2 * 2 * 128 * 5 * 4
+    )  # lanes, directions, items a block is rounded up to, bytes, kinds at most
     assert 0.6 * limit < stock_bytes(sides[0]) <= limit + block
     assert stock_bytes(sides[0]) == pytest.approx(stock_bytes(sides[1]), rel=0.02)
 
 
 def test_kinds_say_how_much_memory_they_take() -> None:
-    for kind in (Tables(3, 1), Tables(4, 2), Triples(1), Triples(2), Quads(12), RandomOts(33), DaBits(4)):
+    for kind in (
+        Tables(3, 1),
+        Tables(4, 2),
+        Triples(1),
+        Triples(2),
+        Quads(12),
+        RandomOts(33),
+        DaBits(4),
+    ):
         sides = make_parties()
         demand = Demand({kind: (1280, 640)})
         run_both(lambda j: sides[j][0].pool.reserve(demand))  # noqa: B023
@@ -239,7 +270,9 @@ def uses() -> Iterator[dict[str, list[Any]]]:
         yield seen
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(
         st.tuples(
@@ -255,7 +288,9 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
 ) -> None:
     for seen in uses.values():
         seen.clear()
-    wide = {"pairwise": replace(ROUNDS["pairwise"], ring_bits=64)}  # keys of 64 bits are all different
+    wide = {
+        "pairwise": replace(ROUNDS["pairwise"], ring_bits=64)
+    }  # keys of 64 bits are all different
     servers = Servers()
     for name, fails in [*rounds, ("pairwise", "")]:
         servers.round(wide.get(name, ROUNDS[name]), fails)

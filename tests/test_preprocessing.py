@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from mpc import boolean, ring
-from mpc.errors import LocalProtocolError
-from mpc.kernels import extension as kernels
-from mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
-from mpc.params import OT_EXTENSIONS, ProtocolParams
-from mpc.party import Party, Session
-from mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
+from securemedian.mpc import boolean, ring
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import extension as kernels
+from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.params import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.party import Party, Session
+from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
 from tests.parties import make_parties, run_both
 
 
@@ -33,7 +33,9 @@ def test_triples_multiply(width: int, extension: str) -> None:
 @pytest.mark.parametrize("bits", [2, 9, 64])
 def test_dabits_agree(bits: int, extension: str) -> None:
     parties = pair(extension)
-    one, other = run_both(lambda j: parties[j].pool.dabits(DaBits(bits), *((30, 20) if j == 0 else (20, 30))))
+    one, other = run_both(
+        lambda j: parties[j].pool.dabits(DaBits(bits), *((30, 20) if j == 0 else (20, 30)))
+    )
     assert (ring.reduce(one[1] + other[1], bits) == one[0] ^ other[0]).all()
     assert len(one[0]) == 50 and 0 < (one[0] ^ other[0]).sum() < 50
 
@@ -42,11 +44,15 @@ def test_dabits_agree(bits: int, extension: str) -> None:
 @pytest.mark.parametrize("kind", [Tables(1, 1), Tables(3, 1), Tables(4, 1), Tables(4, 2)])
 def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
     parties = pair(extension)
-    (sent0, pads0), (sent1, pads1) = run_both(lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70))))
+    (sent0, pads0), (sent1, pads1) = run_both(
+        lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70)))
+    )
     for tables, pads in ((sent0, pads1), (sent1, pads0)):
         choices = pads.astype(np.uint64) & np.uint64(2**kind.index_bits - 1)
         chunk = tables.astype(np.uint64) >> (choices * np.uint64(kind.width))
-        assert ((chunk & np.uint64(2**kind.width - 1)) == pads >> kind.index_bits).all() and len(pads) in (70, 9)
+        assert ((chunk & np.uint64(2**kind.width - 1)) == pads >> kind.index_bits).all() and len(
+            pads
+        ) in (70, 9)
 
 
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
@@ -104,14 +110,19 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         for demand in demands * 2:
             run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
             run_both(lambda j: sides[j][lane].pool.triples(Triples(2), 9))  # noqa: B023
-    assert used["sender"] == used["receiver"] and len(used["sender"]) == sides[0][0].pool.ots + sides[0][1].pool.ots
+    assert (
+        used["sender"] == used["receiver"]
+        and len(used["sender"]) == sides[0][0].pool.ots + sides[0][1].pool.ots
+    )
     assert {stream for _, stream in used["sender"]} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
 def test_stock_hands_nothing_out_twice(extension: str) -> None:
     parties = pair(extension)
-    first, second = (run_both(lambda j: parties[j].pool.random_ots(RandomOts(64), 100, 100)) for _ in range(2))
+    first, second = (
+        run_both(lambda j: parties[j].pool.random_ots(RandomOts(64), 100, 100)) for _ in range(2)
+    )
     assert not set(first[0][0].keys0.tolist()) & set(second[0][0].keys0.tolist())
 
 
@@ -134,7 +145,10 @@ def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         kernels,
         "sigma_and_tweak",
-        lambda keys, index, stream, out: (streams.append(int(stream)), original(keys, index, stream, out)),
+        lambda keys, index, stream, out: (
+            streams.append(int(stream)),
+            original(keys, index, stream, out),
+        ),
     )
     parties[1].pool._receiver.extend(128)
     keys0, _ = sender.extend(128)

@@ -10,28 +10,43 @@ import hashlib
 import numpy as np
 import pytest
 
-from mpc import encode, ring, share
-from mpc.channel import Channel, local_pair
-from mpc.median import bucketed, methods, pairwise, radix
-from mpc.ot.one_of_two import OtReceiver, OtSender
-from mpc.params import RoundParams
-from mpc.preprocessing import DaBits, Pool, Quads, RandomOts, Tables, Triples
-from mpc.prg import Stream, os_entropy
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.median import bucketed, methods, pairwise, radix
+from securemedian.mpc.ot.one_of_two import OtReceiver, OtSender
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.preprocessing import DaBits, Pool, Quads, RandomOts, Tables, Triples
+from securemedian.mpc.prg import Stream, os_entropy
 from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
 
 CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
 FALSE_ALARM_SIGMA = 4.753  # of the normal distribution: 10^-6, one-sided
-MASKED = {"leaf.request", "leaf.reply", "and", "b2a", "mux.request", "mux.reply", "quad.request", "quad.reply"}
+MASKED = {
+    "leaf.request",
+    "leaf.reply",
+    "and",
+    "b2a",
+    "mux.request",
+    "mux.reply",
+    "quad.request",
+    "quad.reply",
+}
 PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "open.bits", "open.ring"}
 ROUNDS = {
     "scan": RoundParams("bucketed", DIM, CLIENTS),
     "scan-wide": RoundParams("bucketed", DIM, CLIENTS, ring_bits=16),
     "bisect": RoundParams("bucketed", DIM, CLIENTS, schedule="bisect"),
     "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0),
-    "radix": RoundParams("radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4),
-    "trimmed-mean": RoundParams("trimmed-mean", DIM, CLIENTS, ring_bits=32, fraction_bits=0, trim=0.25),
-    "pairwise-opened": RoundParams("pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=0, selection="opened"),
+    "radix": RoundParams(
+        "radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4
+    ),
+    "trimmed-mean": RoundParams(
+        "trimmed-mean", DIM, CLIENTS, ring_bits=32, fraction_bits=0, trim=0.25
+    ),
+    "pairwise-opened": RoundParams(
+        "pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=0, selection="opened"
+    ),
 }
 INPUTS = ("zero", "extreme", "random")
 
@@ -62,7 +77,9 @@ class Recorder(Channel):
 def inputs(params: RoundParams, kind: str) -> np.ndarray:
     """One row of plain values a client."""
     top = 2 ** (params.ring_bits - 2 - params.headroom) - 1
-    low, high = {"bucketed": (0, params.buckets - 1), "radix": (0, 2**params.width - 1)}.get(params.method, (-top, top))
+    low, high = {"bucketed": (0, params.buckets - 1), "radix": (0, 2**params.width - 1)}.get(
+        params.method, (-top, top)
+    )
     if kind == "zero":
         return np.zeros((CLIENTS, DIM), np.int64)
     if kind == "extreme":
@@ -70,14 +87,18 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
     return np.random.default_rng(4).integers(low, high, (CLIENTS, DIM), endpoint=True)
 
 
-def shares_of(params: RoundParams, values: np.ndarray, entropy=None) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
+def shares_of(
+    params: RoundParams, values: np.ndarray, entropy=None
+) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
     rows = [
         encode.cumulative(row.astype(np.uint16), params.buckets)
         if params.method == "bucketed"
         else ring.reduce(row[None], params.width)
         for row in values
     ]
-    return [share.split(row, params.width, entropy or os_entropy, params.xor_shared) for row in rows]
+    return [
+        share.split(row, params.width, entropy or os_entropy, params.xor_shared) for row in rows
+    ]
 
 
 def views(
@@ -101,7 +122,9 @@ def test_everything_received_before_the_opening_is_uniform(name: str, kind: str)
         )
         for label in sorted(labels - PUBLIC):
             assert looks_uniform(
-                np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])
+                np.concatenate(
+                    [array.reshape(-1).view(np.uint8) for seen, array in view if seen == label]
+                )
             ), label
 
 
@@ -112,13 +135,17 @@ def test_silent_ots_show_no_more(name: str) -> None:
     shapes = []
     for kind in ("zero", "random"):
         both = views(params, inputs(params, kind), "silent")
-        shapes.append([[(label, array.dtype, array.shape) for label, array in view] for view in both])
+        shapes.append(
+            [[(label, array.dtype, array.shape) for label, array in view] for view in both]
+        )
         for view in both:
             labels = {label for label, _ in view} - PUBLIC
             assert {"leaf.request", "leaf.reply", "ot.corrections", "ferret.sums"} <= labels
             for label in sorted(labels):
                 assert looks_uniform(
-                    np.concatenate([array.reshape(-1).view(np.uint8) for seen, array in view if seen == label])
+                    np.concatenate(
+                        [array.reshape(-1).view(np.uint8) for seen, array in view if seen == label]
+                    )
                 ), label
     assert shapes[0] == shapes[1]
 
@@ -129,7 +156,9 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Stream, "words", lambda self, count: np.zeros(count, np.uint64))
 
     def tables(self, kind: Tables, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-        return np.zeros(as_sender, ring.dtype(kind.width << kind.index_bits)), np.zeros(as_receiver, np.uint8)
+        return np.zeros(as_sender, ring.dtype(kind.width << kind.index_bits)), np.zeros(
+            as_receiver, np.uint8
+        )
 
     def triples(self, kind: Triples, words: int):  # type: ignore[no-untyped-def]
         return (
@@ -140,7 +169,9 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
 
     def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
         keys = np.zeros(as_sender, ring.dtype(kind.bits))
-        return OtSender(kind.bits, keys, keys), OtReceiver(kind.bits, np.zeros(as_receiver, np.uint8), keys)
+        return OtSender(kind.bits, keys, keys), OtReceiver(
+            kind.bits, np.zeros(as_receiver, np.uint8), keys
+        )
 
     def dabits(self, kind: DaBits, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
         count = as_sender + as_receiver
@@ -151,11 +182,17 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
 
     def quads(self, kind: Quads, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
         dtype = ring.dtype(kind.bits)
-        return np.zeros((4, as_sender), dtype), np.zeros(as_receiver, np.uint8), np.zeros(as_receiver, dtype)
+        return (
+            np.zeros((4, as_sender), dtype),
+            np.zeros(as_receiver, np.uint8),
+            np.zeros(as_receiver, dtype),
+        )
 
     monkeypatch.setattr(Pool, "quads", quads)
     caught = set()
-    monkeypatch.setattr(share.SeedUpload, "words", lambda self, row, start, stop: np.zeros(stop - start, np.uint64))
+    monkeypatch.setattr(
+        share.SeedUpload, "words", lambda self, row, start, stop: np.zeros(stop - start, np.uint64)
+    )
     for name in ("pairwise", "radix"):
         params = ROUNDS[name]
         pairs = [tuple(Recorder(end) for end in local_pair())]
@@ -165,7 +202,9 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
         assert (outcomes[0].values == want).all()
         for view in (end.received for end in pairs[0]):  # type: ignore[attr-defined]
             for label in MASKED & {label for label, _ in view}:
-                seen = np.concatenate([array.reshape(-1).view(np.uint8) for other, array in view if other == label])
+                seen = np.concatenate(
+                    [array.reshape(-1).view(np.uint8) for other, array in view if other == label]
+                )
                 if not looks_uniform(seen):
                     caught.add(label)
     assert caught == MASKED
@@ -176,7 +215,10 @@ def test_the_shape_of_a_view_does_not_depend_on_the_inputs(name: str) -> None:
     """Labels, dtypes and sizes of all messages, in order: the same for every input."""
     params = ROUNDS[name]
     shapes = [
-        [[(label, array.dtype, array.shape) for label, array in view] for view in views(params, inputs(params, kind))]
+        [
+            [(label, array.dtype, array.shape) for label, array in view]
+            for view in views(params, inputs(params, kind))
+        ]
         for kind in INPUTS
     ]
     assert shapes[0] == shapes[1] == shapes[2]
@@ -201,7 +243,9 @@ def test_shares_of_the_same_value_are_fresh() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["scan", "bisect"])
-def test_bits_opened_by_bucketed_are_functions_of_the_result(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_opened_by_bucketed_are_functions_of_the_result(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[np.ndarray] = []
     original = bucketed.open_bits
 
@@ -218,7 +262,8 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(schedule: str, monk
     result = reference.lower_median(values)
     if schedule == "scan":
         assert (
-            opened[0].reshape(params.buckets - 1, DIM) == (np.arange(params.buckets - 1)[:, None] >= result)
+            opened[0].reshape(params.buckets - 1, DIM)
+            == (np.arange(params.buckets - 1)[:, None] >= result)
         ).all() and len(opened) == 1
         return
     # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
@@ -232,7 +277,9 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(schedule: str, monk
 
 @pytest.mark.parametrize("selection", ["oblivious", "opened"])
 @pytest.mark.parametrize("result_to", ["servers", "clients"])
-def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pairwise_opens(
+    selection: str, result_to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Oblivious: the result or nothing at all. Opened: also who holds it, as its docstring says."""
     opened: list[str] = []
     for module, name in ((pairwise, "open_bits"), (methods, "open_ring")):
@@ -240,10 +287,19 @@ def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest
         monkeypatch.setattr(
             module,
             name,
-            lambda party, *rest, name=name, original=original: (opened.append(name), original(party, *rest))[1],
+            lambda party, *rest, name=name, original=original: (
+                opened.append(name),
+                original(party, *rest),
+            )[1],
         )
     params = RoundParams(
-        "pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to
+        "pairwise",
+        DIM,
+        CLIENTS,
+        ring_bits=32,
+        fraction_bits=0,
+        selection=selection,
+        result_to=result_to,
     )
     values = inputs(params, "random")
     outcomes = run_rounds(make_parties(), params, shares_of(params, values))
@@ -256,18 +312,24 @@ def test_what_pairwise_opens(selection: str, result_to: str, monkeypatch: pytest
         assert all(looks_uniform(outcome.values) for outcome in outcomes)
 
 
-def test_bits_opened_by_radix_are_exactly_those_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_opened_by_radix_are_exactly_those_of_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     opened: list[np.ndarray] = []
     original = radix.open_bits
     monkeypatch.setattr(
-        radix, "open_bits", lambda party, shares, count: (opened.append(original(party, shares, count)), opened[-1])[1]
+        radix,
+        "open_bits",
+        lambda party, shares, count: (opened.append(original(party, shares, count)), opened[-1])[1],
     )
     params = ROUNDS["radix"]
     values = inputs(params, "random")
     pairs = [tuple(Recorder(end) for end in local_pair())]
     run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
     result = reference.lower_median(values)
-    want = [(result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)]
+    want = [
+        (result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)
+    ]
     assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)  # by both parties
     labels = [label for label, _ in pairs[0][0].received]  # type: ignore[attr-defined]
     assert labels.count("open.bits") == params.width and "open.ring" not in labels

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mpc import boolean, compare, equal, millionaire, ring
-from mpc.median.reveal import open_bits, open_ring
-from mpc.params import OT_EXTENSIONS
-from mpc.party import Party
+from securemedian.mpc import boolean, compare, equal, millionaire, ring
+from securemedian.mpc.median.reveal import open_bits, open_ring
+from securemedian.mpc.params import OT_EXTENSIONS
+from securemedian.mpc.party import Party
 from tests.parties import additive, make_parties, run_both
 
 RNG = np.random.default_rng(3)
@@ -37,7 +37,16 @@ def values(bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     y = RNG.integers(0, top, count, np.uint64, endpoint=True)
     near = RNG.integers(0, 2, count).astype(bool)
     y[near] = x[near] ^ RNG.integers(0, 2, near.sum()).astype(np.uint64)
-    edges = [(0, 0), (top, top), (0, top), (top, 0), (top // 2, top // 2 + 1), (top // 2 + 1, top // 2), (0, 1), (1, 0)]
+    edges = [
+        (0, 0),
+        (top, top),
+        (0, top),
+        (top, 0),
+        (top // 2, top // 2 + 1),
+        (top // 2 + 1, top // 2),
+        (0, 1),
+        (1, 0),
+    ]
     for i, (a, b) in enumerate(edges[:count]):
         x[i], y[i] = min(a, top), min(b, top)
     return x.astype(ring.dtype(bits)), y.astype(ring.dtype(bits))
@@ -48,7 +57,9 @@ def test_millionaires(parties: list[Party], bits: int) -> None:
     count = 300
     a, c = values(bits, count)
     sides = [parties[j].halves(count) for j in (0, 1)]  # who holds a and who c swaps at the half
-    shares = run_both(lambda j: millionaire.greater(parties[j], a[sides[j][0]], c[sides[j][1]], bits))
+    shares = run_both(
+        lambda j: millionaire.greater(parties[j], a[sides[j][0]], c[sides[j][1]], bits)
+    )
     assert (opened(parties, shares, count) == (a > c)).all()
 
 
@@ -82,10 +93,12 @@ def test_comparisons_of_signed_values(parties: list[Party], bits: int, count: in
         x[i], y[i] = a, b
     xs, ys = additive(ring.reduce(x, bits), bits, RNG), additive(ring.reduce(y, bits), bits, RNG)
     assert (
-        opened(parties, run_both(lambda j: compare.greater(parties[j], xs[j], ys[j], bits)), count) == (x > y)
+        opened(parties, run_both(lambda j: compare.greater(parties[j], xs[j], ys[j], bits)), count)
+        == (x > y)
     ).all()
     assert (
-        opened(parties, run_both(lambda j: compare.at_least(parties[j], xs[j], ys[j], bits)), count) == (x >= y)
+        opened(parties, run_both(lambda j: compare.at_least(parties[j], xs[j], ys[j], bits)), count)
+        == (x >= y)
     ).all()
 
 
@@ -94,7 +107,10 @@ def test_comparisons_of_signed_values(parties: list[Party], bits: int, count: in
 def test_equality_of_shared_values(parties: list[Party], bits: int, count: int) -> None:
     x, y = values(bits, count)
     xs, ys = additive(x, bits, RNG), additive(y, bits, RNG)
-    assert (opened(parties, run_both(lambda j: equal.equal(parties[j], xs[j], ys[j], bits)), count) == (x == y)).all()
+    assert (
+        opened(parties, run_both(lambda j: equal.equal(parties[j], xs[j], ys[j], bits)), count)
+        == (x == y)
+    ).all()
 
 
 @pytest.mark.parametrize("count", BATCHES)
@@ -102,7 +118,8 @@ def test_conjunctions(parties: list[Party], count: int) -> None:
     bits, shares = zip(*(shared_bits(count) for _ in range(5)), strict=True)
     products = run_both(
         lambda j: boolean.conjunctions(
-            parties[j], [(shares[0][j], [shares[1][j], shares[2][j]]), (shares[3][j], [shares[4][j]])]
+            parties[j],
+            [(shares[0][j], [shares[1][j], shares[2][j]]), (shares[3][j], [shares[4][j]])],
         )
     )
     for term, k, x, y in ((0, 0, 0, 1), (0, 1, 0, 2), (1, 0, 3, 4)):
@@ -148,6 +165,12 @@ def test_leaves_and_ots_of_a_31_bit_comparison() -> None:
     """protocols.md 8: 31 OTs for the leaves and 14 for the ANDs of a 31-bit instance; 3 and none for 3 bits."""
     for bits, leaf_ots, and_ots in ((31, 31, 14), (3, 3, 0), (4, 4, 0), (5, 5, 2)):
         demand = millionaire.greater_demand(64 * 100, bits).counts
-        leaf = sum(kind.ots * sum(pair) for kind, pair in demand.items() if type(kind).__name__ == "Tables")
-        joins = sum(kind.ots * sum(pair) for kind, pair in demand.items() if type(kind).__name__ == "Triples")
+        leaf = sum(
+            kind.ots * sum(pair) for kind, pair in demand.items() if type(kind).__name__ == "Tables"
+        )
+        joins = sum(
+            kind.ots * sum(pair)
+            for kind, pair in demand.items()
+            if type(kind).__name__ == "Triples"
+        )
         assert (leaf, joins) == (leaf_ots * 6400, and_ots * 6400)

@@ -5,18 +5,31 @@ import math
 import numpy as np
 import pytest
 
-from mpc import encode, ring, share
-from mpc.errors import ConfigError, InputError
-from mpc.median import bucketed, pairwise, radix, trimmed
-from mpc.params import ProtocolParams, RoundParams
-from mpc.party import Party
-from mpc.pipeline import Outcome, run_round
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.median import bucketed, pairwise, radix, trimmed
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import Outcome, run_round
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 
 Lanes = tuple[list[Party], list[Party]]
 PROTOCOL = ProtocolParams(lanes=2)
-FLOATS = [0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, 1e-45, -1e-45, 1e-38, -3.4e38, 3.4e38, 0.1]  # subnormals too
+FLOATS = [
+    0.0,
+    -0.0,
+    np.inf,
+    -np.inf,
+    1.0,
+    -1.0,
+    1e-45,
+    -1e-45,
+    1e-38,
+    -3.4e38,
+    3.4e38,
+    0.1,
+]  # subnormals too
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +59,13 @@ def radix_round(
     clients, dim = values.shape
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
     params = RoundParams("radix", dim, clients, weights=named, **options)  # type: ignore[arg-type]
-    uploads = [share.split(encode.to_words(row, params)[None], params.width, xor=True) for row in values]
+    uploads = [
+        share.split(encode.to_words(row, params)[None], params.width, xor=True) for row in values
+    ]
     one, other = run_both(
-        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads], weights=weights)
+        lambda j: run_round(
+            lanes[j], params, PROTOCOL, [pair[j] for pair in uploads], weights=weights
+        )
     )
     assert (one.values == other.values).all()
     return params, one
@@ -58,12 +75,16 @@ def radix_round(
 def test_every_rank_of_random_words(clients: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(clients)
-    width = int(rng.integers(1, 65)) if clients < 9 else int(rng.integers(1, 13))  # every width has a test of its own
+    width = (
+        int(rng.integers(1, 65)) if clients < 9 else int(rng.integers(1, 13))
+    )  # every width has a test of its own
     words = random_words(rng, clients, width)
     shares = xor_shares(words, rng)
     for rank in range(1, clients + 1):
         bits = ring.count_bits(clients, rank)
-        one, other = run_both(lambda j, r=rank, b=bits: radix.median(party[j], shares[j], width, b, r))  # type: ignore[misc]
+        one, other = run_both(
+            lambda j, r=rank, b=bits: radix.median(party[j], shares[j], width, b, r)
+        )  # type: ignore[misc]
         assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
 
 
@@ -91,7 +112,9 @@ def test_every_count_ring(bits: int) -> None:
 def test_float32_is_exact_over_the_whole_range(lanes: Lanes, clients: int) -> None:
     rng = np.random.default_rng(clients)
     any_bits = rng.integers(0, 2**32, (clients, 300), np.uint32).view(np.float32)
-    values = np.concatenate([np.where(np.isnan(any_bits), 1.0, any_bits), rng.choice(FLOATS, (clients, 300))], axis=1)
+    values = np.concatenate(
+        [np.where(np.isnan(any_bits), 1.0, any_bits), rng.choice(FLOATS, (clients, 300))], axis=1
+    )
     params, outcome = radix_round(lanes, values.astype(np.float32))
     got = encode.from_words(outcome.values[0], params)
     assert (got == reference.lower_median(values.astype(np.float32))).all()
@@ -105,7 +128,9 @@ def test_words_keep_the_order_and_come_back() -> None:
         words = encode.to_words(values, params)
         back = encode.from_words(words, params)
         order = np.argsort(values, kind="stable")
-        assert (np.diff(words[order].astype(np.int64)) >= 0)[values[order][1:] != values[order][:-1]].all()
+        assert (np.diff(words[order].astype(np.int64)) >= 0)[
+            values[order][1:] != values[order][:-1]
+        ].all()
         again = encode.to_words(back, params)
         assert (again == words).all()
         if encoding == "float32":
@@ -142,8 +167,13 @@ def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> Non
     params = RoundParams("radix", 300, 7, encoding="buckets", buckets=buckets)
     assert params.width == math.ceil(math.log2(buckets)) and params.layout.rows == 1
     index = encode.bucketize(values, 0.1, 2.0, buckets)
-    uploads = [share.split(encode.to_words(row, params, 0.1, 2.0)[None], params.width, xor=True) for row in values]
-    one, _ = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    uploads = [
+        share.split(encode.to_words(row, params, 0.1, 2.0)[None], params.width, xor=True)
+        for row in values
+    ]
+    one, _ = run_both(
+        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
+    )
     want = encode.quantize(reference.bucketed_median(index, buckets), 0.1, 2.0, buckets)
     assert (encode.from_words(one.values[0], params, 0.1, 2.0) == want).all()
 
@@ -163,7 +193,9 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
     for _ in range(liars):
         rubbish = rng.integers(0, 2**64, (2, 1, params.layout.row_words), np.uint64)
         uploads.append(tuple(share.WordsUpload(params.layout, half) for half in rubbish))  # type: ignore[arg-type]
-    one, _ = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    one, _ = run_both(
+        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
+    )
     got = encode.from_words(one.values[0], params)
     assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
 
@@ -176,7 +208,9 @@ def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> No
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in
     lie = np.repeat(np.array([3, 3, 3, 3, 0, 0, 0], np.uint8)[:, None], 200, axis=1)
     uploads.append(share.split(lie, params.ring_bits))
-    one, _ = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    one, _ = run_both(
+        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
+    )
     assert (one.values == 0).all()  # where each honest client is in bucket 4
 
 
@@ -204,7 +238,9 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
     for high in (2, 50, 3000):
         weights = rng.integers(1, high, clients).tolist()
         total = sum(weights)
-        values = np.concatenate([rng.integers(-100, 100, (clients, 40)), rng.integers(-1, 2, (clients, 40))], axis=1)
+        values = np.concatenate(
+            [rng.integers(-100, 100, (clients, 40)), rng.integers(-1, 2, (clients, 40))], axis=1
+        )
         want = reference.weighted_median(values, weights)
         bits = ring.count_bits(total)
 
@@ -214,7 +250,9 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
         assert (got.astype(int) - 128 == want).all()
 
         halves = additive(ring.reduce(values, 32), 32, rng)
-        one, other = run_both(lambda j: pairwise.median(party[j], halves[j], 32, "oblivious", weights=weights))  # noqa: B023
+        one, other = run_both(
+            lambda j: pairwise.median(party[j], halves[j], 32, "oblivious", weights=weights)  # noqa: B023
+        )  # noqa: B023, RUF100
         assert (ring.signed(ring.reduce(one + other, 32), 32) == want).all()
 
         index = np.clip(values, -4, 3) + 4
@@ -231,7 +269,9 @@ def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
     weights = [5, 1, 4, 3, 2]
     values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
     params, outcome = radix_round(lanes, values, weights, weight_cap=0.4)
-    assert (encode.from_words(outcome.values[0], params) == reference.weighted_median(values, weights)).all()
+    assert (
+        encode.from_words(outcome.values[0], params) == reference.weighted_median(values, weights)
+    ).all()
 
 
 def test_the_weight_cap() -> None:
@@ -260,14 +300,24 @@ def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
         ],
         axis=1,
     )
-    uploads = [share.split(encode.to_fixed(row, 32, 0, params.headroom)[None], 32) for row in values]
-    one, other = run_both(lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads]))
+    uploads = [
+        share.split(encode.to_fixed(row, 32, 0, params.headroom)[None], 32) for row in values
+    ]
+    one, other = run_both(
+        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
+    )
     want = reference.trimmed_sum(values, math.floor(trim * clients))
     assert ring.signed(one.values[0], 32).tolist() == want and (one.values == other.values).all()
 
 
 def test_what_is_dropped_is_floor_of_beta_n() -> None:
-    assert [trimmed.dropped(100, beta) for beta in (0.29, 0.07, 0.1, 0.1001, 0.499)] == [29, 7, 10, 10, 49]
+    assert [trimmed.dropped(100, beta) for beta in (0.29, 0.07, 0.1, 0.1001, 0.499)] == [
+        29,
+        7,
+        10,
+        10,
+        49,
+    ]
     assert [trimmed.dropped(n, 0.1) for n in (1, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
 
 

@@ -5,20 +5,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mpc
-from mpc import pipeline, wire
-from mpc.errors import ChannelTimeout, RoundBusy
-from mpc.params import ProtocolParams, RoundParams
-from servers import config, control
-from servers.control import Bye, Close, Done, Failed, Held, Hello, Open, Opened, Ready, Run, Uploaded
-from servers.requests import Desk
-from servers.rounds import HELLO_S, KEPT_ROUNDS, Rounds
-from servers.store import Store
+import securemedian
+from securemedian.mpc import pipeline, wire
+from securemedian.mpc.errors import ChannelTimeout, RoundBusy
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.servers import config, control
+from securemedian.servers.control import (
+    Bye,
+    Close,
+    Done,
+    Failed,
+    Held,
+    Hello,
+    Open,
+    Opened,
+    Ready,
+    Run,
+    Uploaded,
+)
+from securemedian.servers.requests import Desk
+from securemedian.servers.rounds import HELLO_S, KEPT_ROUNDS, Rounds
+from securemedian.servers.store import Store
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
 PARAMS = RoundParams("pairwise", DIM, 3)
-ALIKE = ProtocolParams().agreement() | {"release": mpc.__version__}
+ALIKE = ProtocolParams().agreement() | {"release": securemedian.__version__}
 
 
 class FakeEngine:
@@ -54,9 +66,14 @@ class Server:
     def __init__(self, party: int, folder: Path) -> None:
         self.config = config.load(SAMPLES / f"s{party}.toml")
         self.engine, self.sent, self.replies, self.now = FakeEngine(), [], [], 0.0
-        self.rounds = Rounds(self.config, Store(folder), self.engine, self.sent.append, lambda: self.now)
+        self.rounds = Rounds(
+            self.config, Store(folder), self.engine, self.sent.append, lambda: self.now
+        )
         self.desk = Desk(
-            self.config, self.rounds, self.engine, lambda address, parts: self.replies.append(wire.unpack(parts))
+            self.config,
+            self.rounds,
+            self.engine,
+            lambda address, parts: self.replies.append(wire.unpack(parts)),
         )
         self.hear(Hello("one", ALIKE))
 
@@ -71,7 +88,13 @@ class Server:
 
     def open(self) -> str:
         """Open a round at S0, with S1's consent."""
-        self.ask(self.config.coordinators[0].public_key, "open", params=PARAMS.to_dict(), range={}, reset=False)
+        self.ask(
+            self.config.coordinators[0].public_key,
+            "open",
+            params=PARAMS.to_dict(),
+            range={},
+            reset=False,
+        )
         round_id = self.sent[-1].round
         self.hear(Opened(round_id))
         return round_id
@@ -116,19 +139,28 @@ def run_until_started(s0: Server) -> str:
 
 
 def test_open_is_answered_when_s1_has_spoken(s0):
-    s0.ask(s0.config.coordinators[0].public_key, "open", params=PARAMS.to_dict(), range={}, reset=False)
+    s0.ask(
+        s0.config.coordinators[0].public_key, "open", params=PARAMS.to_dict(), range={}, reset=False
+    )
     assert not s0.replies and s0.state == ("opening", "")
     opened = s0.sent[-1]
     assert isinstance(opened, Open) and opened.new_session
     s0.hear(Opened(opened.round))
-    assert s0.replies[-1].fields == {"id": 1, "round": opened.round, "number": 1} and s0.state == ("open", "")
+    assert s0.replies[-1].fields == {"id": 1, "round": opened.round, "number": 1} and s0.state == (
+        "open",
+        "",
+    )
 
 
 def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0):
     coordinator = s0.config.coordinators[0].public_key
     s0.ask(coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
     s0.hear(Failed(s0.sent[-1].round, "bad-config", "s1: at least 5 clients"))
-    assert s0.replies[-1].fields == {"id": 1, "code": "bad-config", "message": "s1: at least 5 clients"}
+    assert s0.replies[-1].fields == {
+        "id": 1,
+        "code": "bad-config",
+        "message": "s1: at least 5 clients",
+    }
     s0.ask(coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
     s0.now = s0.config.peer_timeout_s
     s0.hear(Hello("one", ALIKE))
@@ -152,7 +184,14 @@ def test_a_result_is_published_when_both_have_it(s0):
 
 
 @pytest.mark.parametrize(
-    "how", ["an error of the engine", "a restarted peer", "a lost peer", "a peer that stops", "its own limit"]
+    "how",
+    [
+        "an error of the engine",
+        "a restarted peer",
+        "a lost peer",
+        "a peer that stops",
+        "its own limit",
+    ],
 )
 def test_a_run_that_fails_says_why_and_drops_the_session(s0, how):
     run_until_started(s0)
@@ -175,7 +214,9 @@ def test_a_run_that_fails_says_why_and_drops_the_session(s0, how):
         expected = "no sign of life" if how == "a lost peer" else "longer than its limit"
     state, reason = s0.state
     assert state == "failed" and expected in reason and s0.engine.session_id is None
-    assert any(isinstance(message, Failed) and message.reason == f"s0: {reason}" for message in s0.sent)
+    assert any(
+        isinstance(message, Failed) and message.reason == f"s0: {reason}" for message in s0.sent
+    )
 
 
 def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1):
@@ -189,7 +230,9 @@ def test_s1_refuses_a_round_that_it_cannot_prepare(s1):
     s1.engine.refusal = RoundBusy("the last run has not stopped")
     s1.hear(Open("1-a", 1, PARAMS.to_dict(), bytes(16), True))
     assert s1.state == ("failed", "the last run has not stopped")
-    assert isinstance(s1.sent[-1], Failed) and not any(isinstance(message, Opened) for message in s1.sent)
+    assert isinstance(s1.sent[-1], Failed) and not any(
+        isinstance(message, Opened) for message in s1.sent
+    )
 
 
 def test_s0_fails_a_round_that_it_cannot_prepare(s0):
@@ -213,13 +256,18 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1):
 
 
 def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1):
-    s1.hear(Open("1-a", 1, PARAMS.to_dict(), bytes(16), True), Open("1-b", 1, PARAMS.to_dict(), bytes(16), True))
+    s1.hear(
+        Open("1-a", 1, PARAMS.to_dict(), bytes(16), True),
+        Open("1-b", 1, PARAMS.to_dict(), bytes(16), True),
+    )
     assert s1.rounds.find("1-a").round.state == "failed" and s1.state == ("open", "")
 
 
 def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1):
     s1.hear(Hello("one", ALIKE | {"lanes": 7}), Open("1-a", 1, PARAMS.to_dict(), bytes(16), True))
-    assert s1.sent[-1].code == "parameters-differ" and "lanes: 2 here, 7 there" in s1.sent[-1].reason
+    assert (
+        s1.sent[-1].code == "parameters-differ" and "lanes: 2 here, 7 there" in s1.sent[-1].reason
+    )
 
 
 def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0):
@@ -230,7 +278,9 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0):
     s0.rounds.engine_ended()
     s0.hear(Done(round_id))
     assert s0.state == ("published", "") and s0.rounds.live is None
-    refused = s0.ask(s0.config.coordinators[0].public_key, "open", params=PARAMS.to_dict(), range={}, reset=False)
+    refused = s0.ask(
+        s0.config.coordinators[0].public_key, "open", params=PARAMS.to_dict(), range={}, reset=False
+    )
     assert refused.fields["code"] == "round-busy" and "being stopped" in refused.fields["message"]
 
 
@@ -249,11 +299,16 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(s0, monkeypatch):
     words = np.zeros((1, PARAMS.layout.row_words), np.uint64)
     client = s0.config.clients[0].public_key
     monkeypatch.setattr("numpy.memmap", full)
-    refused = s0.ask(client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words")
+    refused = s0.ask(
+        client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words"
+    )
     assert refused.type == "error" and "No space left" in refused.fields["message"]
     monkeypatch.undo()
     assert (
-        s0.ask(client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words").type == "upload"
+        s0.ask(
+            client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words"
+        ).type
+        == "upload"
     )
 
 
@@ -261,9 +316,10 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(s0, monkeypa
     client = s0.config.clients[0].public_key
     monkeypatch.setattr(Rounds, "latest", property(lambda self: 1 // 0))
     answer = s0.ask(client, "info")
-    assert (answer.type, answer.fields["code"]) == ("error", "local-protocol") and "ZeroDivision" not in answer.fields[
-        "message"
-    ]
+    assert (answer.type, answer.fields["code"]) == (
+        "error",
+        "local-protocol",
+    ) and "ZeroDivision" not in answer.fields["message"]
     monkeypatch.undo()
     assert s0.ask(client, "info").type == "info"
 

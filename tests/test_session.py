@@ -4,12 +4,40 @@ import itertools
 
 import pytest
 
-from mpc.errors import ConfigError, DuplicateUpload, FrameError, ParametersDiffer, PeerUnavailable, RoundClosed
-from mpc.params import RoundParams
-from servers import control
-from servers.control import Close, Done, Failed, Held, Hello, Opened, Ready, Run, Uploaded
-from servers.peer import Change, PeerWatch, differences
-from servers.session import LIVE, TABLE, CloseAsked, Computed, Failure, Overdue, Round, Start, State, Stored
+from securemedian.mpc.errors import (
+    ConfigError,
+    DuplicateUpload,
+    FrameError,
+    ParametersDiffer,
+    PeerUnavailable,
+    RoundClosed,
+)
+from securemedian.mpc.params import RoundParams
+from securemedian.servers import control
+from securemedian.servers.control import (
+    Close,
+    Done,
+    Failed,
+    Held,
+    Hello,
+    Opened,
+    Ready,
+    Run,
+    Uploaded,
+)
+from securemedian.servers.peer import Change, PeerWatch, differences
+from securemedian.servers.session import (
+    LIVE,
+    TABLE,
+    CloseAsked,
+    Computed,
+    Failure,
+    Overdue,
+    Round,
+    Start,
+    State,
+    Stored,
+)
 
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
 MESSAGES = (
@@ -83,7 +111,12 @@ def test_a_client_that_reached_one_server_is_left_out_and_named():
     both.upload("key-b")
     both.upload("key-c", 0)
     both.upload("key-d", 1)
-    assert both.rounds[0].whereabouts() == {"anna": "both", "ben": "both", "cleo": "here", "dora": "there"}
+    assert both.rounds[0].whereabouts() == {
+        "anna": "both",
+        "ben": "both",
+        "cleo": "here",
+        "dora": "there",
+    }
     both.feed(0, CloseAsked())
     assert both.states == (State.RUNNING, State.RUNNING)
     expected = {"cleo": "its upload reached only s0", "dora": "its upload reached only s1"}
@@ -139,13 +172,17 @@ def test_the_deadline_closes_at_s0_and_every_other_limit_fails():
     assert leader.deadline == ANSWER_S
     leader.handle(Opened("r"), 2.0)
     assert leader.deadline == 2.0 + DEADLINE_S
-    assert leader.handle(Overdue(), 200.0) == [Close("r", [])] and leader.deadline == 200.0 + ANSWER_S
+    assert (
+        leader.handle(Overdue(), 200.0) == [Close("r", [])] and leader.deadline == 200.0 + ANSWER_S
+    )
     assert a_round(1).deadline == DEADLINE_S + ANSWER_S
     for party, state in itertools.product((0, 1), LIVE):
         if (party, state) != (0, State.OPEN):
             round = a_round(party, state)
             (failed,) = round.handle(Overdue(), 300.0)
-            assert failed.code == "timeout" and round.state is State.FAILED and state in round.reason
+            assert (
+                failed.code == "timeout" and round.state is State.FAILED and state in round.reason
+            )
 
 
 @pytest.mark.parametrize("state", LIVE)

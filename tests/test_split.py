@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from clients.data import split
-from mpc.errors import ConfigError
+from securemedian.laboratory.data import split
+from securemedian.mpc.errors import ConfigError
 
 CLASSES = 10
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(CLASSES), 60))
@@ -18,7 +18,9 @@ def held(part: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(("clients", "images"), [(1, None), (3, None), (10, None), (3, 40), (7, 13), (3, 10)])
+@pytest.mark.parametrize(
+    ("clients", "images"), [(1, None), (3, None), (10, None), (3, 40), (7, 13), (3, 10)]
+)
 def test_splits_are_seeded_and_do_not_overlap(how: str, clients: int, images: int | None) -> None:
     if (clients, images) in ((3, 40), (7, 13)) and how == "labels:2":
         images = 12
@@ -56,10 +58,17 @@ def test_dirichlet_divides_every_image_and_is_the_more_uneven_the_smaller_alpha(
 def test_dirichlets_proportions() -> None:
     """A client's share of a class has mean 1/n and variance (1/n)(1 - 1/n) / (n alpha + 1)."""
     labels, clients, alpha = np.zeros(10_000, np.int64), 4, 2.0
-    shares = np.array([[part.size for part in split(labels, clients, s, f"dirichlet:{alpha}")] for s in range(300)])
+    shares = np.array(
+        [
+            [part.size for part in split(labels, clients, s, f"dirichlet:{alpha}")]
+            for s in range(300)
+        ]
+    )
     shares = shares / 10_000
     assert np.allclose(shares.mean(axis=0), 1 / clients, atol=0.03)
-    assert shares.var() == pytest.approx(1 / clients * (1 - 1 / clients) / (clients * alpha + 1), rel=0.1)
+    assert shares.var() == pytest.approx(
+        1 / clients * (1 - 1 / clients) / (clients * alpha + 1), rel=0.1
+    )
 
 
 def test_dirichlet_that_leaves_a_client_without_images() -> None:
@@ -77,7 +86,9 @@ def test_every_client_has_exactly_so_many_labels(each: int, clients: int) -> Non
     assert all(np.count_nonzero(held(part)) == each for part in parts)
     assert holders.max() - holders.min() <= 1
     taken = np.sum([held(part) for part in parts], axis=0)
-    assert np.array_equal(taken, 60 * (holders > 0))  # a label that somebody has is divided completely
+    assert np.array_equal(
+        taken, 60 * (holders > 0)
+    )  # a label that somebody has is divided completely
 
 
 def test_labels_of_a_given_number_of_images() -> None:
@@ -110,6 +121,8 @@ def test_labels_of_a_given_number_of_images() -> None:
         (3, "iid:2", None, "a split is iid"),
     ],
 )
-def test_impossible_splits_are_refused(clients: int, how: str, images: int | None, said: str) -> None:
+def test_impossible_splits_are_refused(
+    clients: int, how: str, images: int | None, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         split(LABELS, clients, 1, how, images)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mpc import encode, share
-from mpc.errors import BadUpload, ConfigError, InputError
-from mpc.params import RangePolicy, RoundParams
-from servers.store import Store
-from servers.training import Training, begin, finish
+from securemedian.mpc import encode, share
+from securemedian.mpc.errors import BadUpload, ConfigError, InputError
+from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.servers.store import Store
+from securemedian.servers.training import Training, begin, finish
 
 DIM = 5
 BUCKETED = RoundParams("bucketed", DIM, 3)
@@ -17,17 +17,26 @@ INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
 
 
 def test_a_new_model_starts_with_the_initial_range():
-    started = begin(Training(), BUCKETED, {"policy": "mean", "initial": 0.5, "decay": 0.2}, False, MODEL)
-    assert started.number == 1 and started.width == np.float32(0.5) and started.policy == RangePolicy("mean", 0.5, 0.2)
+    started = begin(
+        Training(), BUCKETED, {"policy": "mean", "initial": 0.5, "decay": 0.2}, False, MODEL
+    )
+    assert (
+        started.number == 1
+        and started.width == np.float32(0.5)
+        and started.policy == RangePolicy("mean", 0.5, 0.2)
+    )
 
 
 def test_rounds_follow_each_other_and_reset_starts_again():
     first = begin(Training(), BUCKETED, {}, False, MODEL)
     after = finish(first, BUCKETED, INDEX[None], 3)[0]
     assert after.number == 2 and after.model is not None
-    assert np.array_equal(after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32))
     assert np.array_equal(
-        after.width, encode.next_range(first.policy, first.width, MODEL, after.model, 1).astype(np.float32)
+        after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32)
+    )
+    assert np.array_equal(
+        after.width,
+        encode.next_range(first.policy, first.width, MODEL, after.model, 1).astype(np.float32),
     )
     assert after.width.dtype == np.float32 and after.width.shape == (DIM,)
     assert begin(after, BUCKETED, {}, False, None) is after
@@ -38,8 +47,13 @@ def test_rounds_follow_each_other_and_reset_starts_again():
 
 def test_pairwise_makes_the_first_model():
     elements = encode.to_fixed(MODEL, 32, 8)
-    first, results = finish(begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, elements[None], 3)
-    assert np.array_equal(first.model, encode.from_fixed(elements, 32, 8).astype(np.float32)) and first.number == 2
+    first, results = finish(
+        begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, elements[None], 3
+    )
+    assert (
+        np.array_equal(first.model, encode.from_fixed(elements, 32, 8).astype(np.float32))
+        and first.number == 2
+    )
     assert np.array_equal(results, first.model[None])
 
 
@@ -100,11 +114,17 @@ def test_the_training_run_survives_a_restart(tmp_path):
     store = Store(tmp_path / "state")
     fresh = store.load_training()
     assert fresh.model is None and fresh.number == 1
-    for training in (fresh, Training(RangePolicy("mean", 0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4)):
+    for training in (
+        fresh,
+        Training(RangePolicy("mean", 0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4),
+    ):
         store.save_training(training)
         loaded = store.load_training()
         assert (loaded.policy, loaded.published) == (training.policy, training.published)
-        assert np.array_equal(loaded.width, training.width) and loaded.width.shape == training.width.shape
+        assert (
+            np.array_equal(loaded.width, training.width)
+            and loaded.width.shape == training.width.shape
+        )
         assert (loaded.model is None) == (training.model is None)
     assert np.array_equal(loaded.model, MODEL)
     (tmp_path / "state" / "training.npz").write_bytes(b"junk")

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import zmq
 
-from mpc import wire
-from mpc.channel import Channel
-from mpc.errors import ChannelClosed, ChannelTimeout, ConfigError
-from servers.settings import KeyPair, load_keys
-from servers.transport import CLIENT_DOMAIN, PEER_DOMAIN, ClientPort, PeerPort, authenticate
+from securemedian.mpc import wire
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError
+from securemedian.servers.transport import (
+    CLIENT_DOMAIN,
+    PEER_DOMAIN,
+    ClientPort,
+    PeerPort,
+    authenticate,
+)
+from securemedian.settings.keys import KeyPair, load_keys
 
 MAX_BYTES = 1 << 20
 WAIT_S = 10.0
@@ -33,7 +39,9 @@ class Pair:
         self.releases = [self.gate.stop]
 
     def connect(self, who: KeyPair) -> PeerPort:
-        return PeerPort(self.contexts[0], 0, who, self.one.endpoint, self.s1.public.decode(), MAX_BYTES)
+        return PeerPort(
+            self.contexts[0], 0, who, self.one.endpoint, self.s1.public.decode(), MAX_BYTES
+        )
 
     def lanes(self, session: bytes, timeout_s: float = WAIT_S):
         """One lane, S1's end first."""

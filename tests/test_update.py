@@ -6,14 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.update import flatten, unflatten
-from mpc.errors import InputError
+from securemedian.clients.update import flatten, unflatten
+from securemedian.mpc.errors import InputError
 
 RNG = np.random.default_rng(1)
 FORMS: list[Any] = [
     RNG.normal(size=7),
     RNG.normal(size=(2, 3)).astype(np.float32),
-    [RNG.normal(size=(2, 3)), RNG.normal(size=()).reshape(()), RNG.normal(size=5).astype(np.float16)],
+    [
+        RNG.normal(size=(2, 3)),
+        RNG.normal(size=()).reshape(()),
+        RNG.normal(size=5).astype(np.float16),
+    ],
     (RNG.normal(size=3).astype(np.float32), np.arange(4), RNG.normal(size=0)),
     {
         "weight": RNG.normal(size=(4, 2)).astype(np.float32),
@@ -26,7 +30,11 @@ FORMS: list[Any] = [
 
 def leaves(model: Any) -> list[Any]:
     return (
-        list(model.values()) if isinstance(model, dict) else list(model) if isinstance(model, list | tuple) else [model]
+        list(model.values())
+        if isinstance(model, dict)
+        else list(model)
+        if isinstance(model, list | tuple)
+        else [model]
     )
 
 
@@ -78,7 +86,18 @@ def test_parameters_that_require_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "update", ["text", 3.5, [1.0, 2.0], {"a": None}, np.arange(3), [], {}, np.zeros(2, complex), np.array(["a"])]
+    "update",
+    [
+        "text",
+        3.5,
+        [1.0, 2.0],
+        {"a": None},
+        np.arange(3),
+        [],
+        {},
+        np.zeros(2, complex),
+        np.array(["a"]),
+    ],
 )
 def test_what_is_no_update_is_refused(update: Any) -> None:
     with pytest.raises(InputError):

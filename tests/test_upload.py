@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from clients import upload
-from clients.upload import Round, ShareHalf
-from mpc import encode, ring, share
-from mpc.errors import ConfigError, InputError, PeerProtocolError
-from mpc.params import RoundParams
+from securemedian.clients import upload
+from securemedian.clients.upload import Round, ShareHalf
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
+from securemedian.mpc.params import RoundParams
 
 D = 700  # neither a multiple of a word nor of a block
 BUCKETED = RoundParams("bucketed", D, 5, buckets=6)
@@ -24,7 +24,9 @@ def a_round(params: RoundParams, index: int = 0, **arrays: Any) -> Round:
 def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
     layout = params.layout
     held = (
-        share.SeedUpload(layout, half.share.tobytes()) if half.form == "seed" else share.WordsUpload(layout, half.share)
+        share.SeedUpload(layout, half.share.tobytes())
+        if half.form == "seed"
+        else share.WordsUpload(layout, half.share)
     )
     return share.read(held, layout, 0, layout.columns)
 
@@ -32,15 +34,21 @@ def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
 def test_halves_combine_to_the_values_and_the_seed_alternates(index: int) -> None:
     for params in (BUCKETED, PAIRWISE):
-        values = np.random.default_rng(index).integers(0, 2**params.ring_bits, (params.layout.rows, D), np.uint64)
+        values = np.random.default_rng(index).integers(
+            0, 2**params.ring_bits, (params.layout.rows, D), np.uint64
+        )
         halves = upload.split(values, a_round(params, index))
-        assert [half.form for half in halves] == (["seed", "words"] if index % 2 == 0 else ["words", "seed"])
+        assert [half.form for half in halves] == (
+            ["seed", "words"] if index % 2 == 0 else ["words", "seed"]
+        )
         assert {half.form: (half.share.dtype, half.share.shape) for half in halves} == {
             "seed": (np.uint8, (16,)),
             "words": (np.uint64, (params.layout.rows, params.layout.row_words)),
         }
         one, other = (as_server_reads(half, params) for half in halves)
-        assert np.array_equal(share.combine(one, other, params.ring_bits), ring.reduce(values, params.ring_bits))
+        assert np.array_equal(
+            share.combine(one, other, params.ring_bits), ring.reduce(values, params.ring_bits)
+        )
 
 
 def test_bucketed_values_count_the_thresholds_reached() -> None:
@@ -75,7 +83,10 @@ def test_bad_updates_are_refused() -> None:
     with pytest.raises(InputError, match="NaN"):
         upload.encode_update(np.full(D, np.nan), a_round(PAIRWISE))
     with pytest.raises(InputError, match="NaN"):
-        upload.encode_update(np.full(D, np.nan), a_round(BUCKETED, model=np.zeros(D, np.float32), range=np.float32(1)))
+        upload.encode_update(
+            np.full(D, np.nan),
+            a_round(BUCKETED, model=np.zeros(D, np.float32), range=np.float32(1)),
+        )
     with pytest.raises(ConfigError, match="the model and the range"):
         upload.encode_update(np.zeros(D), a_round(BUCKETED))
 

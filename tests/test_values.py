@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpc import encode, ring, share
-from mpc.errors import ConfigError, InputError
-from mpc.params import RangePolicy, RoundParams
-from mpc.prg import Stream
+from securemedian.mpc import encode, ring, share
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.prg import Stream
 from tests import reference
 
 
@@ -71,7 +71,9 @@ def test_fixed_point_refuses_nan_and_names_it() -> None:
     st.integers(3, 40),
 )
 @settings(max_examples=300, deadline=None)
-def test_bucketize_matches_its_definition(values: list[float], centre: float, width: float, buckets: int) -> None:
+def test_bucketize_matches_its_definition(
+    values: list[float], centre: float, width: float, buckets: int
+) -> None:
     got = encode.bucketize(values, centre, width, buckets)
     assert got.tolist() == [reference.bucket(w, centre, width, buckets) for w in values]
 
@@ -79,7 +81,10 @@ def test_bucketize_matches_its_definition(values: list[float], centre: float, wi
 def test_bucketize_edges_and_inverse() -> None:
     width, buckets = 1.0, 8
     assert encode.bucketize(
-        [-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf], 0.0, width, buckets
+        [-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf],
+        0.0,
+        width,
+        buckets,
     ).tolist() == [0, 0, 1, 4, 6, 7, 7]
     index = np.arange(buckets)
     middle = encode.quantize(index, 0.0, width, buckets)
@@ -89,7 +94,9 @@ def test_bucketize_edges_and_inverse() -> None:
     assert encode.quantize(np.array([4]), 0.25, 1.0, 9)[0] == 0.25
 
 
-@pytest.mark.parametrize(("buckets", "width"), [(2, 1.0), (8, 0.0), (8, -1.0), (8, np.nan), (8, np.inf)])
+@pytest.mark.parametrize(
+    ("buckets", "width"), [(2, 1.0), (8, 0.0), (8, -1.0), (8, np.nan), (8, np.inf)]
+)
 def test_bad_ranges_are_refused(buckets: int, width: float) -> None:
     with pytest.raises(ConfigError):
         encode.bucketize([0.0], 0.0, width, buckets)
@@ -135,9 +142,14 @@ def test_weighted_sums_of_packed_shares(bits: int) -> None:
     values[:, :, ::3] = ring.mask(bits)
     halves = [share.split(one, bits) for one in values]
     layout = halves[0][0].layout
-    plain = ring.reduce(sum(w * v.astype(np.uint64) for w, v in zip(weights, values, strict=True)), bits)
+    plain = ring.reduce(
+        sum(w * v.astype(np.uint64) for w, v in zip(weights, values, strict=True)), bits
+    )
     for start, stop in ((0, columns), (128, 131), (384, columns)):
-        both = [share.weighted_sum([half[j] for half in halves], weights, layout, start, stop) for j in (0, 1)]
+        both = [
+            share.weighted_sum([half[j] for half in halves], weights, layout, start, stop)
+            for j in (0, 1)
+        ]
         assert both[0].dtype == ring.dtype(bits)
         assert (share.combine(*both, bits) == plain[:, start:stop]).all()
     with pytest.raises(InputError, match="starts at a multiple"):

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import files
-from clients.client import Client, Coordinator
-from mpc.errors import RoundFailed
-from mpc.params import RangePolicy, RoundParams
-from scripts import cli, plaintext
+from securemedian import cli
+from securemedian.clients import files
+from securemedian.clients.client import Client, Coordinator
+from securemedian.laboratory import plaintext
+from securemedian.mpc.errors import RoundFailed
+from securemedian.mpc.params import RangePolicy, RoundParams
 from tests.daemons import WAIT_S, Pair
 
 UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
@@ -35,7 +36,8 @@ def together(functions: list[Callable[[], Any]]) -> list[Any]:
     """What the functions return, called at the same time."""
     results: dict[int, Any] = {}
     threads = [
-        threading.Thread(target=lambda i=i, f=f: results.update({i: f()}), daemon=True) for i, f in enumerate(functions)
+        threading.Thread(target=lambda i=i, f=f: results.update({i: f()}), daemon=True)
+        for i, f in enumerate(functions)
     ]
     for thread in threads:
         thread.start()
@@ -54,7 +56,9 @@ def test_a_training_run_in_python(pair: Pair) -> None:
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
         for number in (1, 2):
-            round_id = coordinator.open(params, START if number == 1 else None, policy if number == 1 else None)
+            round_id = coordinator.open(
+                params, START if number == 1 else None, policy if number == 1 else None
+            )
             model, width = coordinator.model(round_id)
             for client, update in zip(clients, UPDATES, strict=True):
                 client.submit({"w": update.reshape(5, 10), "steps": np.array([number])})
@@ -69,7 +73,9 @@ def test_a_training_run_in_python(pair: Pair) -> None:
             client.close()
 
 
-def test_a_round_by_verbs_alone(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_round_by_verbs_alone(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     coordinator = toml(pair, "coordinator")
     files.write(tmp_path / "start.npy", START)
     opening = [
@@ -106,7 +112,9 @@ def test_a_round_by_verbs_alone(pair: Pair, tmp_path: Path, capsys: pytest.Captu
     result = files.read_vector(tmp_path / "result.npy")
     assert np.array_equal(
         result,
-        plaintext.published(UPDATES, RoundParams("pairwise", 50, 3, ring_bits=32, fraction_bits=16), None, None)[0],
+        plaintext.published(
+            UPDATES, RoundParams("pairwise", 50, 3, ring_bits=32, fraction_bits=16), None, None
+        )[0],
     )
     for name in pair.names:
         back = files.read(tmp_path / f"{name}-result.npz")
@@ -120,7 +128,18 @@ def test_a_round_by_verbs_alone(pair: Pair, tmp_path: Path, capsys: pytest.Captu
 
 def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     coordinator = toml(pair, "coordinator")
-    opening = ["round", "open", coordinator, "--method", "pairwise", "--max-clients", "3", "--dim", "50", "--reset"]
+    opening = [
+        "round",
+        "open",
+        coordinator,
+        "--method",
+        "pairwise",
+        "--max-clients",
+        "3",
+        "--dim",
+        "50",
+        "--reset",
+    ]
     assert cli.main(opening) == 0
     with Client.from_config(toml(pair, pair.names[0])) as client:
         client.submit(UPDATES[0])
@@ -147,12 +166,14 @@ def test_open_needs_a_size(pair: Pair, capsys: pytest.CaptureFixture[str]) -> No
 def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    from clients import data, models
-    from clients.worker import Trainer, run
+    from securemedian.laboratory import data, models
+    from securemedian.laboratory.worker import Trainer, run
 
     digits = data.load(None)
     start = models.start(models.MODELS["digits"], 1)
-    params = RoundParams("pairwise", start.size, 3, ring_bits=32, fraction_bits=20, result_to="clients")
+    params = RoundParams(
+        "pairwise", start.size, 3, ring_bits=32, fraction_bits=20, result_to="clients"
+    )
     trainers = [Trainer.of_part(digits, index, 3, seed=1, images=40) for index in range(3)]
 
     def work(name: str, trainer: Trainer) -> None:
@@ -165,9 +186,15 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
                 coordinator.open(params, model)
                 pair.wait("published")
 
-    together([coordinate, *(lambda n=n, t=t: work(n, t) for n, t in zip(pair.names, trainers, strict=True))])
+    together(
+        [
+            coordinate,
+            *(lambda n=n, t=t: work(n, t) for n, t in zip(pair.names, trainers, strict=True)),
+        ]
+    )
     first, second = (
-        np.stack([np.load(tmp_path / f"round-{number}-{name}.npy") for name in pair.names]) for number in (1, 2)
+        np.stack([np.load(tmp_path / f"round-{number}-{name}.npy") for name in pair.names])
+        for number in (1, 2)
     )
     (middle,) = plaintext.published(first, params, None, None)
     assert np.array_equal(second, np.stack([trainer.update(middle, 2) for trainer in trainers]))

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpc import wire
-from mpc.channel import frame_size, local_pair
-from mpc.errors import ChannelClosed, ChannelTimeout, FrameError, LocalProtocolError, PeerProtocolError
+from securemedian.mpc import wire
+from securemedian.mpc.channel import frame_size, local_pair
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ChannelTimeout,
+    FrameError,
+    LocalProtocolError,
+    PeerProtocolError,
+)
 
 GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
 
@@ -20,7 +26,9 @@ GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
 def test_frames_round_trip(name: str, shape: tuple[int, ...]) -> None:
     array = np.arange(int(np.prod(shape)), dtype=wire.DTYPES[name]).reshape(shape)
     parts = wire.pack(
-        "kind", {"a": 1, "b": "text", "c": b"raw"}, {"one": array, "two": array[..., ::-1] if shape else array}
+        "kind",
+        {"a": 1, "b": "text", "c": b"raw"},
+        {"one": array, "two": array[..., ::-1] if shape else array},
     )
     message = wire.unpack([bytes(part) for part in parts])
     assert message.type == "kind" and message.fields == {"a": 1, "b": "text", "c": b"raw"}
@@ -72,7 +80,10 @@ def test_random_bytes_are_a_frame_error_or_a_message(parts: list[bytes]) -> None
 
 def test_messages_do_not_print_arrays() -> None:
     message = wire.unpack(
-        [bytes(part) for part in wire.pack("x", {"secret": 7}, {"share": np.array([12345], np.uint64)})]
+        [
+            bytes(part)
+            for part in wire.pack("x", {"secret": 7}, {"share": np.array([12345], np.uint64)})
+        ]
     )
     assert "12345" not in repr(message) and "7" not in repr(message)
 
@@ -84,7 +95,11 @@ def test_dtypes_without_a_name_are_our_own_mistake() -> None:
 
 def test_channel_checks_label_dtype_shape_and_order() -> None:
     array = np.arange(4, dtype=np.uint64)
-    for label, dtype, shape in (("other", np.uint64, (4,)), ("sum", np.uint32, (4,)), ("sum", np.uint64, (5,))):
+    for label, dtype, shape in (
+        ("other", np.uint64, (4,)),
+        ("sum", np.uint32, (4,)),
+        ("sum", np.uint64, (5,)),
+    ):
         one, two = local_pair()
         one.send("sum", array)
         with pytest.raises(PeerProtocolError):

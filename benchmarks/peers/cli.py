@@ -2,17 +2,18 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from benchmarks import report, settings
-from benchmarks.peers import processes
-from benchmarks.peers.processes import HERE, PeerFailed
-from benchmarks.work import Point
-from mpc.params import ProtocolParams
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.peers import processes
+from securemedian.benchmarks.peers.processes import HERE, PeerFailed
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import report
+from securemedian.mpc.params import ProtocolParams
 
 Row = dict[str, Any]
 
@@ -85,11 +86,20 @@ def add_kinds(kinds: Any) -> None:
         help="(default: spu,mpyc)",
     )
     peers.add_argument(
-        "--count", type=settings.count, default=400_000, help="comparisons a batch (default: %(default)s)"
+        "--count",
+        type=settings.count,
+        default=400_000,
+        help="comparisons a batch (default: %(default)s)",
     )
-    peers.add_argument("--clients", type=settings.count, default=8, help="of the medians (default: %(default)s)")
-    peers.add_argument("--dim", type=settings.count, default=1000, help="medians a batch (default: %(default)s)")
-    peers.add_argument("--repeat", type=settings.count, default=3, help="repetitions (default: %(default)s)")
+    peers.add_argument(
+        "--clients", type=settings.count, default=8, help="of the medians (default: %(default)s)"
+    )
+    peers.add_argument(
+        "--dim", type=settings.count, default=1000, help="medians a batch (default: %(default)s)"
+    )
+    peers.add_argument(
+        "--repeat", type=settings.count, default=3, help="repetitions (default: %(default)s)"
+    )
     peers.add_argument("--no-pin", action="store_true", help="do not hold each process to one core")
     peers.add_argument(
         "--env",
@@ -99,7 +109,10 @@ def add_kinds(kinds: Any) -> None:
         help="the peers' virtual environments (default: %(default)s)",
     )
     peers.add_argument(
-        "--limit-s", type=float, default=1200.0, help="for each peer, and for installing it (default: %(default)s)"
+        "--limit-s",
+        type=float,
+        default=1200.0,
+        help="for each peer, and for installing it (default: %(default)s)",
     )
     peers.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     settings.add_out(peers)
@@ -117,15 +130,19 @@ def run(options: argparse.Namespace) -> None:
         if peer.name not in options.peers:
             continue
         try:
-            with console.status(f"{peer.title}: installing it in {options.env}, where it is not there yet"):
+            with console.status(
+                f"{peer.title}: installing it in {options.env}, where it is not there yet"
+            ):
                 python = processes.install(peer.name, options.env.absolute(), options.limit_s)
             with console.status(f"{peer.title}: some minutes with the default sizes"):
                 rows += _theirs(peer, python, options)
         except PeerFailed as error:
             failed[peer.name] = str(error)
     rows = with_ratios(rows)
-    versions = {peer.name: processes.pins(peer.name) for peer in PEERS if peer.name in options.peers}
-    report.save(file, ours, rows, versions=versions, failed=failed)
+    versions = {
+        peer.name: processes.pins(peer.name) for peer in PEERS if peer.name in options.peers
+    }
+    report.save(file, asdict(ours), rows, versions=versions, failed=failed)
     _show(console, rows, options.markdown)
     for name, why in failed.items():
         console.print(f"{name} gave no result: {why}", markup=False)
@@ -156,15 +173,27 @@ def _ours(options: argparse.Namespace, ours: settings.Settings) -> list[Row]:
 
 def _theirs(peer: Peer, python: Path, options: argparse.Namespace) -> list[Row]:
     jobs = [
-        (way, {"work": way.work, "ring_bits": bits, "clients": options.clients, "count": max(1, batch // way.part)})
+        (
+            way,
+            {
+                "work": way.work,
+                "ring_bits": bits,
+                "clients": options.clients,
+                "count": max(1, batch // way.part),
+            },
+        )
         for way in peer.ways
         for bits, batch in (
-            [(bits, options.count) for bits in RINGS] if way.work == COMPARE else [(peer.median_bits, options.dim)]
+            [(bits, options.count) for bits in RINGS]
+            if way.work == COMPARE
+            else [(peer.median_bits, options.dim)]
         )
     ]
     command = [str(python), "-I", str(HERE / f"{peer.name}_party.py")]
     tasks = [task for _, task in jobs]
-    parties = processes.run(command, peer.parties, tasks, options.repeat, not options.no_pin, options.limit_s)
+    parties = processes.run(
+        command, peer.parties, tasks, options.repeat, not options.no_pin, options.limit_s
+    )
     title = f"{peer.title} {processes.pins(peer.name)[peer.name]}"
     return [
         _row(
@@ -173,7 +202,12 @@ def _theirs(peer: Peer, python: Path, options: argparse.Namespace) -> list[Row]:
             way.how,
             task["count"],
             # of a repetition, the slower party's, as in benchmarks.harness
-            median_low([max(seconds) for seconds in zip(*(party["seconds"] for party in results), strict=True)]),
+            median_low(
+                [
+                    max(seconds)
+                    for seconds in zip(*(party["seconds"] for party in results), strict=True)
+                ]
+            ),
             # the mean: a repetition that refills a stock of correlations sends more than others
             sum(sum(party["bytes_sent"]) for party in results) / options.repeat,
         )
@@ -182,7 +216,9 @@ def _theirs(peer: Peer, python: Path, options: argparse.Namespace) -> list[Row]:
 
 
 def _what(work: str, ring_bits: int | None, clients: int) -> str:
-    return f"signed comparison, l = {ring_bits}" if work == COMPARE else f"median of {clients} floats"
+    return (
+        f"signed comparison, l = {ring_bits}" if work == COMPARE else f"median of {clients} floats"
+    )
 
 
 def _row(what: str, system: str, how: str, batch: int, seconds: float, sent: float) -> Row:
@@ -200,7 +236,9 @@ def _row(what: str, system: str, how: str, batch: int, seconds: float, sent: flo
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """Rows of the same work together, each with how many times faster the first of them is: ours."""
     order = list(dict.fromkeys(row["what"] for row in rows))
-    grouped = groupby(sorted(rows, key=lambda row: order.index(row["what"])), lambda row: row["what"])
+    grouped = groupby(
+        sorted(rows, key=lambda row: order.index(row["what"])), lambda row: row["what"]
+    )
     return [
         row | {"ratio": first["per_second"] / row["per_second"]}
         for _, (first, *others) in grouped

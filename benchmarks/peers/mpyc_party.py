@@ -61,7 +61,11 @@ def median(task: dict[str, Any]) -> tuple[Any, Any, Any]:
     """What MPyC has under this name, a coordinate at a time; it opens how many values lie below its pivots."""
     values, numbers = _updates(task), mpc.SecFxp(task["ring_bits"])
     inputs = [[mpc.input(numbers(value), 0) for value in column] for column in values.T.tolist()]
-    return (lambda *columns: [statistics.median_low(column) for column in columns]), inputs, _lower_median(values)
+    return (
+        (lambda *columns: [statistics.median_low(column) for column in columns]),
+        inputs,
+        _lower_median(values),
+    )
 
 
 def network(task: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mpc.errors import SecureMedianError
+from securemedian.mpc.errors import SecureMedianError
 
 HERE = Path(__file__).parent
 PYTHON = (3, 11)  # what the pinned wheels of SPU are made for
@@ -45,7 +45,17 @@ def install(name: str, folder: Path, limit_s: float) -> Path:
         return python
     deadline = time.monotonic() + limit_s
     make = [_python(), "-m", "venv", "--clear", str(environment)]
-    fetch = [str(python), "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(requirements)]
+    fetch = [
+        str(python),
+        "-I",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "-r",
+        str(requirements),
+    ]
     for command in (make, fetch):
         _call(command, max(1.0, deadline - time.monotonic()))
     shutil.copy(requirements, installed)
@@ -68,15 +78,26 @@ def _call(command: Sequence[str], limit_s: float) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PeerFailed(f"{command[0]}: {error}") from error
     if done.returncode:
-        raise PeerFailed(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-SHOWN:]}")
+        raise PeerFailed(
+            f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-SHOWN:]}"
+        )
 
 
 def run(
-    command: Sequence[str], parties: int, tasks: Sequence[dict[str, Any]], repetitions: int, pin: bool, limit_s: float
+    command: Sequence[str],
+    parties: int,
+    tasks: Sequence[dict[str, Any]],
+    repetitions: int,
+    pin: bool,
+    limit_s: float,
 ) -> list[list[dict[str, Any]]]:
     """What each party wrote for each task. `command` is run once a party, its logs beside the first word of it."""
     cores = sorted(os.sched_getaffinity(0))
-    common = {"addresses": _addresses(parties), "limit_s": max(1, int(limit_s)), "repetitions": repetitions}
+    common = {
+        "addresses": _addresses(parties),
+        "limit_s": max(1, int(limit_s)),
+        "repetitions": repetitions,
+    }
     logs = Path(command[0]).parent.parent
     outputs = [logs / f"party-{rank}.out" for rank in range(parties)]
     processes: list[subprocess.Popen[str]] = []
@@ -89,7 +110,9 @@ def run(
             core = cores[rank % len(cores)] if pin else None
             job = common | {"rank": rank, "core": core, "log": str(log), "tasks": tasks}
             out = stack.enter_context(output.open("w"))
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True
+            )
             processes.append(process)
             assert process.stdin is not None
             process.stdin.write(json.dumps(job))
@@ -98,7 +121,9 @@ def run(
             if any(process.returncode for process in processes):
                 break
             if time.monotonic() > deadline:
-                raise PeerFailed(f"not done within {limit_s:g} s: raise --limit-s or lower --count and --dim")
+                raise PeerFailed(
+                    f"not done within {limit_s:g} s: raise --limit-s or lower --count and --dim"
+                )
             time.sleep(POLL_S)
         for process, output in zip(processes, outputs, strict=True):
             if process.returncode:
@@ -124,7 +149,9 @@ def _addresses(parties: int) -> list[str]:
 
 def _results(output: Path, tasks: int) -> list[dict[str, Any]]:
     """The JSON lines among what else the peer says."""
-    results = [json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"task"')]
+    results = [
+        json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"task"')
+    ]
     if len(results) != tasks:
         raise PeerFailed(f"{len(results)} of {tasks} results: {_last_words(output)}")
     return results

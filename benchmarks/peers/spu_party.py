@@ -60,10 +60,18 @@ def run(link: Any, runtime: Any, io: Any, task: dict[str, Any]) -> dict[str, Any
     function, inputs, expected = WORK[task["work"]](task)
     names = [f"input-{i}" for i in range(len(inputs))]
     program, _ = frontend.compile(
-        frontend.Kind.JAX, function, inputs, {}, names, [SECRET] * len(inputs), lambda outputs: ["output"]
+        frontend.Kind.JAX,
+        function,
+        inputs,
+        {},
+        names,
+        [SECRET] * len(inputs),
+        lambda outputs: ["output"],
     )
     shares = [io.make_shares(array, SECRET) for array in inputs] if RANK == 0 else []
-    mine = json.loads(link.scatter([json.dumps([_pack(pair[rank]) for pair in shares]) for rank in (0, 1)], 0))
+    mine = json.loads(
+        link.scatter([json.dumps([_pack(pair[rank]) for pair in shares]) for rank in (0, 1)], 0)
+    )
     for name, share in zip(names, mine, strict=True):
         runtime.set_var(name, _unpack(share))
     seconds = []
@@ -78,13 +86,17 @@ def run(link: Any, runtime: Any, io: Any, task: dict[str, Any]) -> dict[str, Any
         # SPU keeps 18 bits after the point
         if not np.allclose(result, expected, rtol=0, atol=1e-4):
             sys.exit(f"{task}: the result differs from numpy's")
-    sent = [int(found) for found in re.findall(r"Link details: total send bytes (\d+)", LOG.read_text())]
+    sent = [
+        int(found) for found in re.findall(r"Link details: total send bytes (\d+)", LOG.read_text())
+    ]
     return {"seconds": seconds[1:], "bytes_sent": sent[-job["repetitions"] :]}
 
 
 def compare(task: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
     bits, rng = task["ring_bits"], np.random.default_rng(1)
-    x, y = rng.integers(-(1 << (bits - 3)), 1 << (bits - 3), (2, task["count"])).astype(f"int{bits}")
+    x, y = rng.integers(-(1 << (bits - 3)), 1 << (bits - 3), (2, task["count"])).astype(
+        f"int{bits}"
+    )
     return (lambda x, y: x < y), (x, y), x < y
 
 
@@ -133,12 +145,18 @@ def _updates(task: dict[str, Any]) -> Any:
 
 
 def _pack(share: Any) -> list[Any]:
-    return [base64.b64encode(share.meta).decode(), [base64.b64encode(chunk).decode() for chunk in share.share_chunks]]
+    return [
+        base64.b64encode(share.meta).decode(),
+        [base64.b64encode(chunk).decode() for chunk in share.share_chunks],
+    ]
 
 
 def _unpack(packed: list[Any]) -> Any:
     share = libspu.Share()
-    share.meta, share.share_chunks = base64.b64decode(packed[0]), [base64.b64decode(chunk) for chunk in packed[1]]
+    share.meta, share.share_chunks = (
+        base64.b64decode(packed[0]),
+        [base64.b64decode(chunk) for chunk in packed[1]],
+    )
     return share
 
 

@@ -6,7 +6,7 @@ Sizes: n OTs a block (a multiple of 128), w = n / 64 words a row, 128 rows. `row
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.kernels.jit import kernel
+from securemedian.mpc.kernels.jit import kernel
 
 _TILE = 256  # words of a row folded at once: all leaves of a tree stay in the first-level cache
 _COLUMNS = 32  # words of a row transposed at once: both tiles fit the first-level cache without evicting each other
@@ -26,7 +26,11 @@ def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
         while half >= 1:
             row = rows[j, start:stop]
             for x in range(half):
-                even, odd, out = leaves[2 * x, start:stop], leaves[2 * x + 1, start:stop], leaves[x, start:stop]
+                even, odd, out = (
+                    leaves[2 * x, start:stop],
+                    leaves[2 * x + 1, start:stop],
+                    leaves[x, start:stop],
+                )
                 if x == 0:
                     for i in range(stop - start):
                         o = odd[i]
@@ -42,7 +46,9 @@ def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
 
 
 @kernel
-def correct(rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDArray[np.uint64]) -> None:
+def correct(
+    rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDArray[np.uint64]
+) -> None:
     """rows[j] ^= masks[j] & correction, masks all-ones or zero: no branch on the secret bits they come from."""
     for j in range(rows.shape[0]):
         m = masks[j]
@@ -95,14 +101,31 @@ def _two_levels(
 
 
 @kernel
-def _transpose_tile(rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]) -> None:
-    _two_levels(rows, first, start, width, tile, 32, np.uint64(0x00000000FFFFFFFF), np.uint64(0x0000FFFF0000FFFF))
-    _two_levels(tile, 0, 0, width, tile, 8, np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F))
-    _two_levels(tile, 0, 0, width, tile, 2, np.uint64(0x3333333333333333), np.uint64(0x5555555555555555))
+def _transpose_tile(
+    rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]
+) -> None:
+    _two_levels(
+        rows,
+        first,
+        start,
+        width,
+        tile,
+        32,
+        np.uint64(0x00000000FFFFFFFF),
+        np.uint64(0x0000FFFF0000FFFF),
+    )
+    _two_levels(
+        tile, 0, 0, width, tile, 8, np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F)
+    )
+    _two_levels(
+        tile, 0, 0, width, tile, 2, np.uint64(0x3333333333333333), np.uint64(0x5555555555555555)
+    )
 
 
 @kernel
-def transpose_and_tweak(rows: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]) -> None:
+def transpose_and_tweak(
+    rows: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
+) -> None:
     """out (n, 2) = sigma(x) ^ tweak, x the 128-bit column of OT i and tweak = (index + i, stream).
 
     sigma(L || R) = (L ^ R) || L is a linear orthomorphism: sigma and x -> sigma(x) ^ x are both permutations.
@@ -123,7 +146,9 @@ def transpose_and_tweak(rows: NDArray[np.uint64], index: np.uint64, stream: np.u
 
 
 @kernel
-def sigma_and_tweak(keys: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]) -> None:
+def sigma_and_tweak(
+    keys: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
+) -> None:
     """The same on keys that are columns already, both (n, 2)."""
     for i in range(keys.shape[0]):
         out[i, 0] = keys[i, 0] ^ keys[i, 1] ^ (index + np.uint64(i))
@@ -131,7 +156,9 @@ def sigma_and_tweak(keys: NDArray[np.uint64], index: np.uint64, stream: np.uint6
 
 
 @kernel
-def xor_constant(values: NDArray[np.uint64], low: np.uint64, high: np.uint64, out: NDArray[np.uint64]) -> None:
+def xor_constant(
+    values: NDArray[np.uint64], low: np.uint64, high: np.uint64, out: NDArray[np.uint64]
+) -> None:
     """out[i] = values[i] ^ (low, high), both (n, 2)."""
     for i in range(values.shape[0]):
         out[i, 0] = values[i, 0] ^ low

@@ -7,14 +7,17 @@ width.
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.kernels.jit import kernel
+from securemedian.mpc.kernels.jit import kernel
 
 LOCALITY = 10  # SECURITY: secrets that each output of the code adds up (d of a d-local linear code)
 
 
 @kernel
 def grow(
-    parents: NDArray[np.uint64], lefts: NDArray[np.uint64], children: NDArray[np.uint64], sums: NDArray[np.uint64]
+    parents: NDArray[np.uint64],
+    lefts: NDArray[np.uint64],
+    children: NDArray[np.uint64],
+    sums: NDArray[np.uint64],
 ) -> None:
     """Left children are `lefts` (trees, width, 2), right ones parent ^ left; sums (trees, 2, 2) gets the XOR of all
     left and of all right children of a tree.
@@ -41,7 +44,10 @@ def grow(
 
 @kernel
 def mend(
-    children: NDArray[np.uint64], sums: NDArray[np.uint64], given: NDArray[np.uint64], paths: NDArray[np.int64]
+    children: NDArray[np.uint64],
+    sums: NDArray[np.uint64],
+    given: NDArray[np.uint64],
+    paths: NDArray[np.int64],
 ) -> None:
     """Replace the two children of the node at paths[tree], which are wrong, by given[tree] ^ all other children of
     their side. `given` (trees, 2) is the true XOR of the side that leads off the path.
@@ -57,7 +63,10 @@ def mend(
 
 @kernel
 def encode(
-    leaves: NDArray[np.uint64], secrets: NDArray[np.uint64], draws: NDArray[np.uint32], out: NDArray[np.uint64]
+    leaves: NDArray[np.uint64],
+    secrets: NDArray[np.uint64],
+    draws: NDArray[np.uint32],
+    out: NDArray[np.uint64],
 ) -> None:
     """out[i] = leaves[i] without its bit 0 ^ XOR of LOCALITY blocks of `secrets` (k, 2), whose indices are the uniform
     words draws (n, LOCALITY) scaled to 0..k-1; draws is overwritten.

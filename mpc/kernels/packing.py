@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.kernels.jit import kernel
+from securemedian.mpc.kernels.jit import kernel
 
 
 @kernel
@@ -39,7 +39,9 @@ def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) ->
 
 
 @kernel
-def add_packed(words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]) -> None:
+def add_packed(
+    words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
+) -> None:
     """total += words, value by value modulo 2^l, without unpacking: `tops` has the top bit of each value, which is
     added without a carry, so that none leaves its value. A value in two words passes its own on to the second.
     """

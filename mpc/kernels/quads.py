@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.kernels.jit import kernel
+from securemedian.mpc.kernels.jit import kernel
 
 
 @kernel
-def split_tables(tables: NDArray[np.uint64], slot: int, mask: np.uint64, pads: NDArray[Any]) -> None:
+def split_tables(
+    tables: NDArray[np.uint64], slot: int, mask: np.uint64, pads: NDArray[Any]
+) -> None:
     """pads[p, i] = chunk p of table i: tables (items, W), pads (4, items)."""
     for p in range(4):
         word = (p * slot) >> 6
@@ -23,7 +25,9 @@ def split_tables(tables: NDArray[np.uint64], slot: int, mask: np.uint64, pads: N
 
 
 @kernel
-def request(c: NDArray[np.uint64], z: NDArray[np.uint64], choices: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+def request(
+    c: NDArray[np.uint64], z: NDArray[np.uint64], choices: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> None:
     """out[i] = choices[i] ^ position i."""
     for i in range(choices.shape[0]):
         shift = np.uint64(i & 63)
@@ -55,7 +59,9 @@ def reply(
         shares[i] = share & mask
         messages[0, i] = (((own_c ^ one) & own_z) - share + np.uint64(pads[d ^ 1, i])) & mask
         messages[1, i] = ((own_c & (own_z ^ one)) - share + np.uint64(pads[d ^ 2, i])) & mask
-        messages[2, i] = (((own_c ^ one) & (own_z ^ one)) - share + np.uint64(pads[d ^ 3, i])) & mask
+        messages[2, i] = (
+            ((own_c ^ one) & (own_z ^ one)) - share + np.uint64(pads[d ^ 3, i])
+        ) & mask
 
 
 @kernel

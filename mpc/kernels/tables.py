@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.kernels.jit import kernel
+from securemedian.mpc.kernels.jit import kernel
 
 
 @kernel
 def combine_keys(
-    keys0: NDArray[np.uint64], keys1: NDArray[np.uint64], masks: NDArray[np.uint64], out: NDArray[Any]
+    keys0: NDArray[np.uint64],
+    keys1: NDArray[np.uint64],
+    masks: NDArray[np.uint64],
+    out: NDArray[Any],
 ) -> None:
     """out (count, W): chunk i = XOR_j chunk i of keys_{i_j} of OT j. keys (m count, >= W), masks (m, 2, W): which
     chunks have i_j = 0, 1.
@@ -26,7 +29,9 @@ def combine_keys(
             table = np.uint64(0)
             for j in range(masks.shape[0]):
                 at = j * count + item
-                table ^= (keys0[at, word] & masks[j, 0, word]) | (keys1[at, word] & masks[j, 1, word])
+                table ^= (keys0[at, word] & masks[j, 0, word]) | (
+                    keys1[at, word] & masks[j, 1, word]
+                )
             out[item, word] = table
 
 
@@ -60,7 +65,11 @@ def choose_chunks(
 
 @kernel
 def request_leaves(
-    values: NDArray[Any], shift: int, pads: NDArray[np.uint8], leaf_mask: int, out: NDArray[np.uint8]
+    values: NDArray[Any],
+    shift: int,
+    pads: NDArray[np.uint8],
+    leaf_mask: int,
+    out: NDArray[np.uint8],
 ) -> None:
     """out = choice ^ leaf: what the receiver asks for. leaf = (value >> shift) & leaf_mask, at most 4 bits, as many as
     the choice in the low bits of a pad.
@@ -88,7 +97,12 @@ def _shuffle(table: np.uint64, request: np.uint64, slot: int) -> np.uint64:
         m1, m2, m4, m8 = np.uint64(0x5555), np.uint64(0x3333), np.uint64(0x0F0F), np.uint64(0x00FF)
         s1, s2, s4, s8 = one, two, four, eight
     else:
-        m1, m2, m4, m8 = np.uint64(0x33333333), np.uint64(0x0F0F0F0F), np.uint64(0x00FF00FF), np.uint64(0x0000FFFF)
+        m1, m2, m4, m8 = (
+            np.uint64(0x33333333),
+            np.uint64(0x0F0F0F0F),
+            np.uint64(0x00FF00FF),
+            np.uint64(0x0000FFFF),
+        )
         s1, s2, s4, s8 = two, four, eight, sixteen
     zero = np.uint64(0)
     pick = zero - (request & one)
@@ -125,7 +139,11 @@ def reply_one(
         leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
         message = (np.uint64(1) << leaf) - np.uint64(less)
         share = (shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1) ^ message ^ (every & (np.uint64(0) - share))
+        out[i] = (
+            _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)
+            ^ message
+            ^ (every & (np.uint64(0) - share))
+        )
 
 
 @kernel
@@ -173,6 +191,8 @@ def finish_leaves(
         for bit in range(min(64, count - 64 * word)):
             i = 64 * word + bit
             leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-            chunk = (np.uint64(replies[i]) >> (leaf * np.uint64(slot))) ^ (np.uint64(pads[i]) >> above)
+            chunk = (np.uint64(replies[i]) >> (leaf * np.uint64(slot))) ^ (
+                np.uint64(pads[i]) >> above
+            )
             for k in range(slot):
                 out[k, word] |= ((chunk >> np.uint64(k)) & np.uint64(1)) << np.uint64(bit)

@@ -20,15 +20,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import compare, ring
-from mpc.boolean import invert
-from mpc.median.reveal import open_bits
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import compare, ring
+from securemedian.mpc.boolean import invert
+from securemedian.mpc.median.reveal import open_bits
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 
 def median(
-    party: Party, counts: NDArray[Any], clients: int, bits: int, schedule: str, rank: int | None = None
+    party: Party,
+    counts: NDArray[Any],
+    clients: int,
+    bits: int,
+    schedule: str,
+    rank: int | None = None,
 ) -> NDArray[np.uint16]:
     """The bucket of the element of rank k in each coordinate, known to both parties.
 
@@ -56,7 +61,10 @@ def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16
     is known: m(y) of the result or below b-1.
     """
     thresholds, dim = centred.shape
-    low, high = np.zeros(dim, np.int64), np.full(dim, thresholds, np.int64)  # the result is in low..high
+    low, high = (
+        np.zeros(dim, np.int64),
+        np.full(dim, thresholds, np.int64),
+    )  # the result is in low..high
     column = np.arange(dim)
     for _ in range(steps(thresholds + 1)):
         middle = np.minimum((low + high) // 2, thresholds - 1)

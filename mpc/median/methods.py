@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import encode, share
-from mpc.errors import ConfigError
-from mpc.median import bucketed, order, pairwise, radix, trimmed
-from mpc.median.reveal import open_ring
-from mpc.params import RoundParams
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import encode, share
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.median import bucketed, order, pairwise, radix, trimmed
+from securemedian.mpc.median.reveal import open_ring
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 # Words of a radix chunk that take as much memory as one comparison: a step's correlations are small.
 WORDS_A_COMPARISON = 16
@@ -55,7 +55,9 @@ class Published:
     def around(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """g and B; ConfigError if the round has none."""
         if self.model is None or self.range is None:
-            raise ConfigError("a round on buckets needs the model and the range that S0 published, and has none")
+            raise ConfigError(
+                "a round on buckets needs the model and the range that S0 published, and has none"
+            )
         return self.model, self.range
 
 
@@ -78,15 +80,21 @@ def _fixed(vector: NDArray[Any], params: RoundParams, published: Published) -> N
     return encode.to_fixed(vector, params.ring_bits, params.fraction_bits, params.headroom)[None]
 
 
-def _number(values: NDArray[Any], params: RoundParams, clients: int, published: Published) -> NDArray[np.float64]:
+def _number(
+    values: NDArray[Any], params: RoundParams, clients: int, published: Published
+) -> NDArray[np.float64]:
     return encode.from_fixed(values, params.ring_bits, params.fraction_bits)
 
 
 def _buckets(vector: NDArray[Any], params: RoundParams, published: Published) -> NDArray[Any]:
-    return encode.cumulative(encode.bucketize(vector, *published.around(), params.buckets), params.buckets)
+    return encode.cumulative(
+        encode.bucketize(vector, *published.around(), params.buckets), params.buckets
+    )
 
 
-def _bucket_value(values: NDArray[Any], params: RoundParams, clients: int, published: Published) -> NDArray[np.float64]:
+def _bucket_value(
+    values: NDArray[Any], params: RoundParams, clients: int, published: Published
+) -> NDArray[np.float64]:
     return encode.quantize(values, *published.around(), params.buckets)
 
 
@@ -95,20 +103,30 @@ def _words(vector: NDArray[Any], params: RoundParams, published: Published) -> N
     return encode.to_words(vector, params, *around)[None]
 
 
-def _word_value(values: NDArray[Any], params: RoundParams, clients: int, published: Published) -> NDArray[np.float64]:
+def _word_value(
+    values: NDArray[Any], params: RoundParams, clients: int, published: Published
+) -> NDArray[np.float64]:
     around = published.around() if params.uses_range else ()
     return encode.from_words(values, params, *around)
 
 
-def _mean_of_kept(values: NDArray[Any], params: RoundParams, clients: int, published: Published) -> NDArray[np.float64]:
-    return _number(values, params, clients, published) / (clients - 2 * trimmed.dropped(clients, params.trim))
+def _mean_of_kept(
+    values: NDArray[Any], params: RoundParams, clients: int, published: Published
+) -> NDArray[np.float64]:
+    return _number(values, params, clients, published) / (
+        clients - 2 * trimmed.dropped(clients, params.trim)
+    )
 
 
 def _bucketed(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
     with party.reading_uploads():
-        counts = share.weighted_sum(chunk.uploads, chunk.weights, params.layout, chunk.begin, chunk.end)
-    return bucketed.median(party, counts, sum(chunk.weights), params.ring_bits, params.schedule)[None]
+        counts = share.weighted_sum(
+            chunk.uploads, chunk.weights, params.layout, chunk.begin, chunk.end
+        )
+    return bucketed.median(party, counts, sum(chunk.weights), params.ring_bits, params.schedule)[
+        None
+    ]
 
 
 def _all_shares(party: Party, chunk: Chunk) -> NDArray[Any]:
@@ -120,15 +138,22 @@ def _all_shares(party: Party, chunk: Chunk) -> NDArray[Any]:
 def _pairwise(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
     values = _all_shares(party, chunk)
-    element = pairwise.median(party, values, params.ring_bits, params.selection, weights=chunk.weights)
-    return (open_ring(party, element, params.ring_bits) if params.result_to == "servers" else element)[None]
+    element = pairwise.median(
+        party, values, params.ring_bits, params.selection, weights=chunk.weights
+    )
+    return (
+        open_ring(party, element, params.ring_bits) if params.result_to == "servers" else element
+    )[None]
 
 
 def _radix(party: Party, chunk: Chunk) -> NDArray[Any]:
     params = chunk.params
     words = _all_shares(party, chunk)
     return np.stack(
-        [radix.median(party, words, params.width, params.ring_bits, rank, chunk.weights) for rank in chunk.ranks]
+        [
+            radix.median(party, words, params.width, params.ring_bits, rank, chunk.weights)
+            for rank in chunk.ranks
+        ]
     )
 
 
@@ -142,14 +167,18 @@ METHODS = {
     "bucketed": Method(
         _buckets,
         _bucketed,
-        lambda params, weights, dim: bucketed.demand(dim, params.buckets, params.ring_bits, params.schedule),
+        lambda params, weights, dim: bucketed.demand(
+            dim, params.buckets, params.ring_bits, params.schedule
+        ),
         lambda params, clients: bucketed.comparisons(params.buckets, params.schedule),
         _bucket_value,
     ),
     "pairwise": Method(
         _fixed,
         _pairwise,
-        lambda params, weights, dim: pairwise.demand(dim, params.ring_bits, params.selection, weights),
+        lambda params, weights, dim: pairwise.demand(
+            dim, params.ring_bits, params.selection, weights
+        ),
         lambda params, clients: order.pairs(clients),
         _number,
     ),
@@ -157,7 +186,8 @@ METHODS = {
         _words,
         _radix,
         lambda params, weights, dim: (
-            radix.demand(dim, len(weights), params.width, params.ring_bits) * len(params.ranks_of(sum(weights)))
+            radix.demand(dim, len(weights), params.width, params.ring_bits)
+            * len(params.ranks_of(sum(weights)))
         ),
         lambda params, clients: params.width * clients // WORDS_A_COMPARISON,
         _word_value,
@@ -165,7 +195,9 @@ METHODS = {
     "trimmed-mean": Method(
         _fixed,
         _trimmed_mean,
-        lambda params, weights, dim: trimmed.demand(dim, len(weights), params.ring_bits, params.trim),
+        lambda params, weights, dim: trimmed.demand(
+            dim, len(weights), params.ring_bits, params.trim
+        ),
         lambda params, clients: order.pairs(clients),
         _mean_of_kept,
     ),

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import compare, ring
-from mpc.boolean import to_ring, to_ring_demand
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import compare, ring
+from securemedian.mpc.boolean import to_ring, to_ring_demand
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 
 def positions(
@@ -28,7 +28,9 @@ def positions(
     clients, dim = values.shape
     first, second = np.triu_indices(clients, 1)
     bit = compare.greater(party, values[first].reshape(-1), values[second].reshape(-1), bits)
-    above = to_ring(party, bit, first.size * dim, position_bits).reshape(first.size, dim)  # shares of z_xy
+    above = to_ring(party, bit, first.size * dim, position_bits).reshape(
+        first.size, dim
+    )  # shares of z_xy
     weight = np.asarray(weights, above.dtype)[:, None]
     before = np.zeros((clients, dim), above.dtype)
     np.add.at(before, first, above * weight[second])
@@ -44,8 +46,12 @@ def within(
     """XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public low <= high of shape
     (n, 1). One comparison's rounds; the ring must hold the differences as signed values.
     """
-    bounds = np.stack([np.broadcast_to(bound, positions.shape) for bound in (low, high)]).astype(positions.dtype)
-    shifted = ring.reduce(positions[None] - bounds if party.id == 0 else np.stack([positions, positions]), bits)
+    bounds = np.stack([np.broadcast_to(bound, positions.shape) for bound in (low, high)]).astype(
+        positions.dtype
+    )
+    shifted = ring.reduce(
+        positions[None] - bounds if party.id == 0 else np.stack([positions, positions]), bits
+    )
     # each half is padded to whole words, so that the packed halves can be added
     flat = np.zeros((2, -(-positions.size // 64) * 64), positions.dtype)
     flat[:, : positions.size] = shifted.reshape(2, -1)

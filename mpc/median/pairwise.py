@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import equal, ring
-from mpc.boolean import multiplex, multiplex_demand
-from mpc.median import order
-from mpc.median.reveal import open_bits
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import equal, ring
+from securemedian.mpc.boolean import multiplex, multiplex_demand
+from securemedian.mpc.median import order
+from securemedian.mpc.median.reveal import open_bits
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 
 def median(
@@ -71,7 +71,11 @@ def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Deman
     if clients == 1:
         return Demand()
     small, count = _position_bits(weights), clients * dim
-    choice = equal.equal_demand(count, small) if _equal_weights(weights) else order.within_demand(count, small)
+    choice = (
+        equal.equal_demand(count, small)
+        if _equal_weights(weights)
+        else order.within_demand(count, small)
+    )
     total = order.positions_demand(dim, clients, bits, small) + choice
     return total if selection == "opened" else total + multiplex_demand(count, bits)
 
@@ -83,4 +87,8 @@ def _equal_weights(weights: Sequence[int]) -> bool:
 
 def _position_bits(weights: Sequence[int]) -> int:
     """The ring of positions: it tells 0..n-1 apart, or holds differences of weights with their sign."""
-    return ring.index_bits(len(weights)) if _equal_weights(weights) else order.signed_bits(sum(weights))
+    return (
+        ring.index_bits(len(weights))
+        if _equal_weights(weights)
+        else order.signed_bits(sum(weights))
+    )

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import compare, ring
-from mpc.boolean import invert, pack_bits
-from mpc.kernels import packing, quads
-from mpc.median.reveal import open_bits
-from mpc.party import Party, half_counts
-from mpc.preprocessing import Demand, Quads
+from securemedian.mpc import compare, ring
+from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.kernels import packing, quads
+from securemedian.mpc.median.reveal import open_bits
+from securemedian.mpc.party import Party, half_counts
+from securemedian.mpc.preprocessing import Demand, Quads
 
 Words = NDArray[np.uint64]
 
@@ -48,7 +48,9 @@ def median(
     `rank`: 1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1 a client.
     """
     clients, dim = shares.shape
-    counted = np.asarray(weights if weights is not None else [1] * clients, ring.dtype(bits))[:, None]
+    counted = np.asarray(weights if weights is not None else [1] * clients, ring.dtype(bits))[
+        :, None
+    ]
     rank = ring.median_rank(int(counted.sum(dtype=np.uint64))) if rank is None else rank
     columns = -(-dim // 64) * 64  # whole words a client; the rest is nobody's and never opened
     values = np.zeros((clients, columns), shares.dtype)
@@ -65,7 +67,8 @@ def median(
         zero = np.empty_like(flags)
         packing.pack_plane(in_ring, 0, zero)
         reached = ring.reduce(
-            below + (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype), bits
+            below + (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype),
+            bits,
         )
         result_bit = np.zeros(columns, np.uint8)
         result_bit[:dim] = open_bits(party, compare.msb(party, reached, bits), dim)
@@ -82,19 +85,24 @@ def _conjunction(party: Party, c: Words, z: Words, bits: int) -> NDArray[Any]:
     sending, receiving = party.halves(count)
     sent, received = party.roles(count)
     (c_sent, z_sent), (c_received, z_received) = (
-        (c[half.start // 64 : half.stop // 64], z[half.start // 64 : half.stop // 64]) for half in (sending, receiving)
+        (c[half.start // 64 : half.stop // 64], z[half.start // 64 : half.stop // 64])
+        for half in (sending, receiving)
     )
     pads, choices, chosen = party.pool.quads(Quads(bits), sent, received)
     mask = np.uint64((1 << bits) - 1)
 
     request = np.empty(received, np.uint8)
     quads.request(c_received, z_received, choices, request)
-    asked = party.channel.exchange("quad.request", ring.pack(request, 2), (ring.packed_words(sent, 2),))
+    asked = party.channel.exchange(
+        "quad.request", ring.pack(request, 2), (ring.packed_words(sent, 2),)
+    )
 
     shares = np.empty(count, ring.dtype(bits))
     messages = np.empty((3, sent), shares.dtype)
     quads.reply(c_sent, z_sent, pads, ring.unpack(asked, 2, sent), mask, messages, shares[sending])
-    answered = party.channel.exchange("quad.reply", ring.pack(messages, bits), (ring.packed_words(3 * received, bits),))
+    answered = party.channel.exchange(
+        "quad.reply", ring.pack(messages, bits), (ring.packed_words(3 * received, bits),)
+    )
 
     replies = ring.unpack(answered, bits, 3 * received).reshape(3, received)
     quads.finish(c_received, z_received, chosen, replies, mask, shares[receiving])
@@ -104,4 +112,6 @@ def _conjunction(party: Party, c: Words, z: Words, bits: int) -> NDArray[Any]:
 def demand(dim: int, clients: int, width: int, bits: int) -> Demand:
     """Correlations of `median`."""
     columns = -(-dim // 64) * 64
-    return (Demand({Quads(bits): half_counts(clients * columns)}) + compare.msb_demand(columns, bits)) * width
+    return (
+        Demand({Quads(bits): half_counts(clients * columns)}) + compare.msb_demand(columns, bits)
+    ) * width

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.boolean import pack_bits, unpack_bits, words_of
-from mpc.party import Party
+from securemedian.mpc import ring
+from securemedian.mpc.boolean import pack_bits, unpack_bits, words_of
+from securemedian.mpc.party import Party
 
 
 def open_bits(party: Party, shares: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:

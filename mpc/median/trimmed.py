@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.boolean import multiplex, multiplex_demand
-from mpc.median import order
-from mpc.party import Party
-from mpc.preprocessing import Demand
+from securemedian.mpc import ring
+from securemedian.mpc.boolean import multiplex, multiplex_demand
+from securemedian.mpc.median import order
+from securemedian.mpc.party import Party
+from securemedian.mpc.preprocessing import Demand
 
 
 def dropped(clients: int, trim: float) -> int:

@@ -17,15 +17,17 @@ from nacl import bindings as sodium
 from nacl.exceptions import CryptoError
 from numpy.typing import NDArray
 
-from mpc.channel import Channel
-from mpc.errors import PeerProtocolError
-from mpc.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import PeerProtocolError
+from securemedian.mpc.prg import SEED_BYTES, Entropy, os_entropy
 
 POINT_BYTES = sodium.crypto_core_ed25519_BYTES
 
 
 def _scalar(entropy: Entropy) -> bytes:
-    return sodium.crypto_core_ed25519_scalar_reduce(entropy(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES))
+    return sodium.crypto_core_ed25519_scalar_reduce(
+        entropy(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES)
+    )
 
 
 def _checked(point: bytes, what: str) -> bytes:
@@ -65,7 +67,9 @@ class BaseOtSender:
             b_point = _checked(points[i].tobytes(), f"B[{i}]")
             keys = []
             for point in (b_point, sodium.crypto_core_ed25519_sub(b_point, self._point)):
-                shared = sodium.crypto_scalarmult_ed25519_noclamp(self._a, _checked(point, f"B[{i}] - A"))
+                shared = sodium.crypto_scalarmult_ed25519_noclamp(
+                    self._a, _checked(point, f"B[{i}] - A")
+                )
                 keys.append(_key(self._session, i, self._point, b_point, shared))
             pairs.append((keys[0], keys[1]))
         return pairs
@@ -89,8 +93,16 @@ class BaseOtReceiver:
                 sodium.crypto_core_ed25519_add(own, a_point),
             )  # both made, one taken: the same work for either choice
             points.append(candidates[int(choice)])
-        self._channel.send("base.B", np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES))
+        self._channel.send(
+            "base.B", np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES)
+        )
         return [
-            _key(self._session, i, a_point, point, sodium.crypto_scalarmult_ed25519_noclamp(secret, a_point))
+            _key(
+                self._session,
+                i,
+                a_point,
+                point,
+                sodium.crypto_scalarmult_ed25519_noclamp(secret, a_point),
+            )
             for i, (point, secret) in enumerate(zip(points, secrets, strict=True))
         ]

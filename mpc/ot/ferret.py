@@ -38,11 +38,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc.channel import Channel
-from mpc.kernels import extension, lpn, packing
-from mpc.ot import softspoken
-from mpc.ot.softspoken import ALIGN
-from mpc.prg import Stream
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.kernels import extension, lpn, packing
+from securemedian.mpc.ot import softspoken
+from securemedian.mpc.ot.softspoken import ALIGN
+from securemedian.mpc.prg import Stream
 
 TREES = 64  # grown at once, and in one message: few enough that their nodes stay in the cache
 TREE_TWEAKS = np.uint64(1 << 63)  # the streams of `extend` and `expand` are below
@@ -84,7 +84,9 @@ class Code:
     def memory(self) -> int:
         """Bytes that one end of one direction holds, beside the buffers of SoftSpokenOT."""
         leaves = TREES << self.depth
-        return 16 * (self.outputs + self.seeds + 2 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
+        return (
+            16 * (self.outputs + self.seeds + 2 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
+        )
 
     def message(self, group: slice) -> tuple[int, int, int]:
         """The shape of a group's message in words."""
@@ -117,7 +119,9 @@ class _Silent(softspoken._Extension):
 
     def _start(self, session: bytes) -> None:
         self._code = CODE
-        self._matrix = hashlib.sha256(b"securemedian lpn" + session + int(self._stream).to_bytes(8, "little")).digest()
+        self._matrix = hashlib.sha256(
+            b"securemedian lpn" + session + int(self._stream).to_bytes(8, "little")
+        ).digest()
         self._iterations = 0
         self._nodes = 0  # hashed so far: the next tweak of a tree
         self.left = 0
@@ -168,12 +172,16 @@ class _Silent(softspoken._Extension):
     def _mark(self, outputs: NDArray[np.uint64]) -> None:
         """Put in the noise."""
 
-    def _level(self, parents: NDArray[np.uint64], level: int, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _level(
+        self, parents: NDArray[np.uint64], level: int, sums: NDArray[np.uint64]
+    ) -> NDArray[np.uint64]:
         """The nodes of `level`, and the XOR of its left and of its right ones."""
         trees, width, _ = parents.shape
         lefts = self._buffer("lefts", trees, width, 2)
         flat = lefts.reshape(-1, 2)
-        extension.sigma_and_tweak(parents.reshape(-1, 2), np.uint64(self._nodes), self._stream | TREE_TWEAKS, flat)
+        extension.sigma_and_tweak(
+            parents.reshape(-1, 2), np.uint64(self._nodes), self._stream | TREE_TWEAKS, flat
+        )
         self._nodes += trees * width
         self._encrypt(flat)
         children = self._nodes_of(trees, level)
@@ -187,7 +195,9 @@ class _Silent(softspoken._Extension):
 class RandomOtReceiver(_Silent, softspoken.RandomOtReceiver):
     """Makes random choice bits and the key of each choice. Waits for the sender."""
 
-    def __init__(self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int) -> None:
+    def __init__(
+        self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int
+    ) -> None:
         super().__init__(channel, session, leaves, lane, direction)
         self._start(session)
 

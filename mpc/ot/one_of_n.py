@@ -12,12 +12,12 @@ Online the receiver sends d = c ^ x (m bits, uniform) and the sender message i u
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.channel import Channel
-from mpc.errors import LocalProtocolError
-from mpc.kernels import quads
-from mpc.kernels import tables as kernels
-from mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
+from securemedian.mpc import ring
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import quads
+from securemedian.mpc.kernels import tables as kernels
+from securemedian.mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 
 
 def slot_bits(width: int) -> int:
@@ -47,13 +47,20 @@ def _masks(index_bits: int, width: int) -> NDArray[np.uint64]:
     position = np.repeat(np.arange(1 << index_bits), slot)
     position = np.pad(position, (0, -position.size % 64), constant_values=-1)
     rows = [
-        [np.packbits((position >= 0) & (position >> j & 1 == b), bitorder="little").view(np.uint64) for b in (0, 1)]
+        [
+            np.packbits((position >= 0) & (position >> j & 1 == b), bitorder="little").view(
+                np.uint64
+            )
+            for b in (0, 1)
+        ]
         for j in range(index_bits)
     ]
     return np.array(rows)
 
 
-def sender_tables(extension: RandomOtSender, index_bits: int, width: int, items: int) -> NDArray[np.uint64]:
+def sender_tables(
+    extension: RandomOtSender, index_bits: int, width: int, items: int
+) -> NDArray[np.uint64]:
     """`items` (see `block_items`) random tables, shape (items, table_words)."""
     keys0, keys1 = extension.extend(items * index_bits)
     words = table_words(index_bits, width)
@@ -81,7 +88,12 @@ def receiver_pads(
 def sender_quads(extension: RandomOtSender, width: int, items: int) -> NDArray:
     """1-of-4 tables taken apart: pads (4, items) of `width` bits."""
     pads = np.empty((4, items), ring.dtype(width))
-    quads.split_tables(sender_tables(extension, 2, width, items), slot_bits(width), np.uint64((1 << width) - 1), pads)
+    quads.split_tables(
+        sender_tables(extension, 2, width, items),
+        slot_bits(width),
+        np.uint64((1 << width) - 1),
+        pads,
+    )
     return pads
 
 
@@ -99,11 +111,17 @@ class OneOfNSender:
         for start in range(0, count, _most_items(index_bits)):
             block = messages[start : start + _most_items(index_bits)]
             taken = len(block)
-            tables = sender_tables(self._extension, index_bits, width, block_items(index_bits, taken))[:taken]
-            pads = ring.unpack(tables.reshape(-1), slot, tables.size * 64 // slot).reshape(taken, -1)
+            tables = sender_tables(
+                self._extension, index_bits, width, block_items(index_bits, taken)
+            )[:taken]
+            pads = ring.unpack(tables.reshape(-1), slot, tables.size * 64 // slot).reshape(
+                taken, -1
+            )
             request = self._channel.recv("one_of_n.request", np.uint8, (taken,))
             moved = np.arange(positions) ^ (request[:, None] & (positions - 1))
-            self._channel.send("one_of_n.reply", ring.pack(block ^ np.take_along_axis(pads, moved, axis=1), width))
+            self._channel.send(
+                "one_of_n.reply", ring.pack(block ^ np.take_along_axis(pads, moved, axis=1), width)
+            )
 
 
 class OneOfNReceiver:
@@ -118,13 +136,19 @@ class OneOfNReceiver:
         received = []
         for start in range(0, choices.size, _most_items(index_bits)):
             wanted = choices[start : start + _most_items(index_bits)]
-            positions, pads = receiver_pads(self._extension, index_bits, width, block_items(index_bits, wanted.size))
+            positions, pads = receiver_pads(
+                self._extension, index_bits, width, block_items(index_bits, wanted.size)
+            )
             self._channel.send("one_of_n.request", positions[: wanted.size] ^ wanted)
             words = ring.packed_words(wanted.size << index_bits, width)
             reply = ring.unpack(
-                self._channel.recv("one_of_n.reply", np.uint64, (words,)), width, wanted.size << index_bits
+                self._channel.recv("one_of_n.reply", np.uint64, (words,)),
+                width,
+                wanted.size << index_bits,
             )
-            received.append(reply.reshape(wanted.size, -1)[np.arange(wanted.size), wanted] ^ pads[: wanted.size])
+            received.append(
+                reply.reshape(wanted.size, -1)[np.arange(wanted.size), wanted] ^ pads[: wanted.size]
+            )
         return np.concatenate(received) if received else np.empty(0, ring.dtype(width))
 
 

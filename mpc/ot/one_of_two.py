@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpc import ring
-from mpc.errors import LocalProtocolError
-from mpc.kernels import packing
+from securemedian.mpc import ring
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import packing
 
 Ring = NDArray[Any]
 Words = NDArray[np.uint64]
@@ -33,7 +33,9 @@ class _Once:
 
     def _use(self) -> None:
         if self._used:
-            raise LocalProtocolError(f"this {type(self).__name__} was used before: a correlation serves once")
+            raise LocalProtocolError(
+                f"this {type(self).__name__} was used before: a correlation serves once"
+            )
         self._used = True
 
 
@@ -55,7 +57,10 @@ class OtSender(_Once):
     def chosen(self, request: Words, messages0: Ring, messages1: Ring) -> Words:
         """The reply that transfers m_x."""
         pads = self._permuted(request)
-        pair = [ring.reduce(m - pad, self.bits) for m, pad in zip((messages0, messages1), pads, strict=True)]
+        pair = [
+            ring.reduce(m - pad, self.bits)
+            for m, pad in zip((messages0, messages1), pads, strict=True)
+        ]
         return ring.pack(np.concatenate(pair), self.bits)
 
     def correlated(self, request: Words, deltas: Ring) -> tuple[Words, Ring]:
@@ -88,4 +93,6 @@ class OtReceiver(_Once):
 
     def finish_correlated(self, choices: NDArray[np.uint8], reply: Words) -> Ring:
         """The receiver's share r'_0 + x delta."""
-        return ring.reduce(self.keys + choices * ring.unpack(reply, self.bits, choices.size), self.bits)
+        return ring.reduce(
+            self.keys + choices * ring.unpack(reply, self.bits, choices.size), self.bits
+        )

@@ -28,12 +28,12 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from mpc.channel import Channel
-from mpc.errors import LocalProtocolError
-from mpc.kernels import extension as kernels
-from mpc.ot.base import BaseOtReceiver, BaseOtSender
-from mpc.params import SECURITY_BITS
-from mpc.prg import SEED_BYTES, ZEROS, Entropy, Stream, os_entropy
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import extension as kernels
+from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.params import SECURITY_BITS
+from securemedian.mpc.prg import SEED_BYTES, ZEROS, Entropy, Stream, os_entropy
 
 ALIGN = 128  # OTs: a row of a block is whole AES blocks
 # OTs in one call of `extend` at most: AES calls long enough to cost nothing beside their work, rows short enough for
@@ -52,7 +52,9 @@ def _double(node: bytes) -> tuple[bytes, bytes]:
 
 
 def _xor(values: list[bytes]) -> bytes:
-    return np.bitwise_xor.reduce(np.frombuffer(b"".join(values), np.uint64).reshape(len(values), -1), axis=0).tobytes()
+    return np.bitwise_xor.reduce(
+        np.frombuffer(b"".join(values), np.uint64).reshape(len(values), -1), axis=0
+    ).tobytes()
 
 
 def receiver_setup(
@@ -85,17 +87,25 @@ def sender_setup(
     delta = np.unpackbits(np.frombuffer(entropy(SECURITY_BITS // 8), np.uint8), bitorder="little")
     paths = delta.reshape(-1, field_bits)[:, ::-1]  # the root's bit is the index's top bit
     keys = BaseOtReceiver(channel, session, entropy).keys(1 - paths.reshape(-1))
-    sums = channel.recv("ggm.sums", np.uint8, (SECURITY_BITS * 2 * SEED_BYTES,)).reshape(-1, 2, SEED_BYTES)
+    sums = channel.recv("ggm.sums", np.uint8, (SECURITY_BITS * 2 * SEED_BYTES,)).reshape(
+        -1, 2, SEED_BYTES
+    )
     leaves = []
     for block, path in enumerate(paths):
         known: dict[int, bytes] = {}  # index at this level -> node; the one on the path is missing
         missing = 0
         for level, bit in enumerate(path):
-            known = {2 * x + side: child for x, node in known.items() for side, child in enumerate(_double(node))}
+            known = {
+                2 * x + side: child
+                for x, node in known.items()
+                for side, child in enumerate(_double(node))
+            }
             side = 1 - int(bit)
             position = block * field_bits + level
             same_side = [node for x, node in known.items() if x & 1 == side]
-            known[2 * missing + side] = _xor([*same_side, sums[position, side].tobytes(), keys[position]])
+            known[2 * missing + side] = _xor(
+                [*same_side, sums[position, side].tobytes(), keys[position]]
+            )
             missing = 2 * missing + int(bit)
         leaves.append([known.get(x, b"") for x in range(1 << field_bits)])
     return delta, leaves
@@ -107,9 +117,13 @@ class _Extension:
     sender_speaks = False  # in `extend`: here the receiver does, and the sender waits
     left = 0  # OTs that `extend` gives before it next speaks or waits
 
-    def __init__(self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int) -> None:
+    def __init__(
+        self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int
+    ) -> None:
         self._channel = channel
-        self._streams = [[Stream(leaf, nonce=lane) if leaf else None for leaf in tree] for tree in leaves]
+        self._streams = [
+            [Stream(leaf, nonce=lane) if leaf else None for leaf in tree] for tree in leaves
+        ]
         self.field_bits = SECURITY_BITS // len(leaves)
         self._stream = np.uint64(2 * lane + direction)
         self.index = 0  # OTs made so far: the next tweak
@@ -132,7 +146,9 @@ class _Extension:
 
     def _check(self, count: int) -> int:
         if count <= 0 or count % ALIGN or count > BLOCK:
-            raise LocalProtocolError(f"extend takes a positive multiple of {ALIGN} up to {BLOCK}, not {count}")
+            raise LocalProtocolError(
+                f"extend takes a positive multiple of {ALIGN} up to {BLOCK}, not {count}"
+            )
         return count // 64
 
     def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
@@ -143,7 +159,9 @@ class _Extension:
         out = np.empty((len(keys), blocks, 2), np.uint64)
         for block in range(blocks):
             tweaked = np.empty_like(keys)
-            kernels.sigma_and_tweak(keys, np.uint64(first), self._stream | np.uint64((block + 1) << 32), tweaked)
+            kernels.sigma_and_tweak(
+                keys, np.uint64(first), self._stream | np.uint64((block + 1) << 32), tweaked
+            )
             out[:, block] = self._encrypt(tweaked)
         return out.reshape(len(keys), -1)
 
@@ -211,11 +229,16 @@ class RandomOtSender(_Extension):
     ) -> None:
         # fold() weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x, and the missing one
         # with 0
-        weights = (delta.reshape(len(leaves), -1).astype(np.int64) << np.arange(delta.size // len(leaves))).sum(axis=1)
+        weights = (
+            delta.reshape(len(leaves), -1).astype(np.int64) << np.arange(delta.size // len(leaves))
+        ).sum(axis=1)
         super().__init__(
             channel,
             session,
-            [[tree[y ^ int(d)] for y in range(len(tree))] for tree, d in zip(leaves, weights, strict=True)],
+            [
+                [tree[y ^ int(d)] for y in range(len(tree))]
+                for tree, d in zip(leaves, weights, strict=True)
+            ],
             lane,
             direction,
         )
@@ -251,5 +274,7 @@ class RandomOtSender(_Extension):
             mine = rows[block * k : (block + 1) * k]
             kernels.fold(leaves, mine)
             if block > 0:
-                kernels.correct(mine, corrections[block - 1], self._masks[block * k : (block + 1) * k])
+                kernels.correct(
+                    mine, corrections[block - 1], self._masks[block * k : (block + 1) * k]
+                )
         return rows

@@ -1,0 +1,43 @@
+"""Real images to train on, and each client's part of them.
+
+A new data set is one file with a `Source`, and its line in `SOURCES`.
+"""
+
+from pathlib import Path
+
+from securemedian.laboratory.data.base import Dataset, Source
+from securemedian.laboratory.data.cifar10 import CIFAR10
+from securemedian.laboratory.data.digits import DIGITS
+from securemedian.laboratory.data.idx import MNIST
+from securemedian.laboratory.data.split import SPLITS, split
+from securemedian.mpc.errors import ConfigError
+
+__all__ = ["SOURCES", "SPLITS", "Dataset", "Source", "load", "split"]
+
+SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS)}
+
+
+def load(directory: str | Path | None = None, name: str | None = None) -> Dataset:
+    """The data set in a folder, recognised by its files unless it is named. Without either, scikit-learn's digits."""
+    if name is not None and name not in SOURCES:
+        raise ConfigError(f"a data set is one of {', '.join(SOURCES)}, not {name!r}")
+    if directory is None:
+        source = SOURCES[name] if name else DIGITS
+        if source.files:
+            raise ConfigError(f"{source.name} is read from a folder: name it. {source.advice}")
+        return source.read(Path())
+    folder = Path(directory)
+    return (SOURCES[name] if name else _recognise(folder)).read(folder)
+
+
+def _recognise(directory: Path) -> Source:
+    found = [source for source in SOURCES.values() if source.recognises(directory)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(
+            f"{directory} has files of {' and of '.join(source.name for source in found)}: put each in its own folder"
+        )
+    what = "is no folder" if not directory.is_dir() else "has the files of no data set"
+    advice = "; ".join(source.advice for source in SOURCES.values() if source.files)
+    raise ConfigError(f"{directory} {what} that is known. {advice}")

@@ -1,0 +1,119 @@
+"""How the training images are dealt out to the clients: seeded, and no image to two clients."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.errors import ConfigError
+
+SPLITS = "iid, dirichlet:ALPHA or labels:C"
+
+_DRAWS = 100  # of Dirichlet proportions, until every client has an image
+
+Part = NDArray[np.int64]
+
+
+def split(
+    labels: Part, clients: int, seed: int, how: str = "iid", images: int | None = None
+) -> list[Part]:
+    """Which images each client has, as indices into `labels`; of `images` each, or all there are.
+
+    `how` is one of
+
+    - `iid`: at random, the same number to everybody;
+    - `dirichlet:ALPHA`: every class is divided in proportions from a symmetric Dirichlet(ALPHA) distribution (Yurochkin
+      et al., ICML 2019): the smaller ALPHA, the fewer classes a client has. The sizes differ, too: `images` is their
+      mean then, since the division is of that many images drawn at random for each client;
+    - `labels:C`: every client has exactly C classes, and every class is divided evenly among the clients that have it,
+      whose numbers differ by one at most (Li, Diao, Chen and He, ICDE 2022). Few clients with few classes leave
+      classes that nobody has.
+    """
+    kind, _, value = how.partition(":")
+    rng = np.random.default_rng(seed)
+    if clients < 1:
+        raise ConfigError(f"images are split among 1 or more clients, not {clients}")
+    if how == "iid":
+        return _iid(len(labels), clients, rng, images)
+    if kind == "dirichlet" and 0 < (alpha := _number(value)) < math.inf:
+        return _dirichlet(labels, clients, rng, alpha, images)
+    if kind == "labels" and value.isdecimal() and int(value) >= 1:
+        return _by_labels(labels, clients, rng, int(value), images)
+    raise ConfigError(f"a split is {SPLITS}, with ALPHA above 0 and C of 1 or more, not {how!r}")
+
+
+def _iid(count: int, clients: int, rng: np.random.Generator, images: int | None) -> list[Part]:
+    each = count // clients if images is None else images
+    if not 1 <= each * clients <= count:
+        raise ConfigError(
+            f"{clients} clients of {each:,} images are not in {count:,}: "
+            f"choose 1 to {count // clients:,} images a client"
+        )
+    return list(rng.permutation(count)[: each * clients].reshape(clients, each))
+
+
+def _dirichlet(
+    labels: Part, clients: int, rng: np.random.Generator, alpha: float, images: int | None
+) -> list[Part]:
+    dealt = (
+        np.concatenate(_iid(len(labels), clients, rng, images))
+        if images is not None
+        else rng.permutation(len(labels))
+    )
+    classes = [dealt[labels[dealt] == label] for label in np.unique(labels)]
+    for _ in range(_DRAWS):
+        shares = [rng.dirichlet(np.full(clients, alpha)) for _ in classes]
+        cuts = [
+            np.round(np.cumsum(share)[:-1] * len(members)).astype(np.int64)
+            for share, members in zip(shares, classes, strict=True)
+        ]
+        pieces = [np.split(members, cut) for members, cut in zip(classes, cuts, strict=True)]
+        parts = [np.concatenate(piece) for piece in zip(*pieces, strict=True)]
+        if all(part.size for part in parts):
+            return parts
+    raise ConfigError(
+        f"Dirichlet({alpha:g}) left one of {clients} clients without an image {_DRAWS} times: "
+        "choose a larger ALPHA, fewer clients or more images"
+    )
+
+
+def _by_labels(
+    labels: Part, clients: int, rng: np.random.Generator, each: int, images: int | None
+) -> list[Part]:
+    classes = rng.permutation(np.unique(labels))
+    if each > len(classes):
+        raise ConfigError(
+            f"labels:{each} asks for more than the {len(classes)} labels that there are"
+        )
+    if images is not None and images < each:
+        raise ConfigError(
+            f"{images} images cannot be of {each} labels: choose {each} images a client or more"
+        )
+    # the labels dealt in turn: neighbours in the round are different, and every label comes up equally often
+    holders: dict[int, list[int]] = {label: [] for label in classes.tolist()}
+    for turn in range(clients * each):
+        holders[int(classes[turn % len(classes)])].append(turn // each)
+    parts: list[list[Part]] = [[] for _ in range(clients)]
+    for label, owners in holders.items():
+        members = rng.permutation(np.flatnonzero(labels == label))
+        for owner, piece in zip(owners, np.array_split(members, max(len(owners), 1)), strict=False):
+            # the first labels of a client have one image more where `images` is no multiple of `each`
+            wanted = (
+                max(len(piece), 1)
+                if images is None
+                else len(range(len(parts[owner]), images, each))
+            )
+            if wanted > len(piece):
+                raise ConfigError(
+                    f"label {label} has {len(members):,} images, and {len(owners)} clients want {wanted:,} each: "
+                    "choose fewer images or clients"
+                )
+            parts[owner].append(piece[:wanted])
+    return [np.concatenate(part) for part in parts]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

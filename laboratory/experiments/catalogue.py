@@ -1,0 +1,385 @@
+"""The experiments by name: which runs each consists of, and how they are drawn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from securemedian.laboratory import models, plots
+from securemedian.laboratory.attacks import ATTACKS
+from securemedian.laboratory.data import SOURCES, Dataset, split
+from securemedian.laboratory.experiments import methods
+from securemedian.laboratory.experiments.runs import Run, fingerprint
+from securemedian.laboratory.plots import Grid, Line, Panel
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.params import RANGE_POLICIES, RangePolicy
+
+ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)  # of p0 = p1
+USUAL = 0.1  # the p0 = p1 of every other experiment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, whole."""
+
+    data: Dataset = field(repr=False)
+    data_digest: str
+    model: str
+    split: str
+    clients: int
+    images: int | None
+    rounds: int
+    seeds: Sequence[int]
+    methods: Sequence[str]
+    attacks: Sequence[str]
+    attackers: int
+    first: int
+    secure: bool
+    extensions: dict[str, str]
+
+    def run(
+        self, seed: int, method: str, attack: str = "none", range: RangePolicy | None = None
+    ) -> Run:
+        secure = methods.SECURE.get(method)
+        model = models.MODELS[self.model]
+        return Run(
+            data=self.data.name,
+            data_digest=self.data_digest,
+            model=self.model,
+            recipe={"batch": model.batch, "rate": model.rate, "epochs": model.epochs},
+            split=self.split,
+            clients=self.clients,
+            images=self.images,
+            seed=seed,
+            method=method,
+            options=dict(secure.options) if secure else {},
+            range=range or (secure.range if secure else methods.CONSTANT),
+            attack=attack,
+            attackers=self.attackers,
+            first=self.first,
+            secure=self.secure and secure is not None,
+            extensions=self.extensions,
+        )
+
+    def stem(self, experiment: "Experiment") -> str:
+        """Of the files with what came of it."""
+        return f"{experiment.name}-{self.model}"
+
+    @property
+    def subject(self) -> str:
+        """For the titles of plots."""
+        each = self.images or len(self.data.labels) // self.clients
+        where = "through S0 and S1" if self.secure else "in the clear"
+        return f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, medians {where}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Runs that differ in their seeds alone. `panel` and `line` say what they show."""
+
+    panel: str
+    line: str
+    runs: Sequence[Run]
+    x: float | None = None  # where the experiment is over a number
+
+
+@dataclass(frozen=True)
+class Result:
+    """A curve with the accuracy of each run after each round, in percent: [seed][round]."""
+
+    curve: Curve
+    accuracies: Sequence[Sequence[float]]
+
+    @property
+    def final(self) -> list[float]:
+        return [one[-1] for one in self.accuracies]
+
+    @property
+    def final_mean(self) -> float:
+        return sum(self.final) / len(self.final)
+
+    def line(self, label: str) -> Line:
+        """Accuracy against round: the mean over the seeds, and a band from the least to the most."""
+        by_round = list(zip(*self.accuracies, strict=True))
+        return Line(
+            label,
+            range(1, len(by_round) + 1),
+            [sum(values) / len(values) for values in by_round],
+            [min(values) for values in by_round],
+            [max(values) for values in by_round],
+        )
+
+
+Draw = Callable[[Path, str, Plan, Sequence[Result]], list[Path]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One command's worth. What the options do not say is as here."""
+
+    name: str
+    figure: str
+    needs: str
+    duration: str  # rough, with the defaults
+    curves: Callable[[Plan], list[Curve]]
+    draw: Draw
+    model: str | None = None  # None: the data set's
+    clients: int = 3
+    images: int | None = None  # of each client, at most; None: all there are
+    rounds: int = 20
+    seeds: tuple[int, ...] = (1,)
+    methods: tuple[str, ...] | None = (
+        "mean",
+        "radix",
+        "bucketed",
+    )  # None: all but pairwise, which radix equals
+    attacks: tuple[str, ...] | None = ("none",)  # None: all
+    attackers: int = 1
+    first: int = 3  # round of an attack
+
+    def default_methods(self) -> list[str]:
+        return (
+            list(self.methods)
+            if self.methods
+            else [name for name in methods.names() if name != "pairwise"]
+        )
+
+    def default_attacks(self) -> list[str]:
+        return list(self.attacks) if self.attacks else list(ATTACKS)
+
+
+def plan(
+    experiment: Experiment, data: Dataset, extensions: dict[str, str], chosen: dict[str, Any]
+) -> Plan:
+    """The experiment's defaults and what was `chosen` instead. ConfigError for what does not fit together."""
+    values: dict[str, Any] = {
+        "model": experiment.model or SOURCES[data.name].model,
+        "split": "iid",
+        "clients": experiment.clients,
+        "rounds": experiment.rounds,
+        "seeds": experiment.seeds,
+        "methods": experiment.default_methods(),
+        "attacks": experiment.default_attacks(),
+        "attackers": experiment.attackers,
+        "first": experiment.first,
+    } | {name: value for name, value in chosen.items() if value is not None}
+    for name in ("seeds", "methods", "attacks"):
+        values[name] = list(dict.fromkeys(values[name]))  # what is named twice is done once
+    if "images" not in values:
+        most = len(data.labels) // max(1, values["clients"])
+        values["images"] = min(experiment.images, most) if experiment.images else None
+    made = Plan(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
+    _check(experiment, made)
+    return made
+
+
+def _check(experiment: Experiment, plan: Plan) -> None:
+    for what, asked, known in (
+        ("model", [plan.model], models.MODELS),
+        ("attack", plan.attacks, ATTACKS),
+    ):
+        for name in asked:
+            if name not in known:
+                raise ConfigError(f"there is no {what} {name!r}: choose from {', '.join(known)}")
+    try:
+        models.check_fits(models.MODELS[plan.model], plan.data)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{experiment.name} is of {experiment.needs}, whose folder --data names: {error}"
+        ) from error
+    if plan.rounds < 1:
+        raise ConfigError(f"--rounds must be 1 or more, not {plan.rounds}")
+    if plan.first < 1:
+        raise ConfigError(f"--from must be 1 or more, not {plan.first}: rounds are counted from 1")
+    if plan.clients < 2:
+        raise ConfigError(f"--clients must be 2 or more, not {plan.clients}")
+    if not plan.attackers and set(plan.attacks) != {"none"}:
+        raise ConfigError("an attack needs attackers: say how many with --attackers")
+    for seed in plan.seeds:
+        if seed < 0:
+            raise ConfigError(f"--seeds must be 0 or more, not {seed}")
+        split(plan.data.labels, plan.clients, seed, plan.split, plan.images)
+    if not 0 <= plan.attackers < plan.clients:
+        raise ConfigError(
+            f"--attackers must be from 0 to {plan.clients - 1}, not {plan.attackers}: somebody is honest"
+        )
+    for method in plan.methods:
+        methods.check(method, plan.clients, plan.attackers)
+        if method in methods.SECURE:
+            plan.run(plan.seeds[0], method).params(dim=1)
+
+
+# Which runs
+
+
+def _by_attack(plan: Plan) -> list[Curve]:
+    """A panel an attack, a line a method."""
+    return [
+        Curve(
+            _panel(plan, attack),
+            methods.label(method),
+            [plan.run(seed, method, attack) for seed in plan.seeds],
+        )
+        for attack in plan.attacks
+        for method in plan.methods
+    ]
+
+
+def _by_range(plan: Plan) -> list[Curve]:
+    """Every policy of the bucket range, over orders of magnitude of p0 = p1."""
+    if list(plan.methods) != ["bucketed"] or len(plan.attacks) != 1:
+        raise ConfigError(
+            "an experiment on the bucket range is of the bucketed median, under one attack or none"
+        )
+    (attack,) = plan.attacks
+    return [
+        Curve(
+            "",
+            policy,
+            [plan.run(seed, "bucketed", attack, RangePolicy(policy, p, p)) for seed in plan.seeds],
+            x=p,
+        )
+        for policy in RANGE_POLICIES
+        for p in ORDERS
+    ]
+
+
+def _panel(plan: Plan, attack: str) -> str:
+    if attack == "none" or not plan.attackers:
+        return "no fault"
+    who = "one client" if plan.attackers == 1 else f"{plan.attackers} clients"
+    return f"{attack}: {who} from round {plan.first}"
+
+
+# How they are drawn
+
+
+def _accuracy_by_round(
+    stem: Path, figure: str, plan: Plan, results: Sequence[Result]
+) -> list[Path]:
+    panels = [
+        Panel(
+            name,
+            "round",
+            "test accuracy (%)",
+            [result.line(result.curve.line) for result in results if result.curve.panel == name],
+        )
+        for name in dict.fromkeys(result.curve.panel for result in results)
+    ]
+    return plots.save(stem, f"{figure}: {plan.subject}", panels)
+
+
+def _accuracy_by_range(
+    stem: Path, figure: str, plan: Plan, results: Sequence[Result]
+) -> list[Path]:
+    final = []
+    for policy in dict.fromkeys(result.curve.line for result in results):
+        own = [result for result in results if result.curve.line == policy]
+        final.append(
+            Line(
+                policy,
+                [result.curve.x or 0.0 for result in own],
+                [result.final_mean for result in own],
+                [min(result.final) for result in own],
+                [max(result.final) for result in own],
+            )
+        )
+    usual = [result.line(result.curve.line) for result in results if result.curve.x == USUAL]
+    panels = [
+        Panel(f"after {plan.rounds} rounds", "p0 = p1", "test accuracy (%)", final, log_x=True),
+        Panel(f"p0 = p1 = {USUAL}", "round", "test accuracy (%)", usual),
+    ]
+    return plots.save(stem, f"{figure}: {plan.subject}", panels)
+
+
+def _accuracy_grid(stem: Path, figure: str, plan: Plan, results: Sequence[Result]) -> list[Path]:
+    columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
+    rows = list(dict.fromkeys(result.curve.line for result in results))
+    value = {
+        (result.curve.line, result.curve.runs[0].attack): result.final_mean for result in results
+    }
+    x_label = f"attack by {plan.attackers} of {plan.clients} clients from round {plan.first}"
+    grid = Grid(
+        x_label,
+        "method",
+        columns,
+        rows,
+        [[value[row, column] for column in columns] for row in rows],
+    )
+    title = (
+        f"{figure}: test accuracy (%) after {plan.rounds} rounds, {plan.model} on {plan.data.name}"
+    )
+    return plots.save_grid(stem, title, grid)
+
+
+_FAULTS = ("bitflip", "labelflip", "gaussian")
+_FIG4 = Experiment(
+    "fig4",
+    "Figure 4",
+    "MNIST",
+    "40 min",
+    _by_attack,
+    _accuracy_by_round,
+    seeds=(1, 2, 3),
+    attacks=(*_FAULTS, "negate"),
+)
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "fig2",
+            "Figure 2",
+            "MNIST or CIFAR-10",
+            "8 min",
+            _by_attack,
+            _accuracy_by_round,
+            attackers=0,
+        ),
+        _FIG4,
+        replace(
+            _FIG4,
+            name="fig5",
+            figure="Figure 5",
+            duration="a day",
+            model="cnn-mnist",
+            attacks=_FAULTS,
+        ),
+        replace(
+            _FIG4,
+            name="fig6",
+            figure="Figure 6",
+            needs="CIFAR-10",
+            duration="a day",
+            model="cnn-cifar10",
+            attacks=_FAULTS,
+        ),
+        Experiment(
+            "fig13",
+            "Figure 13",
+            "MNIST",
+            "5 min",
+            _by_range,
+            _accuracy_by_range,
+            images=6000,
+            rounds=8,
+            methods=("bucketed",),
+            attackers=0,
+        ),
+        Experiment(
+            "attacks",
+            "Attacks",
+            "MNIST",
+            "30 min",
+            _by_attack,
+            _accuracy_grid,
+            clients=11,
+            images=1500,
+            rounds=10,
+            methods=None,
+            attacks=None,
+            attackers=2,
+            first=1,
+        ),
+    )
+}

@@ -1,0 +1,271 @@
+"""The verb `experiment`: the paper's figures, and comparisons with other methods, by name."""
+
+import argparse
+import hashlib
+import importlib.util
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securemedian.mpc.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from securemedian.laboratory.experiments.catalogue import Experiment, Plan
+    from securemedian.laboratory.experiments.progress import Board
+    from securemedian.laboratory.experiments.runs import Record, Run
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+CHOSEN = (
+    "model",
+    "split",
+    "clients",
+    "images",
+    "rounds",
+    "seeds",
+    "methods",
+    "attacks",
+    "attackers",
+    "first",
+)
+TABLE_WIDTH = 120  # a narrower terminal folds the lines, which reads better than cut-off figures
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add `experiment` to the `securemedian` command."""
+    verb = verbs.add_parser(
+        "experiment",
+        help="reproduce the paper's figures, and compare methods under attack",
+        description=(
+            "Train with several ways to combine updates, through the real S0 and S1 or in the clear, and plot test "
+            "accuracy. Every finished run and round is saved: the same command goes on where it was interrupted."
+        ),
+    )
+    verb.add_argument("name", nargs="?", metavar="NAME", help="which: see --list")
+    verb.add_argument(
+        "--list", action="store_true", help="list the experiments, and what there is to choose from"
+    )
+    verb.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="the folder of MNIST or CIFAR-10 (default: scikit-learn's 8x8 digits)",
+    )
+    verb.add_argument(
+        "--dataset", metavar="NAME", help="which data set (default: recognised by the files in DIR)"
+    )
+    how = verb.add_mutually_exclusive_group()
+    how.add_argument(
+        "--secure",
+        action="store_true",
+        default=True,
+        help="compute the medians with S0 and S1 (default)",
+    )
+    how.add_argument(
+        "--plain",
+        dest="secure",
+        action="store_false",
+        help="compute the same medians in the clear, bit by bit: for sweeps",
+    )
+    verb.add_argument("--rounds", type=int, metavar="T")
+    verb.add_argument("--images", type=int, metavar="N", help="training images of each client")
+    verb.add_argument(
+        "--seeds", type=_list_of(int), metavar="S,..", help="of start model, split and training"
+    )
+    verb.add_argument("--clients", type=int, metavar="N")
+    verb.add_argument(
+        "--methods", type=_list_of(str), metavar="M,..", help="ways to combine updates"
+    )
+    verb.add_argument(
+        "--attacks", "--faults", type=_list_of(str), metavar="A,..", help="what attackers do"
+    )
+    verb.add_argument("--attackers", type=int, metavar="F", help="how many clients attack")
+    verb.add_argument(
+        "--from", dest="first", type=int, metavar="T", help="the first round of the attack"
+    )
+    verb.add_argument(
+        "--model", metavar="NAME", help="the network (default: the figure's, or the data set's)"
+    )
+    verb.add_argument(
+        "--split",
+        metavar="HOW",
+        help="iid (default), dirichlet:ALPHA, or labels:C for C labels a client",
+    )
+    verb.add_argument(
+        "--with",
+        dest="extensions",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="run this file first, which registers methods, attacks, models or data sets of your own "
+        "(docs/extending.md)",
+    )
+    verb.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where results go (default: results/experiments/NAME-MODEL)",
+    )
+    verb.add_argument("--fresh", action="store_true", help="redo what is there already")
+    verb.set_defaults(run=_experiment)
+
+
+def _list_of(kind: type[int] | type[str]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    parse.__name__ = f"list of {kind.__name__}"  # argparse says it of what does not parse
+    return parse
+
+
+def _experiment(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    extensions = _extend(options.extensions)
+    if options.list:
+        _list(console)
+        return
+
+    from securemedian.laboratory import data, models, plots
+    from securemedian.laboratory.experiments import catalogue, saved
+
+    experiment = catalogue.EXPERIMENTS.get(options.name)
+    if experiment is None:
+        raise ConfigError(
+            f"name an experiment: {', '.join(catalogue.EXPERIMENTS)}. `securemedian experiment --list` describes them"
+        )
+    plots.check()
+    models.use_one_thread()
+    chosen = {name: getattr(options, name) for name in (*CHOSEN, "secure")}
+    plan = catalogue.plan(experiment, data.load(options.data, options.dataset), extensions, chosen)
+    folder = options.out or Path("results", "experiments", plan.stem(experiment))
+    saved.prepare(folder / "runs")
+    # unwinds, so that the servers are ended then, too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    _run(experiment, plan, folder, options.fresh, console)
+
+
+def _extend(paths: Sequence[Path]) -> dict[str, str]:
+    """Run files that register something. Their digests: a run with another version of one is another run."""
+    digests = {}
+    for path in paths:
+        try:
+            digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"--with takes Python files, whose names end in .py, not {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses look their module up
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    return digests
+
+
+def _list(console: "Console") -> None:
+    from rich.table import Table
+
+    from securemedian.laboratory.attacks import ATTACKS
+    from securemedian.laboratory.experiments import catalogue, methods
+    from securemedian.laboratory.models import MODELS
+
+    table = Table(title="experiments")
+    for heading in (
+        "name",
+        "of the paper",
+        "--data",
+        "network",
+        "clients",
+        "rounds",
+        "methods",
+        "attacks",
+        "takes",
+    ):
+        table.add_column(heading)
+    for one in catalogue.EXPERIMENTS.values():
+        table.add_row(
+            one.name,
+            one.figure if one.figure.startswith("Figure") else "-",
+            one.needs,
+            one.model or "the data's",
+            str(one.clients),
+            str(one.rounds),
+            ", ".join(one.methods or ["all"]),
+            ", ".join(one.attacks or ["all"]),
+            one.duration,
+        )
+    console.print(table)
+    for what, names in (("methods", methods.names()), ("attacks", ATTACKS), ("models", MODELS)):
+        console.print(f"{what}: {', '.join(names)}")
+
+
+def _run(
+    experiment: "Experiment", plan: "Plan", folder: Path, fresh: bool, console: "Console"
+) -> None:
+    """All runs, then what came of them."""
+    from securemedian.laboratory.experiments import saved, summaries
+    from securemedian.laboratory.experiments.catalogue import Result
+    from securemedian.laboratory.experiments.progress import Board
+
+    curves = experiment.curves(plan)
+    runs = {run.id: run for curve in curves for run in curve.runs}
+    if fresh:
+        for run in runs.values():
+            saved.forget(folder / "runs", run)
+    records = _records(runs, plan, folder / "runs", Board(console, len(runs), plan.rounds))
+    results = [
+        Result(
+            curve,
+            [
+                [100 * one for one in records[run.id].accuracies(plan.rounds, plan.data.classes)]
+                for run in curve.runs
+            ],
+        )
+        for curve in curves
+    ]
+    command = shlex.join(["securemedian", *sys.argv[1:]])
+    summary = summaries.summary(experiment, plan, results, records, command)
+    stem = folder / plan.stem(experiment)
+    saved.write_json(stem.with_suffix(".json"), summary)
+    paths = experiment.draw(stem, experiment.figure, plan, results)
+    console.print(summaries.table(summary))
+    console.print(
+        f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}, and runs/"
+    )
+
+
+def _records(
+    runs: "dict[str, Run]", plan: "Plan", folder: Path, board: "Board"
+) -> "dict[str, Record]":
+    """What is known of every run once the missing ones have been carried out."""
+    from securemedian.laboratory.experiments import engine, saved
+    from securemedian.laboratory.experiments.service import Service
+
+    done = {
+        id: record
+        for id, run in runs.items()
+        if (record := saved.load(folder, run)) and record.covers(plan.rounds)
+    }
+    missing = {id: run for id, run in runs.items() if id not in done}
+    with board, ExitStack() as stack:
+        board.found(done)
+        service = None
+        if any(run.secure for run in missing.values()):
+            service = stack.enter_context(Service(plan.clients, board.servers))
+        for id, run in missing.items():
+            board.begin(run)
+            done[id] = engine.carry_out(run, plan.rounds, plan.data, service, folder, board.round)
+            board.finished(done[id])
+    return done

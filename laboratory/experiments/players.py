@@ -1,0 +1,66 @@
+"""All clients of a run, played one after the other by this process: honest ones train, attackers see what they may."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.laboratory import models
+from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
+from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.data import split as split_images
+from securemedian.laboratory.experiments.runs import Run
+from securemedian.laboratory.worker import Trainer
+
+Float32s = NDArray[np.float32]
+
+# Steps of a small network are over before another thread gets the interpreter; those of larger ones run side by side.
+THREADS = 2
+THREADS_PAY_FROM = 500_000  # parameters
+
+
+class Players:
+    """The clients. The same run gives the same updates, with threads or without."""
+
+    def __init__(self, run: Run, data: Dataset) -> None:
+        self._run, self._data = run, data
+        self._model = models.MODELS[run.model]
+        self._attack = ATTACKS[run.attack](first=run.first)
+        parts = split_images(data.labels, run.clients, run.seed, run.split, run.images)
+        attacks = [NO_ATTACK] * (run.clients - run.attackers) + [self._attack] * run.attackers
+        self._trainers = [
+            Trainer(self._model, data.images[part], data.labels[part], (run.seed, index), attack)
+            for index, (part, attack) in enumerate(zip(parts, attacks, strict=True))
+        ]
+
+    def start(self) -> Float32s:
+        return models.start(self._model, self._run.seed)
+
+    def updates(self, model: Float32s, number: int) -> Float32s:
+        """What the clients send in round `number` after `model`: shape (n, d), the attackers' last."""
+        run, attack = self._run, self._attack
+        trained = np.stack(
+            list(self._each(lambda trainer: trainer.trained(model, number), model.size))
+        )
+        if not (run.attackers and attack.active(number)):
+            return trained
+        honest = trained[: run.clients - run.attackers]
+        rng = np.random.default_rng((run.seed, run.clients, number))  # no client has this index
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # what overflows is for the aggregate to survive
+            sent = attack.corrupt(
+                trained[len(honest) :], model, honest if attack.sees_honest else honest[:0], rng
+            )
+        return np.concatenate([honest, sent])
+
+    def accuracy(self, model: Float32s) -> float:
+        return models.accuracy(self._model, model, self._data.test_images, self._data.test_labels)
+
+    def _each(self, train: Callable[[Trainer], Float32s], dim: int) -> Iterator[Float32s]:
+        if dim < THREADS_PAY_FROM:
+            yield from map(train, self._trainers)
+            return
+        with ThreadPoolExecutor(THREADS, initializer=models.use_one_thread) as pool:
+            yield from pool.map(train, self._trainers)

@@ -1,0 +1,125 @@
+"""Rounds through the real S0 and S1, with every client's own key. All clients are played by this process."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.config import ClientConfig
+from securemedian.laboratory import plaintext
+from securemedian.laboratory.experiments.runs import Cost
+from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.params import RoundParams
+from securemedian.scripts import daemons, keygen
+from securemedian.scripts.daemons import Watch
+from securemedian.scripts.processes import Processes
+from securemedian.servers import config
+from securemedian.servers.store import Store
+from securemedian.servers.training import Training
+
+Float32s = NDArray[np.float32]
+Play = Callable[[Float32s], Float32s]  # the updates (n, d) that follow a published model
+
+OPEN_LIMIT_S = 60.0  # for an opened round to be seen by the clients
+POLL_S = 0.02
+
+
+class Service:
+    """Both servers, started when the first round needs them and kept for all that follow. Leaving it ends them."""
+
+    def __init__(self, clients: int, watch: Watch) -> None:
+        self._names, self._watch = keygen.client_names(clients), watch
+        self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
+        self._open = ExitStack()  # of the servers and the connections to them
+        self._kept: Training | None = None  # what S0 has; None: the servers are not running
+        try:
+            keygen.make_all(
+                self._directory, clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
+            )
+        except BaseException:
+            shutil.rmtree(self._directory)
+            raise
+
+    def ready(self, training: Training) -> None:
+        """See that the servers run and can go on with `training`."""
+        if self._kept is None or (training.published and training is not self._kept):
+            self._restart(training)
+
+    def round(self, params: RoundParams, before: Training, play: Play) -> tuple[Training, Cost]:
+        """The training run after one more round of it, for which the servers are `ready`, and what the round cost them.
+
+        The published result is compared with the one computed in the clear. What `play` raises aborts the round.
+        """
+        fresh = before.published == 0
+        round_id = self._coordinator.open(
+            params, before.model if fresh else None, before.policy if fresh else None
+        )
+        rounds = [client.wait_for_round(OPEN_LIMIT_S) for client in self._clients]
+        model, width = self._coordinator.model(round_id)
+        assert model is not None  # rounds of experiments are opened with one
+        try:
+            updates = play(model)
+            for client, update in zip(self._clients, updates, strict=True):
+                client.submit(update)
+        except SecureMedianError as error:
+            with suppress(SecureMedianError):  # the servers may be what is wrong
+                self._coordinator.abort(round_id, str(error))
+            raise
+        status = daemons.until_published(self._processes, self._coordinator, round_id, self._watch)
+        results = self._coordinator.results(round_id)
+        if not np.array_equal(results, plaintext.published(updates, params, model, width)):
+            raise SecureMedianError(
+                f"round {rounds[0].number} published another result than the same round computed in the clear: "
+                "this is a defect, please report it"
+            )
+        cost = status["cost"]
+        self._kept = before.after(results[0])
+        return self._kept, Cost(
+            cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
+        )
+
+    def _restart(self, training: Training) -> None:
+        """Start the servers, with `training` as what S0 has kept: a run goes on where it was interrupted."""
+        self._open.close()
+        self._kept = None
+        self._watch({"phase": "being started (the first start compiles)", "progress": (0, 0)})
+        directory = self._directory
+        store = Store(Path(config.load(directory / "s0.toml").state_dir))
+        store.save_training(training)
+        store.close()
+        with ExitStack() as opened:
+            self._processes = opened.enter_context(Processes(directory))
+            daemons.start(self._processes, directory)
+            self._coordinator = opened.enter_context(Coordinator(self._config("coordinator")))
+            self._clients: Sequence[Client] = [
+                opened.enter_context(Client(self._config(name))) for name in self._names
+            ]
+            self._open = opened.pop_all()
+        self._kept = training
+
+    def _config(self, name: str) -> ClientConfig:
+        return replace(ClientConfig.load(self._directory / f"{name}.toml"), poll_interval_s=POLL_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+            shutil.rmtree(self._directory)
+        else:
+            print(f"the servers' keys and logs are left in {self._directory}", file=sys.stderr)

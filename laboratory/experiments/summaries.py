@@ -1,0 +1,119 @@
+"""What an experiment leaves: a summary as JSON, a table for the terminal, and the machine it ran on."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+import securemedian
+from securemedian.laboratory import report
+from securemedian.laboratory.experiments.catalogue import Experiment, Plan, Result
+from securemedian.laboratory.experiments.runs import Cost, Record
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    return report.machine() | {
+        "system": platform.platform(terse=True),
+        "torch": torch.__version__,
+        "securemedian": securemedian.__version__,
+    }
+
+
+def summary(
+    experiment: Experiment,
+    plan: Plan,
+    results: Sequence[Result],
+    records: Mapping[str, Record],
+    command: str,
+) -> dict[str, Any]:
+    settings = {name: value for name, value in vars(plan).items() if name != "data"}
+    return {
+        "experiment": experiment.name,
+        "figure": experiment.figure,
+        "command": command,
+        "machine": machine(),
+        "settings": settings | {"data": plan.data.name},
+        "seconds": sum(
+            _seconds(records[run.id], plan.rounds)
+            for result in results
+            for run in result.curve.runs
+        ),
+        "results": [_curve(result, records, plan.rounds) for result in results],
+    }
+
+
+def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[str, Any]:
+    curve = result.curve
+    own = [records[run.id] for run in curve.runs]
+    first = curve.runs[0]
+    return {
+        "panel": curve.panel,
+        "line": curve.line,
+        "p": curve.x,
+        "method": first.method,
+        "attack": first.attack,
+        "range": asdict(first.range),
+        "secure": first.secure,
+        "seeds": [run.seed for run in curve.runs],
+        "runs": [run.id for run in curve.runs],
+        "accuracy": [[round(value, 2) for value in one] for one in result.accuracies],
+        "final": {"mean": result.final_mean, "min": min(result.final), "max": max(result.final)},
+        "diverged_after": [len(record.rounds) if record.diverged else None for record in own],
+        "seconds_a_round": _mean(
+            [figures.seconds for record in own for figures in record.rounds[:rounds]]
+        ),
+        "servers": _servers([f.cost for record in own for f in record.rounds[:rounds] if f.cost]),
+    }
+
+
+def _servers(costs: Sequence[Cost]) -> dict[str, float] | None:
+    """What the servers say of a round, on average; None for what never went through them."""
+    if not costs:
+        return None
+    return {
+        name: _mean([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__
+    }
+
+
+def _seconds(record: Record, rounds: int) -> float:
+    return sum(figures.seconds for figures in record.rounds[:rounds])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def table(summary: Mapping[str, Any]) -> Table:
+    settings = summary["settings"]
+    seeds = settings["seeds"]
+    made = Table(
+        title=f"{summary['figure']}: {settings['model']} on {settings['data']}, {settings['clients']} clients, "
+        f"test accuracy after round {settings['rounds']} over seeds {', '.join(map(str, seeds))}",
+    )
+    made.add_column("attack")
+    made.add_column("method", no_wrap=True)
+    made.add_column("accuracy (%)", justify="right", no_wrap=True)
+    for heading in ("least", "most", "s a round", "servers, s", "OTs", "MB each way"):
+        made.add_column(heading, justify="right")
+    for one in summary["results"]:
+        servers, final = one["servers"], one["final"]
+        name = one["line"] + (f", p0 = p1 = {one['p']:g}" if one["p"] is not None else "")
+        made.add_row(
+            one["attack"],
+            name,
+            "diverged " * any(after is not None for after in one["diverged_after"])
+            + f"{final['mean']:.2f}",
+            f"{final['min']:.2f}",
+            f"{final['max']:.2f}",
+            f"{one['seconds_a_round']:.2f}",
+            f"{servers['seconds']:.2f}" if servers else "",
+            f"{servers['ots']:,.0f}" if servers else "",
+            f"{max(servers['bytes_s0_to_s1'], servers['bytes_s1_to_s0']) / 1e6:.1f}"
+            if servers
+            else "",
+        )
+    return made

@@ -1,0 +1,92 @@
+"""The networks that clients train, as functions of one flat vector.
+
+A new model is one file with a `Model`, and its line in `MODELS`. Only the functions below import torch.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.update import flatten, unflatten
+from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.models.base import Model
+from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
+from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
+from securemedian.laboratory.models.mlp import DIGITS, MLP
+from securemedian.mpc.errors import ConfigError
+
+MODELS = {model.name: model for model in (MLP, CNN_MNIST, CNN_CIFAR10, DIGITS)}
+
+_TEST_BATCH = 100  # images at once: the activations of a convolution fit the caches then
+
+
+def check_fits(model: Model, data: Dataset) -> None:
+    """ConfigError unless the model takes the images of the data set."""
+    if (data.images.shape[1], data.classes) != (model.inputs, model.classes):
+        raise ConfigError(
+            f"{model.name} tells {model.classes} classes of images of {model.inputs:,} values apart, "
+            f"{data.name} has {data.classes} of {data.images.shape[1]:,}: choose another model"
+        )
+
+
+def use_one_thread() -> None:
+    """Sums of several threads differ from run to run; every process that trains calls this once."""
+    _torch().set_num_threads(1)
+
+
+def start(model: Model, seed: int) -> NDArray[np.float32]:
+    """PyTorch's usual initialisation as one vector. (The paper's zeros would never train: protocols.md 7.7.)"""
+    torch = _torch()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return flatten(model.build().state_dict())[0].astype(np.float32)
+
+
+def train(
+    model: Model,
+    vector: NDArray[np.float32],
+    images: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> NDArray[np.float32]:
+    """The parameters after a client's local epochs from `vector`; `rng` shuffles."""
+    torch = _torch()
+    network = _network(model, vector)
+    optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
+    inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    for _ in range(model.epochs):
+        order = torch.from_numpy(rng.permutation(len(labels)))
+        for chosen in order.split(model.batch):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(network(inputs[chosen]), targets[chosen]).backward()
+            optimiser.step()
+    return flatten(network.state_dict())[0].astype(np.float32)
+
+
+def accuracy(
+    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
+) -> float:
+    """The fraction of the images that the network with these parameters labels rightly."""
+    torch = _torch()
+    network = _network(model, vector)
+    with torch.no_grad():
+        guesses = torch.cat(
+            [network(batch).argmax(1) for batch in torch.from_numpy(images).split(_TEST_BATCH)]
+        )
+    return float((guesses.numpy() == labels).mean())
+
+
+def _network(model: Model, vector: NDArray[Any]) -> Any:
+    network = model.build()
+    _, spec = flatten(network.state_dict())
+    network.load_state_dict(unflatten(vector, spec))
+    return network
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("training needs PyTorch: pip install 'securemedian[train]'") from error
+    return torch

@@ -1,0 +1,223 @@
+"""Plots as PNG and SVG. Lines are told apart without colour: by dash pattern, marker and lightness."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securemedian.mpc.errors import ConfigError
+
+PANEL_INCHES = (4.6, 3.6)
+COLUMNS = 3  # panels side by side
+MARKS = 12  # of a line, at most: every point of a long one would hide its dashes
+TITLE_LETTERS = 11  # in an inch
+
+# from dark to light, so that neighbours differ in grey, too
+_STYLES: tuple[tuple[str, Any, str], ...] = (
+    ("#1b1b4b", "-", "o"),
+    ("#8c2d04", (0, (6, 2)), "s"),
+    ("#2b7a78", (0, (1.5, 1.5)), "^"),
+    ("#c2571a", (0, (6, 2, 1.5, 2)), "D"),
+    ("#5b8fd9", (0, (10, 3)), "v"),
+    ("#7f7f7f", (0, (3, 1.5, 1, 1.5, 1, 1.5)), "x"),
+    ("#e0a020", (0, (3, 3)), "P"),
+    ("#9ecae1", (0, (8, 2, 3, 2)), "*"),
+    ("#d59bc0", (0, (1, 3)), "<"),
+    ("#b5b58c", (0, (12, 2, 1, 2)), ">"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """`low` and `high` bound a band around `y`, over seeds, say."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. Their labels carry the units."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+    x_ticks: Sequence[str] = ()  # what stands at x = 0, 1, .. where x is no number
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers in rows and columns, each written in a cell as light as its number is high, from 0 to `top`."""
+
+    x_label: str
+    y_label: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    values: Sequence[Sequence[float]]  # of a row, of its columns
+    top: float = 100.0
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Rows of bars on a logarithmic scale, one of each series, with its number; None leaves one out."""
+
+    x_label: str
+    rows: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]  # two at most: one filled, one hatched
+
+
+def check() -> None:
+    """ConfigError where plots cannot be drawn: to be called before hours of work."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib: pip install 'securemedian[bench]'") from error
+
+
+def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
+    """Write STEM.png and STEM.svg and return both. A label has the same style in every panel, and one legend entry."""
+    check()
+    from matplotlib.figure import Figure
+
+    columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
+    styles = {label: _STYLES[i % len(_STYLES)] for i, label in enumerate(labels)}
+    figure = Figure(
+        figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.8), layout="constrained"
+    )
+    figure.suptitle(textwrap.fill(title, int(TITLE_LETTERS * PANEL_INCHES[0] * columns)))
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, axis in zip(panels, axes, strict=False):
+        _draw(axis, panel, styles)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    entries = {
+        label: handle
+        for axis in axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    if entries:
+        widest = 0.9 + 0.08 * max(
+            len(label) for label in entries
+        )  # inches of an entry, its line included
+        per_row = max(1, int(PANEL_INCHES[0] * columns / widest))
+        figure.legend(
+            entries.values(),
+            entries.keys(),
+            loc="outside lower center",
+            ncols=per_row,
+            handlelength=4,
+            frameon=False,
+        )
+    return _write(figure, stem)
+
+
+def save_grid(stem: Path, title: str, grid: Grid) -> list[Path]:
+    """Write STEM.png and STEM.svg and return both."""
+    check()
+    from matplotlib.figure import Figure
+
+    size = (2.4 + 0.95 * len(grid.columns), 1.8 + 0.42 * len(grid.rows))
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title)
+    axis = figure.subplots()
+    axis.imshow(grid.values, cmap="gray", vmin=0, vmax=grid.top, aspect="auto")
+    axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=30, ha="right")
+    axis.set_yticks(range(len(grid.rows)), grid.rows)
+    axis.set(xlabel=grid.x_label, ylabel=grid.y_label)
+    for y, row in enumerate(grid.values):
+        for x, value in enumerate(row):
+            colour = "black" if value > grid.top / 2 else "white"
+            axis.text(x, y, f"{value:.1f}", ha="center", va="center", color=colour)
+    return _write(figure, stem)
+
+
+def save_bars(stem: Path, title: str, bars: Bars) -> list[Path]:
+    """Write STEM.png and STEM.svg and return both."""
+    check()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 * PANEL_INCHES[0], 1.6 + 0.5 * len(bars.rows)), layout="constrained")
+    figure.suptitle(title)
+    axis = figure.subplots()
+    height = 0.8 / len(bars.series)
+    for number, (label, values) in enumerate(bars.series.items()):
+        style: dict[str, Any] = (
+            {"color": _STYLES[0][0]}
+            if number == 0
+            else {"color": "white", "edgecolor": "black", "hatch": "///"}
+        )
+        there = [
+            (row + number * height, value) for row, value in enumerate(values) if value is not None
+        ]
+        drawn = axis.barh(
+            [y for y, _ in there], [value for _, value in there], height, label=label, **style
+        )
+        axis.bar_label(drawn, fmt="{:.3g}", padding=3)
+    axis.set_yticks(
+        [row + (len(bars.series) - 1) * height / 2 for row in range(len(bars.rows))], bars.rows
+    )
+    axis.invert_yaxis()
+    axis.set(xlabel=bars.x_label, xscale="log")
+    axis.margins(x=0.15)
+    figure.legend(loc="outside lower center", ncols=len(bars.series), frameon=False)
+    return _write(figure, stem)
+
+
+def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for above, line in enumerate(panel.lines):
+        colour, dashes, marker = styles[line.label]
+        every = -(-len(line.x) // MARKS) if line.x else 1
+        # the later of lines that coincide is thinner and its marks stand elsewhere or are smaller: both are seen
+        weight = max(1.2, 2.8 - 0.5 * above)
+        axis.plot(
+            line.x,
+            line.y,
+            label=line.label,
+            color=colour,
+            linestyle=dashes,
+            marker=marker,
+            markevery=(above % every, every),
+            markersize=3.5 + 1.5 * weight,
+            linewidth=weight,
+        )
+        if line.low is not None and line.high is not None:
+            axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.x_ticks:
+        axis.set_xticks(range(len(panel.x_ticks)), panel.x_ticks)
+    elif panel.log_x:
+        axis.set_xscale("log")
+    elif all(float(x).is_integer() for line in panel.lines for x in line.x):
+        axis.xaxis.get_major_locator().set_params(integer=True)  # there is no round 2.5
+    if panel.log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(
+            LogLocator(subs=(1, 2, 5))
+        )  # a scale of less than a decade has numbers, too
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.grid(True, color="0.9", linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+def _write(figure: Any, stem: Path) -> list[Path]:
+    from matplotlib import rc_context
+
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    # the same plot has the same bytes: no date, no random ids in the SVG
+    with rc_context({"svg.hashsalt": "securemedian"}):
+        figure.savefig(paths[0], dpi=110)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths

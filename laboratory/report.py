@@ -1,0 +1,135 @@
+"""What a benchmark leaves: a table on the terminal, JSON that says on which machine and by which command, a plot."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from securemedian.mpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+    from securemedian.laboratory.plots import Panel
+
+TABLE_WIDTH = 112  # a narrower terminal folds the lines, which reads better than cut-off figures
+
+
+def console() -> "Console":
+    """Where tables are printed."""
+    from rich.console import Console
+
+    made = Console()
+    made.width = max(made.width, TABLE_WIDTH)
+    return made
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> "Group":
+    """Columns of figures stand to the right, those of words to the left."""
+    from rich.console import Group
+    from rich.table import Table
+
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for i, column in enumerate(columns):
+        figures = all(not row[i] or row[i][0].isdigit() for row in rows)
+        made.add_column(column, justify="right" if figures else "left", no_wrap=i == 0)
+    for row in rows:
+        made.add_row(*row)
+    return Group(f"\n{title}", made, *([note] if note else []))
+
+
+def show(
+    console: "Console",
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    markdown: bool,
+) -> None:
+    """Print a table, or with `markdown` one to paste."""
+    if not markdown:
+        console.print(table(title, columns, rows))
+        return
+    console.print(f"{title}\n", markup=False, highlight=False)
+    for line in (columns, ["---"] * len(columns), *rows):
+        console.print(f"| {' | '.join(line)} |", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+
+
+def figure(value: float | None) -> str:
+    """Three digits."""
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def megabytes(result: Mapping[str, Any]) -> float:
+    """Of both directions, everything counted."""
+    return float(result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / 1e6
+
+
+def check_writable(path: Path) -> Path:
+    """Make the folder of a file that will be written after minutes of work; ConfigError where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def prepare(stem: Path) -> Path:
+    """The JSON file of a figure, once it is sure that this and the plot can be made."""
+    from securemedian.laboratory import plots
+
+    plots.check()
+    return check_writable(stem.with_suffix(".json"))
+
+
+def save(
+    path: Path, settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]], **more: Any
+) -> None:
+    """Write the points of a figure, with all that is needed to make them again."""
+    content = {
+        "command": shlex.join(["securemedian", *sys.argv[1:]]),
+        "machine": machine() | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
+        "settings": dict(settings),
+        **more,
+        "points": points,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def draw(stem: Path, title: str, panels: "Sequence[Panel]") -> str:
+    """Save a plot; says where."""
+    from securemedian.laboratory import plots
+
+    return " and ".join(str(path) for path in plots.save(stem, title, panels))
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or "unknown"

@@ -1,0 +1,7 @@
+"""Run the command: `python -m securemedian VERB ...`."""
+
+import sys
+
+from securemedian.cli import main
+
+sys.exit(main())

@@ -1,0 +1,47 @@
+"""CURVE keys: the files that `securemedian keygen` makes, and the public keys in configurations."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq.auth
+from zmq.utils import z85
+
+from securemedian.mpc.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair, in z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def load_keys(path: str | Path) -> KeyPair:
+    """The key pair in a .key_secret file, which nobody but its owner may read."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(
+            f"others may read the secret key in {path}: run chmod 600 {path}, and make new keys if anybody did"
+        )
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a key file of `securemedian keygen`: {error}") from error
+    if secret is None:
+        raise ConfigError(f"{path} holds a public key alone: name the .key_secret file beside it")
+    return KeyPair(public, secret)
+
+
+def check_public_key(key: str) -> None:
+    """ConfigError unless `key` is a CURVE public key in z85."""
+    try:
+        usable = len(z85.decode(key)) == 32
+    except (ValueError, KeyError):  # how z85 reports another length and other characters
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"{key!r} is no public key: paste the 40 characters after `public-key` in the .key file"
+        )
