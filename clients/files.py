@@ -1,4 +1,4 @@
-"""Updates and results in .npy and .npz files; never pickled objects."""
+"""Updates and results in .npy and .npz files, never as pickled objects."""
 
 import os
 from pathlib import Path
@@ -28,12 +28,15 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     except Exception as error:
         raise InputError(f"{path} is no .npy or .npz file of plain numbers") from error
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise InputError(f"{path} is an archive that has more in it than arrays")
+        raise InputError(f"{path} is an archive that holds more than arrays")
     return arrays
 
 
 def read_vector(path: Path) -> NDArray[Any]:
-    """A .npy file that holds one flat vector of numbers."""
+    """Return the flat vector of real numbers in a .npy file.
+
+    Raises InputError if the file holds anything else.
+    """
     model = read(path)
     if (
         not isinstance(model, np.ndarray)
@@ -48,13 +51,21 @@ def read_vector(path: Path) -> NDArray[Any]:
 
 
 def check_writable(path: Path) -> None:
-    """ConfigError now rather than after the work whose outcome is to be written."""
+    """Raise ConfigError unless `path` can be written.
+
+    Call it before the work whose outcome is to be written there, and not after it.
+    """
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: choose a file in a folder that is there and yours")
+        raise ConfigError(
+            f"cannot write {path}: choose a file in a folder that exists and that you may write to"
+        )
 
 
 def write(path: Path, model: Any) -> None:
-    """An array as .npy, named arrays as .npz, at exactly this path."""
+    """Write an array as .npy, or named arrays as .npz, at exactly this path.
+
+    Raises ConfigError if the path cannot be written.
+    """
     check_writable(path)
     with path.open("wb") as file:
         if isinstance(model, dict):

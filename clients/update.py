@@ -1,9 +1,10 @@
-"""Any of the usual forms of a model to one flat vector, and back to the same names, shapes and dtypes.
+"""The conversion of a model in any of the usual forms to one flat vector, and back.
 
-A model is a PyTorch `state_dict` or another mapping of names to arrays, a list or tuple of arrays, or one array. Its
-real-valued entries are sent, in the order given. Entries of whole numbers or truth values (BatchNorm's
-`num_batches_tracked`, masks) have no meaningful median across clients: they are not sent, and come back with the values
-this client put in. torch is never imported here: a tensor brings it along.
+A model is a PyTorch `state_dict` or another mapping of names to arrays, a list or tuple of arrays,
+or one array. Its real-valued entries are sent, in the order given. Entries of whole numbers or
+truth values (BatchNorm's `num_batches_tracked`, masks) have no meaningful median across clients:
+they are not sent, and come back with the values that this client put in. torch is never imported
+here: a tensor brings it along. The way back gives the same names, shapes and dtypes.
 """
 
 import sys
@@ -19,16 +20,19 @@ from securemedian.mpc.errors import InputError
 
 @dataclass(frozen=True)
 class Spec:
-    """How to rebuild a model."""
+    """The form of a model and its entries, from which `unflatten` rebuilds it."""
 
-    form: type  # dict, list, tuple, or ndarray for one array alone
-    entries: dict[Any, Any] = field(
-        repr=False
-    )  # of the right shapes and dtypes; those not sent with their values
+    # dict, list, tuple, or ndarray for one array alone
+    form: type
+    # arrays or tensors of the right shapes and dtypes; those that are not sent, with their values
+    entries: dict[Any, Any] = field(repr=False)
 
 
 def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
-    """A model's real-valued entries as one vector, and what `unflatten` needs. Raises InputError if it is no model."""
+    """Return a model's real-valued entries as one vector, and what `unflatten` needs.
+
+    Raises InputError if `update` is no model or has no real-valued entries.
+    """
     spec = _spec(update)
     sent = [_to_float64(entry).reshape(-1) for entry in spec.entries.values() if _is_real(entry)]
     if not sum(part.size for part in sent):
@@ -37,7 +41,10 @@ def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
 
 
 def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
-    """The model of `spec` with the values of `vector`. Raises InputError if there are too few or too many."""
+    """Return the model of `spec` with the values of `vector`.
+
+    Raises InputError if there are too few values or too many.
+    """
     real = [_is_real(entry) for entry in spec.entries.values()]
     sizes = [
         int(np.prod(entry.shape)) if sent else 0
@@ -68,11 +75,13 @@ def _spec(update: Any) -> Spec:
     for name, entry in entries.items():
         if not (isinstance(entry, np.ndarray) or _is_tensor(entry)):
             raise InputError(
-                f"an update is a state_dict, a list of arrays or one array, but {name!r} is a {type(entry).__name__}"
+                "an update is a state_dict, a list of arrays or one array, "
+                f"but {name!r} is a {type(entry).__name__}"
             )
         if _is_complex(entry):
             raise InputError(
-                f"{name!r} holds complex numbers, which have no median: send real and imaginary parts as two arrays"
+                f"{name!r} holds complex numbers, which have no median: "
+                "send real and imaginary parts as two arrays"
             )
     return Spec(
         form, {name: entry if _is_real(entry) else _copy(entry) for name, entry in entries.items()}
@@ -109,10 +118,9 @@ def _to_float64(entry: Any) -> NDArray[np.float64]:
 
 
 def _like(entry: Any, values: NDArray[Any]) -> Any:
-    """`values` in the shape and dtype (and on the device) of `entry`."""
+    """Return `values` in the shape and dtype, and on the device, of `entry`."""
     shaped = values.reshape(entry.shape)
     if _is_tensor(entry):
-        return (
-            sys.modules["torch"].tensor(shaped).to(entry)
-        )  # tensor() copies, to() takes over dtype and device
+        # tensor() copies, to() takes over dtype and device
+        return sys.modules["torch"].tensor(shaped).to(entry)
     return shaped.astype(entry.dtype)

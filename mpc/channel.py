@@ -1,14 +1,16 @@
 """Ordered, counted messages between the two parties.
 
-A `Channel` carries arrays over a `Link` (anything that moves frames in order: a queue pair here, zmq sockets in
-`servers.transport`). Every message has a label and a sequence number, so that two programs that have drifted apart fail
-at the first message and say where.
+A `Channel` carries arrays over a `Link`, which is anything that moves frames in order: a pair of
+queues here, zmq sockets in `servers.transport`. Every message has a label and a sequence number, so
+that two programs that have drifted apart fail at the first message and say where.
 
-Rounds are counted as in the literature: a message's depth is one more than the deepest message its sender had received,
-and `rounds` is the depth of the deepest message seen. Messages that do not wait for each other share a round.
+Rounds are counted as in the literature: a message's depth is one more than that of the deepest
+message its sender had received, and `rounds` is the depth of the deepest message seen. Messages
+that do not wait for each other share a round.
 
-Number and depth travel in the header's one field "at", always 8 bytes long, so that the size of a message is a function
-of its label, dtype and shape alone: `frame_size`, with which `mpc.plan` tells a round's bytes beforehand.
+Number and depth travel in the header's one field "at", always 8 bytes long, so that the size of a
+message is a function of its label, dtype and shape alone: `frame_size`, with which `mpc.plan` tells
+the bytes of a round beforehand.
 """
 
 import queue
@@ -23,12 +25,15 @@ from numpy.typing import DTypeLike, NDArray
 from securemedian.mpc import wire
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
 
-_POSITION = struct.Struct("<II")  # number and depth of a message
+# The number and the depth of a message.
+_POSITION = struct.Struct("<II")
 
 
 class Link(Protocol):
-    """Moves frames to the other party, in order. `recv` raises ChannelTimeout or ChannelClosed, and never waits for
-    ever.
+    """Whatever moves frames to the other party, in order.
+
+    `recv` waits for a bounded time; it raises ChannelTimeout when that is over and ChannelClosed
+    when the other end is gone.
     """
 
     def send(self, parts: Sequence[wire.Part]) -> None: ...
@@ -40,7 +45,7 @@ class Link(Protocol):
 
 @dataclass
 class Traffic:
-    """What a channel counted: whole frames, headers included."""
+    """The counts of a channel: whole frames, headers included."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -50,7 +55,10 @@ class Traffic:
 
 
 class Channel:
-    """Labelled arrays over a link. Not safe for use by two threads at once: give each its own."""
+    """One party's end of the exchange of labelled arrays, over a link.
+
+    It is not safe for use by two threads at once: give each its own.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -58,8 +66,9 @@ class Channel:
         self._depth = 0
 
     def send(self, label: str, array: NDArray[Any]) -> None:
-        """Send `array` (any dtype of `wire.DTYPES`). Does not wait for the receiver, so the array must not be written
-        to afterwards.
+        """Send `array` (any dtype of `wire.DTYPES`) without waiting for the receiver.
+
+        The array must not be written to afterwards.
         """
         depth = self._depth + 1
         parts = wire.pack(label, _fields(self.traffic.messages_sent, depth), {"": array})
@@ -69,15 +78,17 @@ class Channel:
         self.traffic.rounds = max(self.traffic.rounds, depth)
 
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Receive the next message, which must have this label, dtype and shape (PeerProtocolError otherwise). The
-        array is read-only.
+        """Receive the next message and return its array, which is read-only.
+
+        Raises PeerProtocolError unless the message has this label, dtype and shape.
         """
         parts = self._link.recv()
         message = wire.unpack(parts)
         number, depth = _position(message)
         if message.type != label or number != self.traffic.messages_received:
             raise PeerProtocolError(
-                f"expected message {self.traffic.messages_received} {label!r}, got {number} {message.type!r}: "
+                f"expected message {self.traffic.messages_received} {label!r}, "
+                f"got {number} {message.type!r}: "
                 "the two servers do not run the same round or release"
             )
         if set(message.arrays) != {""}:
@@ -96,22 +107,28 @@ class Channel:
     def exchange(
         self, label: str, array: NDArray[Any], shape: tuple[int, ...] | None = None
     ) -> NDArray[Any]:
-        """Both parties send at once: one round. Returns the peer's array, of the same dtype, and of `shape` or our
-        shape.
+        """Send an array while the peer sends one, in one round, and return the peer's.
+
+        The peer's array has the same dtype, and `shape` or, without it, the shape of ours. Raises
+        PeerProtocolError if it does not.
         """
         self.send(label, array)
         return self.recv(label, array.dtype, array.shape if shape is None else shape)
 
     def restart_rounds(self) -> None:
-        """Count rounds from 0 again. Each party does so before it sends or receives anything of a new computation."""
+        """Count rounds from 0 again.
+
+        Each party does so before it sends or receives anything of a new computation.
+        """
         self._depth = self.traffic.rounds = 0
 
     def close(self) -> None:
+        """Close the link."""
         self._link.close()
 
 
 def frame_size(label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> int:
-    """Bytes that a channel counts for one message, whatever its number."""
+    """Return the bytes that a channel counts for one message, whatever its number."""
     return wire.frame_size(label, _fields(0, 0), {"": (dtype, shape)})
 
 
@@ -128,7 +145,7 @@ def _position(message: wire.Message) -> tuple[int, int]:
 
 
 class _QueueLink:
-    """One end of an in-process pair. Frames cross as bytes, as they would on a wire."""
+    """One end of a pair within a process; frames cross as bytes, as they would on a wire."""
 
     def __init__(
         self,
@@ -147,7 +164,8 @@ class _QueueLink:
         except queue.Empty:
             raise ChannelTimeout(f"nothing received for {self._timeout_s:g} s") from None
         if parts is None:
-            self._in.put(None)  # so that the next call fails the same way
+            # so that the next call fails the same way
+            self._in.put(None)
             raise ChannelClosed("the other end closed the channel")
         return parts
 
@@ -156,7 +174,7 @@ class _QueueLink:
 
 
 def local_pair(timeout_s: float = 60.0) -> tuple[Channel, Channel]:
-    """Two connected channels in one process, for tests and for running both parties on threads."""
+    """Return two connected channels in one process, for tests and for both parties on threads."""
     one: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
     two: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
     return Channel(_QueueLink(one, two, timeout_s)), Channel(_QueueLink(two, one, timeout_s))

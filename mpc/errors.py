@@ -1,8 +1,14 @@
-"""Typed errors. Every failure a caller may meet has a class of its own and a message that says what to do."""
+"""The typed errors.
+
+Every failure that a caller may meet has a class of its own and a message that says what to do.
+"""
 
 
 class SecureMedianError(Exception):
-    """Base of every error this project raises on purpose. `code` is its stable name on the wire and in logs."""
+    """The base of every error that this project raises on purpose.
+
+    `code` is its stable name on the wire and in logs.
+    """
 
     code = "error"
 
@@ -20,13 +26,13 @@ class InputError(SecureMedianError, ValueError):
 
 
 class LocalProtocolError(SecureMedianError):
-    """This program used a protocol wrongly (a defect here, not at the peer)."""
+    """A protocol was used wrongly by this program: a defect here, not at the peer."""
 
     code = "local-protocol"
 
 
 class PeerProtocolError(SecureMedianError):
-    """The other end sent something the protocol does not allow."""
+    """The other end sent something that the protocol does not allow."""
 
     code = "peer-protocol"
 
@@ -49,7 +55,8 @@ class ChannelTimeout(SecureMedianError):
     code = "timeout"
 
 
-# What the service adds. They live here because servers raise them and clients raise them again from the wire's `code`.
+# The errors of the service. They live here because servers raise them, and clients raise them again
+# from the `code` on the wire.
 
 
 class NotAllowed(SecureMedianError):
@@ -59,7 +66,7 @@ class NotAllowed(SecureMedianError):
 
 
 class UnknownRound(SecureMedianError):
-    """No such round at this server."""
+    """The server knows no such round."""
 
     code = "unknown-round"
 
@@ -71,25 +78,25 @@ class RoundClosed(SecureMedianError):
 
 
 class RoundBusy(SecureMedianError):
-    """Another round is in hand: one at a time."""
+    """Another round is under way: a server runs one at a time."""
 
     code = "round-busy"
 
 
 class DuplicateUpload(SecureMedianError):
-    """This client's upload for this round is already stored; the first one counts."""
+    """The client's upload for this round is already stored; the first one counts."""
 
     code = "duplicate-upload"
 
 
 class BadUpload(SecureMedianError):
-    """An upload whose shape, dtype, length or form is not the round's. Nothing of it was stored."""
+    """An upload's shape, dtype, length or form is not the round's; nothing of it was stored."""
 
     code = "bad-upload"
 
 
 class TooFewClients(SecureMedianError):
-    """Fewer complete uploads than `min_clients`."""
+    """The round has fewer complete uploads than `min_clients`."""
 
     code = "too-few-clients"
 
@@ -119,7 +126,10 @@ class ServerUnreachable(SecureMedianError):
 
 
 def from_code(code: str, message: str) -> SecureMedianError:
-    """The typed error that a server named on the wire; the base class for a code this release does not know."""
+    """Return the typed error that a server named on the wire.
+
+    A code that this release does not know gives the base class.
+    """
     pending = [SecureMedianError]
     while pending:
         cls = pending.pop()

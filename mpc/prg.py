@@ -1,4 +1,4 @@
-"""Pseudorandom bytes: AES-128 in counter mode, keyed by a 16-byte seed from the operating system."""
+"""Pseudorandom bytes: AES-128 in counter mode under a 16-byte seed from the operating system."""
 
 import os
 from collections.abc import Callable
@@ -10,26 +10,30 @@ from numpy.typing import NDArray
 from securemedian.mpc.errors import InputError
 
 SEED_BYTES = 16
-BLOCK_WORDS = 2  # an AES block is 128 bits
+# An AES block is 128 bits, two 64-bit words.
+BLOCK_WORDS = 2
 
-# Where seeds come from. Protocol objects take one as an argument so that tests can pin transcripts; nothing
-# configurable reaches it.
+# Where seeds come from. Protocol objects take one as an argument so that tests can pin transcripts;
+# nothing configurable reaches it.
 Entropy = Callable[[int], bytes]
 os_entropy: Entropy = os.urandom
 
-ZEROS = memoryview(bytes(1 << 16))  # what the key stream is XORed to, a call at a time
+# What the key stream is XORed to, at most this much per call.
+ZEROS = memoryview(bytes(1 << 16))
 
 
 class Stream:
-    """The key stream of one seed: `fill` writes its next bytes. `nonce` (64 bits) separates streams of one seed,
-    `block` skips 16-byte blocks.
+    """The key stream of one seed, from which `fill` writes the next bytes.
+
+    `nonce` (64 bits) separates streams of one seed; `block` skips that many 16-byte blocks.
     """
 
     def __init__(self, seed: bytes, nonce: int = 0, block: int = 0) -> None:
         if len(seed) != SEED_BYTES:
             raise InputError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
         start = nonce.to_bytes(8, "big") + block.to_bytes(8, "big")
-        # xor(data, out): `data` XOR the next bytes of the stream, of buffers of bytes, without a detour through Python
+        # xor(data, out) writes `data` XOR the next bytes of the stream; both are buffers of bytes.
+        # It is the cipher's own method, so that a call takes no detour through Python.
         self.xor = Cipher(algorithms.AES(seed), modes.CTR(start)).encryptor().update_into
 
     def __repr__(self) -> str:
@@ -43,7 +47,7 @@ class Stream:
             self.xor(ZEROS[: len(part)], part)
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` 64-bit words."""
+        """Return the next `count` 64-bit words."""
         out = np.empty(count, np.uint64)
         self.fill(out)
         return out

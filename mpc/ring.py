@@ -1,8 +1,8 @@
 """Arithmetic in Z_2^l, 2 <= l <= 64, on the smallest unsigned dtype that holds l bits.
 
-numpy's unsigned arithmetic is already modulo 2^8, 2^16, 2^32 or 2^64, and Z_2^l is its quotient, so sums and products
-may be left unreduced and masked once at the end: `reduce`. On the wire and on disk an array is packed to l bits a
-value.
+numpy's unsigned arithmetic is already modulo 2^8, 2^16, 2^32 or 2^64, and Z_2^l is a quotient of
+that ring, so sums and products may be left unreduced and masked once at the end: `reduce`. On the
+wire and on disk an array is packed to l bits per value.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ MIN_BITS, MAX_BITS = 2, 64
 
 
 def check_bits(bits: int) -> int:
-    """Raise ConfigError unless 2 <= bits <= 64."""
+    """Return `bits`; raise ConfigError unless it is a whole number from 2 to 64."""
     if type(bits) is not int or not MIN_BITS <= bits <= MAX_BITS:
         raise ConfigError(
             f"ring bits must be a whole number from {MIN_BITS} to {MAX_BITS}, not {bits!r}"
@@ -24,7 +24,7 @@ def check_bits(bits: int) -> int:
 
 
 def dtype(bits: int) -> np.dtype:
-    """Smallest unsigned dtype that holds `bits` bits (1..64)."""
+    """Return the smallest unsigned dtype that holds `bits` bits (1..64)."""
     for size in (8, 16, 32):
         if bits <= size:
             return np.dtype(f"u{size // 8}")
@@ -32,12 +32,15 @@ def dtype(bits: int) -> np.dtype:
 
 
 def mask(bits: int) -> np.unsignedinteger:
-    """2^bits - 1 as a scalar of the ring's dtype."""
+    """Return 2^bits - 1 as a scalar of the ring's dtype."""
     return dtype(bits).type((1 << bits) - 1)
 
 
 def reduce(values: NDArray, bits: int) -> NDArray:
-    """Values of any integer dtype modulo 2^bits, in the ring's dtype (two's complement for negatives)."""
+    """Return values of any integer dtype modulo 2^bits, in the ring's dtype.
+
+    Negative values are taken in two's complement.
+    """
     small = values.astype(dtype(bits))
     if bits != small.dtype.itemsize * 8:
         small &= mask(bits)
@@ -45,22 +48,25 @@ def reduce(values: NDArray, bits: int) -> NDArray:
 
 
 def signed(values: NDArray, bits: int) -> NDArray[np.int64]:
-    """The representatives in [-2^(bits-1), 2^(bits-1))."""
+    """Return the representatives in [-2^(bits-1), 2^(bits-1))."""
     shift = np.uint64(64 - bits)
     return (values.astype(np.uint64) << shift).view(np.int64) >> np.int64(shift)
 
 
 def packed_words(count: int, bits: int) -> int:
-    """uint64 words that hold `count` values of `bits` bits."""
+    """Return how many uint64 words hold `count` values of `bits` bits."""
     return -(-count * bits // 64)
 
 
 def pack(values: NDArray, bits: int) -> NDArray[np.uint64]:
-    """Pack a flat array to `bits` (1..64) bits a value, little-endian, zero-padded to whole words."""
+    """Pack an array, taken flat, to `bits` (1..64) bits per value.
+
+    The bit string is little-endian and zero-padded to whole words. The result may be a view of
+    `values`, where its dtype has just `bits` bits.
+    """
     flat = np.ascontiguousarray(values).reshape(-1)
-    if (
-        bits == 8 * flat.dtype.itemsize and flat.nbytes % 8 == 0
-    ):  # nothing to squeeze: the same bytes, without a pass over them
+    # nothing to squeeze: the same bytes, without a pass over them
+    if bits == 8 * flat.dtype.itemsize and flat.nbytes % 8 == 0:
         return flat.view(np.uint64)
     words = np.zeros(packed_words(flat.size, bits), np.uint64)
     packing.pack_values(flat, bits, words)
@@ -68,18 +74,18 @@ def pack(values: NDArray, bits: int) -> NDArray[np.uint64]:
 
 
 def unpack(words: NDArray[np.uint64], bits: int, count: int) -> NDArray:
-    """The inverse of `pack`: `count` values in the smallest dtype that holds `bits` bits."""
+    """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
     values = np.empty(count, dtype(bits))
     packing.unpack_values(np.ascontiguousarray(words), bits, values)
     return values
 
 
 def count_bits(clients: int, rank: int | None = None) -> int:
-    """Bits of the smallest ring in which `H >= rank` is the sign of `H - rank` for every count H in 0..clients
-    (protocols.md 2).
+    """Return the bits of the smallest ring for counts of clients (protocols.md 2).
 
-    The default rank is the lower median's, ceil(clients / 2). It grows with neither argument alone, so a ring sized for
-    the most clients that may come fits the median of fewer.
+    In it, `H >= rank` is the sign of `H - rank` for every count H in 0..clients. The default rank
+    is the lower median's, ceil(clients / 2). With it the bits never fall as clients are added, so a
+    ring sized for the most clients that may come fits the median of fewer.
     """
     rank = median_rank(clients) if rank is None else rank
     bits = MIN_BITS
@@ -89,10 +95,10 @@ def count_bits(clients: int, rank: int | None = None) -> int:
 
 
 def index_bits(count: int) -> int:
-    """Bits of the smallest ring that tells 0..count-1 apart."""
+    """Return the bits of the smallest ring that tells 0..count-1 apart."""
     return max(MIN_BITS, (count - 1).bit_length())
 
 
 def median_rank(clients: int) -> int:
-    """1-based rank of the lower median of `clients` values: ceil(clients / 2)."""
+    """Return the 1-based rank of the lower median of `clients` values: ceil(clients / 2)."""
     return -(-clients // 2)

@@ -1,8 +1,8 @@
-"""Additive shares over Z_2^l and XOR shares. protocols.md section 2.
+"""Additive shares over Z_2^l and XOR shares (protocols.md section 2).
 
-`[x]_0 + [x]_1 = x (mod 2^l)`: one share is the AES-CTR expansion of a 16-byte seed, the other is x minus it, so a
-client uploads its vector once and not twice. Both forms are rows of l-bit packed words, and a server reads either a
-slice at a time: `Upload`.
+`[x]_0 + [x]_1 = x (mod 2^l)`: one share is the AES-CTR expansion of a 16-byte seed, the other is x
+minus it, so a client uploads its vector once and not twice. Both forms are rows of packed l-bit
+values, and a server reads either of them slice by slice: `Upload`.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,16 @@ from securemedian.mpc.errors import InputError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
 
-# Slices of a row start at multiples of this many values, so that they start at whole AES blocks for every width.
+# Slices of a row start at multiples of this many values, so that they start at whole AES blocks for
+# every width.
 SLICE_ALIGN = 64 * BLOCK_WORDS
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits; every row is padded to whole
-    AES blocks.
+    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits.
+
+    Every row is padded to whole AES blocks.
     """
 
     rows: int
@@ -33,23 +35,28 @@ class Layout:
 
     @property
     def row_words(self) -> int:
+        """The 64-bit words of one packed row, its padding included."""
         words = ring.packed_words(self.columns, self.bits)
         return -(-words // BLOCK_WORDS) * BLOCK_WORDS
 
     @property
     def words(self) -> int:
+        """The 64-bit words of all rows."""
         return self.rows * self.row_words
 
 
 class Upload(Protocol):
-    """One client's share as a server holds it: words [start, stop) of row `row`, packed."""
+    """One client's share as a server holds it, packed.
+
+    `words` returns the words [start, stop) of row `row`.
+    """
 
     def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]: ...
 
 
 @dataclass(frozen=True)
 class SeedUpload:
-    """A share given as a seed; expanded where it is read, `start` at a whole AES block."""
+    """A share given as a seed, expanded where it is read; `start` is at a whole AES block."""
 
     layout: Layout
     seed: bytes = field(repr=False)
@@ -61,7 +68,10 @@ class SeedUpload:
 
 @dataclass(frozen=True)
 class WordsUpload:
-    """A share given in full: packed words of shape (rows, row_words), in memory or mapped from a file."""
+    """A share given in full: packed words of shape (rows, row_words).
+
+    They are in memory or mapped from a file.
+    """
 
     layout: Layout
     packed: NDArray[np.uint64] = field(repr=False)
@@ -73,8 +83,10 @@ class WordsUpload:
 def split(
     values: NDArray, bits: int, entropy: Entropy = os_entropy, xor: bool = False
 ) -> tuple[SeedUpload, WordsUpload]:
-    """Share a (rows, columns) array of ring elements, additively or, with `xor`, as XOR shares of `bits`-bit words: the
-    seed half and the packed half. Each alone is uniform.
+    """Share a (rows, columns) array of ring elements; return the seed half and the packed half.
+
+    Shares are additive or, with `xor`, XOR shares of `bits`-bit words. Each half alone is uniform.
+    Raises InputError if `values` has another number of axes.
     """
     if values.ndim != 2:
         raise InputError(f"split takes a (rows, columns) array, not shape {values.shape}")
@@ -91,8 +103,9 @@ def split(
 
 
 def read(upload: Upload, layout: Layout, start: int, stop: int) -> NDArray:
-    """Columns [start, stop) of a share as ring elements, shape (rows, stop - start). `start` is a multiple of
-    SLICE_ALIGN.
+    """Return columns [start, stop) of a share as ring elements, shape (rows, stop - start).
+
+    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
     first, last = _words_of(layout, start, stop)
     out = np.empty((layout.rows, stop - start), ring.dtype(layout.bits))
@@ -104,8 +117,10 @@ def read(upload: Upload, layout: Layout, start: int, stop: int) -> NDArray:
 def weighted_sum(
     uploads: Sequence[Upload], weights: Sequence[int], layout: Layout, start: int, stop: int
 ) -> NDArray:
-    """Columns [start, stop) of the sum of additive shares, each times its public weight: ring elements, shape (rows,
-    stop - start). `start` is a multiple of SLICE_ALIGN. Shares of the same weight are added as they come, packed.
+    """Return columns [start, stop) of the sum of additive shares, each times its public weight.
+
+    The sums are ring elements of shape (rows, stop - start). Shares of the same weight are added as
+    they come, packed. Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
     first, last = _words_of(layout, start, stop)
     tops = ring.pack(
@@ -123,7 +138,7 @@ def weighted_sum(
 
 
 def _words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
-    """Which words of a row hold the columns [start, stop)."""
+    """Return which words of a row, [first, last), hold the columns [start, stop)."""
     if start % SLICE_ALIGN:
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
     first = start * layout.bits // 64
@@ -131,7 +146,10 @@ def _words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
 
 
 def combine(one: NDArray, other: NDArray, bits: int) -> NDArray:
-    """The shared values: [x]_0 + [x]_1 mod 2^l."""
+    """Return the shared values, [x]_0 + [x]_1 mod 2^l.
+
+    Raises InputError if the two shares differ in shape.
+    """
     if one.shape != other.shape:
         raise InputError(f"shares of shapes {one.shape} and {other.shape} do not belong together")
     return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits)

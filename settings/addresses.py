@@ -1,10 +1,10 @@
-"""Addresses of servers, as zmq writes them."""
+"""The addresses of servers, as zmq writes them."""
 
 from securemedian.mpc.errors import ConfigError
 
 
 def check_endpoint(endpoint: str) -> None:
-    """ConfigError unless `endpoint` is one that zmq can use over a network."""
+    """Raise ConfigError unless `endpoint` is an address that zmq can use over a network."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not (
         endpoint.startswith("tcp://") and host and port.isdecimal() and 0 < int(port) < 1 << 16

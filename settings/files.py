@@ -1,4 +1,4 @@
-"""Read a TOML configuration file."""
+"""The reading of TOML configuration files."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,10 @@ from securemedian.mpc.errors import ConfigError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's table; ConfigError if there is none or it does not parse."""
+    """Return a TOML file's table.
+
+    Raises ConfigError if the file cannot be read or is not TOML.
+    """
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""CURVE keys: the files that `securemedian keygen` makes, and the public keys in configurations."""
+"""The CURVE keys: files that `securemedian keygen` makes, and public keys in configurations."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,28 +18,34 @@ class KeyPair:
 
 
 def load_keys(path: str | Path) -> KeyPair:
-    """The key pair in a .key_secret file, which nobody but its owner may read."""
+    """Return the key pair in a .key_secret file.
+
+    Raises ConfigError if there is none, if it holds no secret key, or if others than its owner may
+    read it.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
     if path.stat().st_mode & 0o077:
         raise ConfigError(
-            f"others may read the secret key in {path}: run chmod 600 {path}, and make new keys if anybody did"
+            f"others may read the secret key in {path}: run chmod 600 {path}, "
+            "and make new keys if anybody has read it"
         )
     try:
         public, secret = zmq.auth.load_certificate(path)
     except ValueError as error:
         raise ConfigError(f"{path} is not a key file of `securemedian keygen`: {error}") from error
     if secret is None:
-        raise ConfigError(f"{path} holds a public key alone: name the .key_secret file beside it")
+        raise ConfigError(f"{path} holds a public key alone: name the .key_secret file next to it")
     return KeyPair(public, secret)
 
 
 def check_public_key(key: str) -> None:
-    """ConfigError unless `key` is a CURVE public key in z85."""
+    """Raise ConfigError unless `key` is a CURVE public key in z85."""
     try:
         usable = len(z85.decode(key)) == 32
-    except (ValueError, KeyError):  # how z85 reports another length and other characters
+    # z85 reports another length by the one and other characters by the other
+    except (ValueError, KeyError):
         usable = False
     if not usable:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Options of the whole test run."""
+"""The options of the whole test run."""
 
 import sys
 
@@ -17,5 +17,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def fuzz_examples(pytestconfig: pytest.Config) -> int:
-    """How many inputs a fuzzer tries."""
+    """Return how many inputs a fuzzer tries."""
     return int(pytestconfig.getoption("--fuzz-examples")) or sys.maxsize

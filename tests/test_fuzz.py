@@ -1,8 +1,8 @@
 """Every parser of bytes from outside, under bytes that nobody should send.
 
 A parser gives a value or raises one of our typed errors, whose message fits in a frame; anything
-else is a defect. Inputs are mutations of valid ones, random structures and the corpus below, which
-has what reviews have found. `--fuzz-examples 0` goes on until it is stopped.
+else is a defect. Inputs are mutations of valid ones, random structures, and the corpus below of
+what reviews have found. `--fuzz-examples 0` goes on until it is stopped.
 """
 
 import io
@@ -71,7 +71,7 @@ VALUES = st.recursive(
 
 
 def refused_or_taken(parse: Callable[[], object]) -> None:
-    """Run a parser: it may raise one of our errors, with a message of bounded length."""
+    """Run a parser, which may raise one of our errors with a message of bounded length."""
     try:
         parse()
     except SecureMedianError as error:
@@ -79,7 +79,7 @@ def refused_or_taken(parse: Callable[[], object]) -> None:
 
 
 def fuzz(examples: int, *strategies: Any) -> Callable[[Callable[..., None]], None]:
-    """Run a property at once on that many inputs of the strategies."""
+    """Return a decorator that runs a property at once, on `examples` inputs of the strategies."""
 
     def run(check: Callable[..., None]) -> None:
         quiet = list(HealthCheck)
@@ -91,7 +91,7 @@ def fuzz(examples: int, *strategies: Any) -> Callable[[Callable[..., None]], Non
 
 @st.composite
 def changed(draw: st.DrawFn, valid: dict[str, Any]) -> dict[str, Any]:
-    """A valid table with some values replaced, left out or added."""
+    """Draw a valid table with some values replaced, left out or added."""
     table = dict(valid)
     for key in draw(st.lists(st.sampled_from(sorted(valid)), max_size=3)):
         table[key] = draw(VALUES)
@@ -102,7 +102,7 @@ def changed(draw: st.DrawFn, valid: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def damaged(draw: st.DrawFn, valid: bytes) -> bytes:
-    """Valid bytes, cut, flipped, doubled or with others put in."""
+    """Draw valid bytes that are cut or flipped in places, or have others put in or left out."""
     data = bytearray(valid)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -134,7 +134,8 @@ def test_frames(fuzz_examples: int) -> None:
     @fuzz(fuzz_examples, changed(header), arrays, st.lists(st.binary(max_size=20), max_size=3))
     def check(table: dict[str, Any], described: list[Any], parts: list[bytes]) -> None:
         for entries in (table, table | {"a": described}):
-            with suppress(OverflowError, ValueError):  # what msgpack does not write was no frame
+            # what msgpack does not write was no frame
+            with suppress(OverflowError, ValueError):
                 packed = msgpack.packb(entries)
                 refused_or_taken(lambda packed=packed: wire.unpack([packed, *parts]))
 

@@ -1,4 +1,4 @@
-"""What an installation puts on a machine: one import name, whatever folders lie beside the user."""
+"""What an installation puts on a machine: one import name, next to whatever folders a user has."""
 
 import os
 import shutil
@@ -16,8 +16,6 @@ LIMIT_S = 240.0
 # What a user runs in a folder of their own: both servers, two clients and a round.
 PROGRAM = """
 import subprocess, sys, time
-from dataclasses import replace
-from pathlib import Path
 
 import clients, scripts, servers
 import numpy as np
@@ -25,9 +23,10 @@ import numpy as np
 assert clients.MINE and scripts.MINE and servers.MINE, "another folder's were imported"
 from securemedian import Client, ClientConfig, Coordinator, RoundParams, SecureMedianError
 
-subprocess.run([sys.executable, "-m", "securemedian", "keygen", "keys", "--clients", "2"], check=True)
+command = [sys.executable, "-m", "securemedian"]
+subprocess.run([*command, "keygen", "keys", "--clients", "2"], check=True)
 daemons = [
-    subprocess.Popen([sys.executable, "-m", "securemedian", "serve", f"keys/{name}.toml"])
+    subprocess.Popen([*command, "serve", f"keys/{name}.toml"])
     for name in ("s0", "s1")
 ]
 try:
@@ -58,7 +57,7 @@ finally:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the files that a release is made of, links included."""
+    """Return a copy of the files that a release is made of, links included."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
     copy.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "results", "*.nbi", "*.nbc")
@@ -84,7 +83,7 @@ def build(kind: str, source: Path, into: Path) -> Path:
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """The checksum of every file in a wheel but its own list of them."""
+    """Return the checksum of every file in a wheel but its own list of files."""
     with zipfile.ZipFile(wheel) as archive:
         return {
             entry.filename: entry.CRC
@@ -95,6 +94,7 @@ def contents(wheel: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel once for all tests."""
     return build("wheel", sources, tmp_path_factory.mktemp("wheel"))
 
 
@@ -124,7 +124,7 @@ def test_an_sdist_builds_the_same_wheel(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder, with packages of its own by the names of ours."""
+    """Return a user's folder that has packages of its own by the names of ours."""
     for name in FOLDERS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("MINE = True\n")
@@ -132,6 +132,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(program: str, folder: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in `folder`, with `where` on Python's path."""
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
@@ -142,7 +143,7 @@ def run(program: str, folder: Path, where: Path) -> subprocess.CompletedProcess[
     )
 
 
-def test_a_wheel_is_imported_beside_a_users_own_folders(
+def test_a_wheel_is_imported_next_to_a_users_own_folders(
     wheel: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     installed = tmp_path_factory.mktemp("site-packages")

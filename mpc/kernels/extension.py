@@ -1,6 +1,10 @@
-"""The inner loops of SoftSpokenOT: fold GGM leaves, correct rows, transpose to one 128-bit word per OT, hash.
+"""The inner loops of OT extension, SoftSpokenOT's above all.
 
-Sizes: n OTs a block (a multiple of 128), w = n / 64 words a row, 128 rows. `rows[r, i]` bit j belongs to OT 64 i + j.
+They fold the leaves of GGM trees, correct the rows, transpose them to one 128-bit word per OT, and
+do the part of the hash that is not AES: sigma, the tweak and the XORs.
+
+Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows. Bit j of
+`rows[r, i]` belongs to OT 64 i + j.
 """
 
 import numpy as np
@@ -8,16 +12,21 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.kernels.jit import kernel
 
-_TILE = 256  # words of a row folded at once: all leaves of a tree stay in the first-level cache
-_COLUMNS = 32  # words of a row transposed at once: both tiles fit the first-level cache without evicting each other
+# Words of a row that are folded at once: all leaves of a tree stay in the first-level cache.
+_TILE = 256
+# Words of a row that are transposed at once: both tiles fit the first-level cache and do not evict
+# each other.
+_COLUMNS = 32
 
 
 @kernel
 def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
-    """leaves (q, w), overwritten; rows (k, w), q = 2^k: rows[j] = XOR of leaves whose index has bit j set; leaves[0]
-    becomes the XOR of all.
+    """Fold the leaves of one tree into one row per index bit, and into their sum.
 
-    Leaves are added in pairs, one index bit a level, so a leaf is read twice and not k times.
+    leaves (q, w) with q = 2^k, overwritten; rows (k, w), written. rows[j] becomes the XOR of the
+    leaves whose index has bit j set, leaves[0] the XOR of all leaves.
+
+    Leaves are added in pairs, one index bit per level, so a leaf is read twice and not k times.
     """
     q, words = leaves.shape
     for start in range(0, words, _TILE):
@@ -49,7 +58,10 @@ def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
 def correct(
     rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDArray[np.uint64]
 ) -> None:
-    """rows[j] ^= masks[j] & correction, masks all-ones or zero: no branch on the secret bits they come from."""
+    """Add the correction to the rows whose mask is set: rows[j] ^= masks[j] & correction.
+
+    Masks are all ones or zero: there is no branch on the secret bits that they come from.
+    """
     for j in range(rows.shape[0]):
         m = masks[j]
         row = rows[j]
@@ -68,8 +80,10 @@ def _two_levels(
     wide: np.uint64,
     narrow: np.uint64,
 ) -> None:
-    """Two levels of the 64x64 bit transpose, `shift` and half of it, on `width` matrices side by side: a word is read
-    and written once for both. From rows `first` and columns `start` of `source` on; `out` may be `source`.
+    """Do two levels of the 64x64 bit transpose on `width` matrices that lie side by side.
+
+    The levels are those of `shift` and of half of it; a word is read and written once for both. The
+    matrices begin at row `first` and column `start` of `source`; `out` may be `source`.
     """
     half = shift >> 1
     s, t = np.uint64(shift), np.uint64(half)
@@ -104,6 +118,7 @@ def _two_levels(
 def _transpose_tile(
     rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]
 ) -> None:
+    """Transpose `width` 64x64 matrices from row `first`, column `start` of `rows` into `tile`."""
     _two_levels(
         rows,
         first,
@@ -126,9 +141,11 @@ def _transpose_tile(
 def transpose_and_tweak(
     rows: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
 ) -> None:
-    """out (n, 2) = sigma(x) ^ tweak, x the 128-bit column of OT i and tweak = (index + i, stream).
+    """Transpose the rows to one 128-bit word per OT, and apply the hash's sigma and tweak.
 
-    sigma(L || R) = (L ^ R) || L is a linear orthomorphism: sigma and x -> sigma(x) ^ x are both permutations.
+    rows (128, w); out (n, 2), out[i] = sigma(x) ^ tweak with x the 128-bit column of OT i and
+    tweak = (index + i, stream). sigma(L || R) = (L ^ R) || L is a linear orthomorphism: sigma and
+    x -> sigma(x) ^ x are both permutations.
     """
     words = rows.shape[1]
     low = np.empty((64, _COLUMNS), np.uint64)
@@ -149,7 +166,7 @@ def transpose_and_tweak(
 def sigma_and_tweak(
     keys: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
 ) -> None:
-    """The same on keys that are columns already, both (n, 2)."""
+    """Do as `transpose_and_tweak` does on keys (n, 2) that are columns already; out (n, 2)."""
     for i in range(keys.shape[0]):
         out[i, 0] = keys[i, 0] ^ keys[i, 1] ^ (index + np.uint64(i))
         out[i, 1] = keys[i, 0] ^ stream
@@ -159,7 +176,7 @@ def sigma_and_tweak(
 def xor_constant(
     values: NDArray[np.uint64], low: np.uint64, high: np.uint64, out: NDArray[np.uint64]
 ) -> None:
-    """out[i] = values[i] ^ (low, high), both (n, 2)."""
+    """Set out[i] = values[i] ^ (low, high), both (n, 2)."""
     for i in range(values.shape[0]):
         out[i, 0] = values[i, 0] ^ low
         out[i, 1] = values[i, 1] ^ high
@@ -167,7 +184,7 @@ def xor_constant(
 
 @kernel
 def xor_into(out: NDArray[np.uint64], values: NDArray[np.uint64]) -> None:
-    """out ^= values, both (n, 2)."""
+    """Set out ^= values, both (n, 2)."""
     for i in range(out.shape[0]):
         out[i, 0] ^= values[i, 0]
         out[i, 1] ^= values[i, 1]

@@ -1,4 +1,4 @@
-"""How every kernel here is compiled: serial, without the GIL, kept on disk."""
+"""The one way in which every kernel is compiled: serial, without the GIL, kept on disk."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -9,5 +9,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """Compile an arrays-in, arrays-out function. Plain Python under NUMBA_DISABLE_JIT=1, which the tests use."""
+    """Compile a function that takes arrays and writes into arrays.
+
+    Under NUMBA_DISABLE_JIT=1, which the tests use, it stays plain Python.
+    """
     return cast(F, numba.njit(nogil=True, cache=True)(function))

@@ -1,7 +1,7 @@
-"""The inner loops of silent OT: half-trees grown level by level, and the linear code that stretches what they end in.
+"""The inner loops of silent OT: half-trees, and the linear code applied to their leaves.
 
-A 128-bit block is two uint64 words. Nodes of a level are (trees, width, 2), the children of node j stand at j and j +
-width.
+Trees grow level by level. A 128-bit block is two uint64 words. The nodes of a level are an array
+(trees, width, 2); the children of node j stand at j and j + width of the next one.
 """
 
 import numpy as np
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.kernels.jit import kernel
 
-LOCALITY = 10  # SECURITY: secrets that each output of the code adds up (d of a d-local linear code)
+# SECURITY: the number of secrets that each output of the code adds up, d of a d-local linear code.
+LOCALITY = 10
 
 
 @kernel
@@ -19,8 +20,11 @@ def grow(
     children: NDArray[np.uint64],
     sums: NDArray[np.uint64],
 ) -> None:
-    """Left children are `lefts` (trees, width, 2), right ones parent ^ left; sums (trees, 2, 2) gets the XOR of all
-    left and of all right children of a tree.
+    """Write the children of one level's nodes, and the XOR of each side's children per tree.
+
+    parents, lefts (trees, width, 2); children (trees, 2 width, 2): a left child is that of `lefts`,
+    a right child is parent ^ left. sums (trees, 2, 2) gets the XOR of all left and of all right
+    children of a tree.
     """
     trees, width, _ = parents.shape
     for tree in range(trees):
@@ -49,8 +53,10 @@ def mend(
     given: NDArray[np.uint64],
     paths: NDArray[np.int64],
 ) -> None:
-    """Replace the two children of the node at paths[tree], which are wrong, by given[tree] ^ all other children of
-    their side. `given` (trees, 2) is the true XOR of the side that leads off the path.
+    """Replace the two children of each tree's node on the path, which are wrong.
+
+    The node is at paths[tree]; its children become given[tree] ^ all other children of their side.
+    `given` (trees, 2) is the true XOR of the side that leads off the path.
     """
     half = children.shape[1] // 2
     for tree in range(children.shape[0]):
@@ -68,12 +74,15 @@ def encode(
     draws: NDArray[np.uint32],
     out: NDArray[np.uint64],
 ) -> None:
-    """out[i] = leaves[i] without its bit 0 ^ XOR of LOCALITY blocks of `secrets` (k, 2), whose indices are the uniform
-    words draws (n, LOCALITY) scaled to 0..k-1; draws is overwritten.
+    """Add LOCALITY blocks of the secret to each leaf, at indices that `draws` chooses.
+
+    out[i] = (leaves[i] without its bit 0) ^ the XOR of LOCALITY blocks of `secrets` (k, 2). Their
+    indices are the uniform words draws (n, LOCALITY) scaled to 0..k-1; `draws` is overwritten.
     """
     one, half = np.uint64(1), np.uint64(32)
     count = np.uint64(secrets.shape[0])
-    for i in range(out.shape[0]):  # apart from the loads, which then have nothing to wait for
+    # a loop of its own, so that the loads of the next one have nothing to wait for
+    for i in range(out.shape[0]):
         for j in range(LOCALITY):
             draws[i, j] = np.uint32((np.uint64(draws[i, j]) * count) >> half)
     for i in range(out.shape[0]):

@@ -1,4 +1,7 @@
-"""l-bit values to and from uint64 words, value i in bits [i*l, (i+1)*l) of the little-endian bit string."""
+"""The packing of l-bit values into uint64 words, and back.
+
+Value i takes the bits [i l, (i+1) l) of the little-endian bit string.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from securemedian.mpc.kernels.jit import kernel
 
 @kernel
 def pack_values(values: NDArray[Any], bits: int, words: NDArray[np.uint64]) -> None:
-    """OR the low `bits` bits of each value into `words`, which must be zero. 1 <= bits <= 64."""
+    """Write the low `bits` bits (1..64) of each value into `words`, which must be zero before."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     position = 0
     for i in range(values.shape[0]):
@@ -25,7 +28,7 @@ def pack_values(values: NDArray[Any], bits: int, words: NDArray[np.uint64]) -> N
 
 @kernel
 def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) -> None:
-    """The inverse of `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
+    """Undo `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     position = 0
     for i in range(values.shape[0]):
@@ -42,8 +45,10 @@ def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) ->
 def add_packed(
     words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
 ) -> None:
-    """total += words, value by value modulo 2^l, without unpacking: `tops` has the top bit of each value, which is
-    added without a carry, so that none leaves its value. A value in two words passes its own on to the second.
+    """Add packed values to packed totals modulo 2^l, without unpacking them.
+
+    `tops` has the top bit of each value set. Top bits are added without their carry, so no carry
+    leaves its value; a value that spans two words passes the carry within it on to the second.
     """
     carry = np.uint64(0)
     for i in range(total.shape[0]):
@@ -57,7 +62,7 @@ def add_packed(
 
 @kernel
 def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
-    """words[i] bit j = bits[64 i + j]; missing bits are 0."""
+    """Set bit j of words[i] to bits[64 i + j]; missing bits are 0."""
     count = bits.shape[0]
     for i in range(words.shape[0]):
         word = np.uint64(0)
@@ -68,14 +73,14 @@ def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
 
 @kernel
 def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
-    """bits[64 i + j] = bit j of words[i]."""
+    """Set bits[64 i + j] to bit j of words[i]."""
     for i in range(bits.shape[0]):
         bits[i] = (words[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
 
 
 @kernel
 def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
-    """planes[k, i] bit j = bit k of keys[64 i + j, 0]."""
+    """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
     for i in range(planes.shape[1]):
         for k in range(planes.shape[0]):
             word = np.uint64(0)
@@ -86,7 +91,7 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
 
 @kernel
 def pack_plane(values: NDArray[Any], bit: int, words: NDArray[np.uint64]) -> None:
-    """words[i] bit j = bit `bit` of values[64 i + j]; values.size is a multiple of 64."""
+    """Set bit j of words[i] to bit `bit` of values[64 i + j]; values.size is a multiple of 64."""
     shift = np.uint64(bit)
     for i in range(words.shape[0]):
         word = np.uint64(0)

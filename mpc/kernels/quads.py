@@ -1,7 +1,9 @@
-"""1-of-4 OTs of ring elements: the AND of two XOR-shared bits straight into the ring, for the radix median.
+"""The inner loops of 1-of-4 OTs of ring elements, which the radix median uses.
 
-Position p of an item stands for the receiver's shares of both bits, p = c + 2 z. Bits come packed, ring elements in
-their dtype, and `mask` is 2^l - 1.
+They turn the AND of two XOR-shared bits into an additive share, without a conversion of its own.
+
+Position p of an item stands for the receiver's shares of both bits, p = c + 2 z. Bits come packed,
+ring elements in their dtype, and `mask` is 2^l - 1.
 """
 
 from typing import Any
@@ -16,7 +18,7 @@ from securemedian.mpc.kernels.jit import kernel
 def split_tables(
     tables: NDArray[np.uint64], slot: int, mask: np.uint64, pads: NDArray[Any]
 ) -> None:
-    """pads[p, i] = chunk p of table i: tables (items, W), pads (4, items)."""
+    """Set pads[p, i] to chunk p of table i: tables (items, W), pads (4, items)."""
     for p in range(4):
         word = (p * slot) >> 6
         shift = np.uint64((p * slot) & 63)
@@ -28,7 +30,7 @@ def split_tables(
 def request(
     c: NDArray[np.uint64], z: NDArray[np.uint64], choices: NDArray[np.uint8], out: NDArray[np.uint8]
 ) -> None:
-    """out[i] = choices[i] ^ position i."""
+    """Write the receiver's requests, out[i] = choices[i] ^ position i."""
     for i in range(choices.shape[0]):
         shift = np.uint64(i & 63)
         low = (c[i >> 6] >> shift) & np.uint64(1)
@@ -46,8 +48,10 @@ def reply(
     messages: NDArray[Any],
     shares: NDArray[Any],
 ) -> None:
-    """The sender's share f(0) + pad[d] and its messages f(p) - share + pad[p ^ d] for p = 1, 2, 3; message 0 is always
-    0 and not sent. f(p) = (c ^ p_0) & (z ^ p_1).
+    """Write the sender's shares and its messages, in reply to the requests d.
+
+    share = f(0) + pad[d], and message p = f(p) - share + pad[p ^ d] for p = 1, 2, 3, with
+    f(p) = (c ^ p_0) & (z ^ p_1). Message 0 is always 0 and is not sent.
     """
     one = np.uint64(1)
     for i in range(requests.shape[0]):
@@ -73,12 +77,12 @@ def finish(
     mask: np.uint64,
     shares: NDArray[Any],
 ) -> None:
-    """The receiver's share: the message at its position minus its pad."""
+    """Write the receiver's shares: the message at its position minus its pad."""
     for i in range(shares.shape[0]):
         shift = np.uint64(i & 63)
         low = (c[i >> 6] >> shift) & np.uint64(1)
         high = (z[i >> 6] >> shift) & np.uint64(1)
-        # all three are read whatever the position is
+        # all three are read whatever the position is: no access depends on a secret
         message = (
             np.uint64(messages[0, i]) * (low & (high ^ np.uint64(1)))
             + np.uint64(messages[1, i]) * (high & (low ^ np.uint64(1)))

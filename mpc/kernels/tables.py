@@ -1,8 +1,8 @@
-"""Leaf tables: random 1-of-2^m OT from m random OTs, and the online step that masks and reads them.
+"""The inner loops of leaf tables: random 1-of-2^m OT from m random OTs, and its use online.
 
-A table holds 2^m chunks in the low bits of its words, chunk i in bits [i s, (i+1) s), s = `slot` a power of two. Item
-`a` of `count` uses the OTs a, a + count, .., a + (m-1) count of its block, so that neighbours in a row belong to
-neighbouring items.
+A table holds 2^m chunks in the low bits of its words, chunk i in bits [i s, (i+1) s), where
+s = `slot` is a power of two. Item `a` of `count` uses the OTs a, a + count, .., a + (m-1) count of
+its block, so that neighbours in a row belong to neighbouring items.
 """
 
 from typing import Any
@@ -20,8 +20,10 @@ def combine_keys(
     masks: NDArray[np.uint64],
     out: NDArray[Any],
 ) -> None:
-    """out (count, W): chunk i = XOR_j chunk i of keys_{i_j} of OT j. keys (m count, >= W), masks (m, 2, W): which
-    chunks have i_j = 0, 1.
+    """Combine the sender's keys into one table per item.
+
+    keys0, keys1 (m count, >= W); out (count, W). Chunk i of a table is XOR_j chunk i of keys_{i_j}
+    of OT j, where i_j is bit j of i. masks (m, 2, W) tell which chunks have i_j = 0 and which 1.
     """
     count, words = out.shape
     for word in range(words):
@@ -44,8 +46,10 @@ def choose_chunks(
     choices: NDArray[np.uint8],
     pads: NDArray[Any],
 ) -> None:
-    """What the receiver knows of a table: choices[a] = sum_j c_j 2^j and pads[a] = XOR_j chunk choices[a] of its key of
-    OT j, `width` bits.
+    """Write what the receiver knows of each table: one position and the pad there.
+
+    choices[a] = sum_j c_j 2^j, with c_j the choice of OT j, and pads[a] = XOR_j chunk choices[a] of
+    its key of OT j, of `width` bits.
     """
     count = pads.shape[0]
     levels = keys.shape[0] // count
@@ -71,8 +75,10 @@ def request_leaves(
     leaf_mask: int,
     out: NDArray[np.uint8],
 ) -> None:
-    """out = choice ^ leaf: what the receiver asks for. leaf = (value >> shift) & leaf_mask, at most 4 bits, as many as
-    the choice in the low bits of a pad.
+    """Write the receiver's requests, choice ^ leaf.
+
+    leaf = (value >> shift) & leaf_mask has at most 4 bits, as many as the choice, which is in the
+    low bits of a pad.
     """
     s = np.uint64(shift)
     m = np.uint64(leaf_mask)
@@ -82,8 +88,9 @@ def request_leaves(
 
 @kernel
 def _shuffle(table: np.uint64, request: np.uint64, slot: int) -> np.uint64:
-    """Chunk i of the result is chunk i ^ request of a table of up to 16 chunks of 1 or 2 bits, without a branch on the
-    request.
+    """Return a table whose chunk i is chunk i ^ request of the given one.
+
+    A table has up to 16 chunks of 1 or 2 bits. There is no branch on the request.
     """
     one, two, three, four, eight, sixteen = (
         np.uint64(1),
@@ -130,8 +137,11 @@ def reply_one(
     shares: NDArray[np.uint64],
     out: NDArray[Any],
 ) -> None:
-    """The sender's masked messages, 1 bit a chunk, under the table's pads: share ^ 1{leaf > i} where `less` is 1 and
-    share ^ 1{leaf = i} where it is 0: 2^leaf has the bit i = leaf, 2^leaf - 1 the bits i < leaf. `shares` packed.
+    """Write the sender's masked messages of 1 bit per chunk, in reply to the requests.
+
+    Message i is share ^ 1{leaf > i} where `less` is 1 and share ^ 1{leaf = i} where it is 0, under
+    the table's pad i ^ request: 2^leaf has the bit i = leaf, 2^leaf - 1 the bits i < leaf. `shares`
+    are packed.
     """
     every = np.uint64(0xFFFF)
     m = np.uint64(leaf_mask)
@@ -156,8 +166,9 @@ def reply_both(
     equal_shares: NDArray[np.uint64],
     out: NDArray[np.uint32],
 ) -> None:
-    """As `reply_one` on 4-bit leaves with 2 bits a chunk: 1{leaf > i} in the low one, 1{leaf = i} in the high
-    one.
+    """Write masked messages as `reply_one` does, for 4-bit leaves and with 2 bits per chunk.
+
+    The low bit of chunk i is for 1{leaf > i}, the high one for 1{leaf = i}.
     """
     low, high = np.uint64(0x55555555), np.uint64(0xAAAAAAAA)
     for i in range(values.shape[0]):
@@ -179,8 +190,10 @@ def finish_leaves(
     replies: NDArray[Any],
     out: NDArray[np.uint64],
 ) -> None:
-    """The receiver's shares, packed: out[k] bit i = bit k of (chunk leaf of reply i) ^ pad i, k < slot. Unused bits are
-    0. Pad i is above the choice in pads[i].
+    """Write the receiver's shares, packed.
+
+    Bit i of out[k] is bit k of (chunk `leaf` of reply i) ^ pad i, for k < slot; unused bits are 0.
+    Pad i stands above the choice in pads[i].
     """
     count = values.shape[0]
     above = np.uint64(leaf_bits)
