@@ -5,16 +5,13 @@ AGREEMENT  both servers must have the same value: part of the digest they compar
 SECURITY   a security level or the choice of a primitive; agreed on as well.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from types import UnionType
-from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
-
-import msgpack
+from typing import Any, Self
 
 from securemedian.mpc import ring
+from securemedian.mpc.canonical import build, digest
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
@@ -37,52 +34,6 @@ def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
-
-
-def digest(*values: Any) -> bytes:
-    """SHA-256 of a canonical msgpack encoding: what the servers compare."""
-    return hashlib.sha256(msgpack.packb(values)).digest()
-
-
-T = TypeVar("T")
-
-
-def build(cls: type[T], values: object, where: str) -> T:
-    """A flat dataclass from a map that came from outside (TOML, msgpack). ConfigError names unknown, missing and
-    mistyped keys and `where` they stand.
-    """
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(str(key) for key in set(values) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
-        )
-    missing = sorted(
-        n
-        for n, f in known.items()
-        if f.default is MISSING and f.default_factory is MISSING and n not in values
-    )
-    if missing:
-        raise ConfigError(f"{where}: missing {', '.join(missing)}")
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        hint = hints[name]
-        allowed = [
-            get_origin(kind) or kind
-            for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
-        ]
-        if float in allowed:
-            allowed.append(int)
-        if type(value) not in allowed:  # type() and not isinstance(): True is no number
-            raise ConfigError(
-                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}"
-            )
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True)

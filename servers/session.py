@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -27,7 +28,7 @@ from securemedian.mpc.errors import (
     RoundClosed,
     TooFewClients,
 )
-from securemedian.mpc.params import RoundParams, digest
+from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import (
     Close,
     Done,

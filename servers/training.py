@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import encode
+from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.median.methods import METHODS, Published
-from securemedian.mpc.params import RangePolicy, RoundParams, build
+from securemedian.mpc.params import RangePolicy, RoundParams
 
 Float32s = NDArray[np.float32]
 
