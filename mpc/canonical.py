@@ -1,4 +1,6 @@
-"""Dataclasses from maps that came from outside (TOML, msgpack, JSON), and the digest that both servers compare."""
+"""Build dataclasses from maps that came from outside (TOML, msgpack, JSON), and digest what both
+servers compare.
+"""
 
 import hashlib
 from dataclasses import MISSING, fields
@@ -9,22 +11,32 @@ import msgpack
 
 from securemedian.mpc.errors import ConfigError
 
-
-def digest(*values: Any) -> bytes:
-    """SHA-256 of a canonical msgpack encoding: what the servers compare."""
-    return hashlib.sha256(msgpack.packb(values)).digest()
-
-
 T = TypeVar("T")
 
 
-def build(cls: type[T], values: object, where: str) -> T:
-    """A flat dataclass from a map that came from outside (TOML, msgpack). ConfigError names unknown, missing and
-    mistyped keys and `where` they stand.
+def digest(*values: Any) -> bytes:
+    """Return the SHA-256 of a canonical msgpack encoding: what the servers compare."""
+    return hashlib.sha256(msgpack.packb(values)).digest()
+
+
+def flat(instance: Any) -> dict[str, Any]:
+    """Return a dataclass as the map that `build` takes, in one form: a whole number given for a float
+    is a float, so that both digest alike.
+    """
+    hints = get_type_hints(type(instance))
+    values = {f.name: getattr(instance, f.name) for f in fields(instance)}
+    return {name: float(value) if hints[name] is float else value for name, value in values.items()}
+
+
+def build(cls: type[T], values: object, where: str, **made: Any) -> T:
+    """Return a flat dataclass built from a map that came from outside.
+
+    `made` are fields that are built already and that the map must not name. Raises ConfigError, which
+    names unknown, missing and mistyped keys and `where` they stand.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.name not in made}  # type: ignore[arg-type]
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ConfigError(
@@ -46,11 +58,13 @@ def build(cls: type[T], values: object, where: str) -> T:
         ]
         if float in allowed:
             allowed.append(int)
-        if type(value) not in allowed:  # type() and not isinstance(): True is no number
+        # type() and not isinstance(): True is no number
+        if type(value) not in allowed:
             raise ConfigError(
-                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}"
+                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, "
+                f"not {value!r}"
             )
     try:
-        return cls(**values)
+        return cls(**values, **made)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

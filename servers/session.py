@@ -252,7 +252,7 @@ class Round:
             reason = f"{len(self.included)} complete uploads, and s{self.party} asks for at least {self.needed}"
             return self._fail(Failure(TooFewClients.code, reason))
         try:
-            self.params.ranks_of(sum(self.params.weights_of(self.included)))
+            self.params.check_included(self.included)
         except ConfigError as error:
             return self._fail(Failure(error.code, str(error)))
         return []
