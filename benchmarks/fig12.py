@@ -14,6 +14,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 
 MLP = 199_210  # 784-200-200-10
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     chosen = settings.read(options)
     stem = options.out / "fig12"
     file = report.prepare(stem)
-    bits = RoundParams("bucketed", options.dim, max(options.clients)).ring_bits
+    bits = RoundParams(Bucketed(), options.dim, max(options.clients)).ring_bits
     points = [
         Point("median", "bucketed", None, n, options.dim, 8, bits, "scan", ahead=True)
         for n in options.clients

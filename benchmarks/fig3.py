@@ -12,6 +12,7 @@ from securemedian.benchmarks.points import growth
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 
 METHODS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _points(clients: Sequence[int], dim: int) -> list[Point]:
     """Bucketed medians all have the count ring of the most clients, or their cost would grow with its width."""
-    bits = RoundParams("bucketed", dim, max(clients)).ring_bits
+    bits = RoundParams(Bucketed(), dim, max(clients)).ring_bits
     return [
         *(Point("median", "bucketed", None, n, dim, 8, bits, "scan") for n in clients),
         *(Point("median", "pairwise", None, n, dim, ring_bits=0) for n in clients),

@@ -28,11 +28,11 @@ from securemedian.laboratory import report
 from securemedian.mpc import compare, millionaire, plan, ring
 from securemedian.mpc.kernels import extension, lpn, packing, tables
 from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.params import ProtocolParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import warm_up
 from securemedian.mpc.preprocessing import Demand
 from securemedian.mpc.prg import Stream
+from securemedian.mpc.protocol import ProtocolParams
 
 Table = dict[str, dict[str, float]]  # column -> row -> figure
 Size = Callable[..., int]

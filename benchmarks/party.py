@@ -18,9 +18,9 @@ import zmq
 
 from securemedian.benchmarks.link import LOOPBACK, Link, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, run_point
-from securemedian.mpc.params import ProtocolParams
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import warm_up
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.engine import SWITCH_S, establish
 from securemedian.servers.transport import (
     PEER_DOMAIN,

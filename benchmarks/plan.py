@@ -13,22 +13,26 @@ kernels are real, only nobody answers. Seconds a byte are those of the encryptio
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from securemedian.benchmarks.link import Link
-from securemedian.benchmarks.work import Point, round_params
+from securemedian.benchmarks.work import SWEPT, swept_options
+from securemedian.clients.options import add_method_options, check_belong, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
-from securemedian.mpc import params
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.options import options_of
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Cost, cut, demand
 from securemedian.mpc.plan import lone_party, predict, rehearse
+from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 
 COLUMNS = (
     "M OTs",
@@ -43,6 +47,8 @@ COLUMNS = (
     "seconds",
 )
 LOOPBACK_RTT_MS = 0.1
+# the choice of every method
+ALL = "all"
 # seconds from a send to the receiving thread going on, the link apart: through the sockets and their threads, as
 # measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
@@ -96,7 +102,7 @@ class Row:
         computed = {
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
-            "kind": kind(self.round),
+            "kind": self.round.method.kind,
         }
         return asdict(self) | {"round": self.round.to_dict()} | computed
 
@@ -110,7 +116,7 @@ def add_verbs(verbs: Any) -> None:
         epilog=FORMULA,
     )
     plan.add_argument(
-        "--method", choices=(*params.METHODS, "all"), default="all", help="(default: all)"
+        "--method", choices=(*METHODS, ALL), default=ALL, help="(default: %(default)s)"
     )
     plan.add_argument(
         "--clients", type=int, required=True, metavar="N", help="clients that take part"
@@ -118,33 +124,8 @@ def add_verbs(verbs: Any) -> None:
     plan.add_argument(
         "--dim", type=int, required=True, metavar="D", help="coordinates of an update"
     )
-    plan.add_argument(
-        "--buckets",
-        type=int,
-        default=8,
-        metavar="B",
-        help="bucketed: buckets (default: %(default)s)",
-    )
-    plan.add_argument("--schedule", choices=params.SCHEDULES, help="bucketed (default: each)")
-    plan.add_argument(
-        "--encoding",
-        choices=params.ENCODINGS,
-        help="radix: its words (default: float32, bfloat16 and buckets)",
-    )
-    plan.add_argument(
-        "--ring-bits",
-        type=int,
-        default=0,
-        metavar="L",
-        help="value ring (pairwise, trimmed-mean) or count ring (bucketed); 0: 64, or the smallest (default: 0)",
-    )
-    plan.add_argument(
-        "--trim",
-        type=float,
-        default=0.1,
-        metavar="BETA",
-        help="trimmed-mean: share dropped at either end (default: %(default)s)",
-    )
+    # those that change what a round costs
+    add_method_options(plan, only=(*SWEPT, "trim"), swept=True)
     plan.add_argument(
         "--bandwidth",
         type=_positive,
@@ -169,7 +150,7 @@ def add_verbs(verbs: Any) -> None:
     )
     plan.add_argument(
         "--extension",
-        choices=params.OT_EXTENSIONS,
+        choices=OT_EXTENSIONS,
         default=defaults.ot_extension,
         help="OT extension: softspoken, or silent: few bytes against more work (default: %(default)s)",
     )
@@ -195,10 +176,10 @@ def run(options: argparse.Namespace) -> None:
     found, refused = [], []
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_a_byte()
-        for name, round in rounds(options):
+        for name, params in rounds(options):
             status.update(name)
             try:
-                found.append(plan(name, round, options.clients, protocol, link, byte))
+                found.append(plan(name, params, options.clients, protocol, link, byte))
             except ConfigError as too_large:
                 refused.append(too_large)
     if not found:
@@ -217,54 +198,51 @@ def run(options: argparse.Namespace) -> None:
 
 
 def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
-    """All rounds that the options leave open."""
-    common: dict[str, Any] = {
-        "clients": options.clients,
-        "dim": options.dim,
-        "buckets": options.buckets,
-    }
-    for method in params.METHODS if options.method == "all" else (options.method,):
-        point = Point(
-            "median", method, **common, ring_bits=0 if method == "radix" else options.ring_bits
-        )
-        if method == "bucketed":
-            for schedule in [options.schedule] if options.schedule else params.SCHEDULES:
-                yield (
-                    f"bucketed b={options.buckets} {schedule}",
-                    round_params(replace(point, schedule=schedule)),
-                )
-        elif method == "radix":
-            for encoding in (
-                [options.encoding] if options.encoding else ("float32", "bfloat16", "buckets")
-            ):
-                name = f"radix {encoding}" + f" b={options.buckets}" * (encoding == "buckets")
-                yield name, round_params(replace(point, encoding=encoding))
-        elif method == "trimmed-mean":
-            yield f"trimmed-mean {options.trim:g}", replace(round_params(point), trim=options.trim)
-        else:
-            yield method, round_params(point)
+    """Yield all rounds that the options leave open, with the label of each."""
+    given = given_options(options)
+    if options.method != ALL:
+        check_belong(options.method, given)
+        for name in given.keys() - swept_options(options.method, given).keys():
+            raise ConfigError(f"plan settles {name} of {options.method} by itself: leave it out")
+    for name in METHODS if options.method == ALL else (options.method,):
+        known = options_of(METHODS[name])
+        own = swept_options(name, given)
+        compared = {
+            key: option.compared
+            for key, option in known.items()
+            if option.compared and key not in own
+        }
+        for values in itertools.product(*compared.values()):
+            method = METHODS[name](**own, **dict(zip(compared, values, strict=True)))
+            yield method.label, RoundParams(method, options.dim, options.clients)
 
 
 def plan(
-    name: str, round: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float
+    name: str, params: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float
 ) -> Row:
     """The row of one round; `byte` is `seconds_a_byte()`."""
     weights = [1] * clients
-    predicted = predict(round, weights, protocol)
+    predicted = predict(params, weights, protocol)
     one = predicted.costs[0]
     return estimate(
-        name, round, clients, one, predicted.memory, calibrate(round, weights, protocol, byte), link
+        name,
+        params,
+        clients,
+        one,
+        predicted.memory,
+        calibrate(params, weights, protocol, byte),
+        link,
     )
 
 
 def estimate(
-    name: str, round: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link
+    name: str, params: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link
 ) -> Row:
     """The formula, for S0's predicted cost."""
     both = cost.bytes_sent + cost.bytes_received
     return Row(
         name,
-        round,
+        params,
         clients,
         cost.ots,
         cost.bytes_sent,
@@ -272,31 +250,19 @@ def estimate(
         cost.rounds,
         memory,
         ahead_seconds=cost.ots * speed.ot,
-        online_seconds=round.dim * speed.coordinate + both * speed.byte,
+        online_seconds=params.dim * speed.coordinate + both * speed.byte,
         transfer_seconds=8 * max(cost.bytes_sent, cost.bytes_received) / link.bits_per_second,
         waiting_seconds=cost.rounds * (link.rtt_s / 2 + HOP_S),
     )
 
 
-def kind(round: RoundParams) -> str:
-    """What the result is: the clients' exact median (of what their numbers are in fixed point, or as they stand), an
-    approximation of it, or a mean.
-    """
-    if round.method == "trimmed-mean":
-        return "mean"
-    rounded = round.method == "bucketed" or (
-        round.method == "radix" and round.encoding in ("bfloat16", "buckets")
-    )
-    return "approximate" if rounded else "exact"
-
-
 def calibrate(
-    round: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float
+    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float
 ) -> Speed:
     """Time a part of the round at a party whose peer says nothing but zeros: the best of a few runs."""
-    begin, end = cut(round, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
+    begin, end = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
     size = end - begin
-    while size > 1 and demand(round, weights, size).ots > CALIBRATION_OTS:
+    while size > 1 and demand(params, weights, size).ots > CALIBRATION_OTS:
         size //= 2
     best: tuple[float, float] = math.inf, math.inf
     party = lone_party(protocol)
@@ -306,7 +272,7 @@ def calibrate(
             pool.ots + sum(pool.left),
             pool.spent.seconds,
         )  # silent extension makes some that are left over
-        rehearse(party, round, weights, size)
+        rehearse(party, params, weights, size, protocol.batch)
         seconds = time.perf_counter() - start
         ahead, made = pool.spent.seconds - ahead, pool.ots + sum(pool.left) - ots
         best = (
@@ -336,7 +302,7 @@ def cheapest(rows: Sequence[Row]) -> list[str]:
     """One sentence for each kind of median among the rows."""
     lines = []
     for what, wanted in (("exact median", "exact"), ("approximate median", "approximate")):
-        of_kind = [row for row in rows if kind(row.round) == wanted]
+        of_kind = [row for row in rows if row.round.method.kind == wanted]
         if of_kind:
             best = min(of_kind, key=lambda row: row.seconds)
             lines.append(f"cheapest {what} on this link: {best.name}, {best.seconds:.3g} s")
@@ -363,7 +329,7 @@ def _table(rows: Sequence[Row]) -> Any:
         )
         figures = [_figure(value / 1e6) for value in mega] + [_figure(value) for value in seconds]
         figures.insert(COLUMNS.index("rounds"), f"{row.rounds:,}")
-        table.add_row(("~ " if kind(row.round) == "approximate" else "") + row.name, *figures)
+        table.add_row(("~ " if row.round.method.kind == "approximate" else "") + row.name, *figures)
     return table
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.settings import count, list_from, numbers
-from securemedian.benchmarks.work import Point
+from securemedian.benchmarks.work import SWEPT, Point
+from securemedian.clients.options import add_method_options
 from securemedian.laboratory import report
-from securemedian.mpc import params
+from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
+from securemedian.mpc.options import Option, options_of
 
 DEFAULT_OTS = 1 << 23
 DEFAULT_COMPARISONS = 1 << 20
@@ -51,10 +53,10 @@ def add_kinds(kinds: Any) -> None:
     median = kinds.add_parser("median", help="a whole median on shares")
     median.add_argument(
         "--method",
-        type=list_from(params.METHODS),
-        default=["bucketed"],
+        type=list_from(tuple(METHODS)),
+        default=[DEFAULT_METHOD],
         metavar="M,..",
-        help=f"from {', '.join(params.METHODS)} (default: bucketed)",
+        help=f"from {', '.join(METHODS)} (default: {DEFAULT_METHOD})",
     )
     median.add_argument(
         "--clients",
@@ -66,34 +68,7 @@ def add_kinds(kinds: Any) -> None:
     median.add_argument(
         "--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)"
     )
-    median.add_argument(
-        "--buckets",
-        type=numbers,
-        default=[8],
-        metavar="B,..",
-        help="bucketed: buckets (default: 8)",
-    )
-    median.add_argument(
-        "--ring-bits",
-        type=numbers,
-        default=[0],
-        metavar="L,..",
-        help="value ring (pairwise, trimmed-mean) or count ring (bucketed); 0: 64, or the smallest (default: 0)",
-    )
-    median.add_argument(
-        "--schedule",
-        type=list_from(params.SCHEDULES),
-        default=["scan"],
-        metavar="S,..",
-        help="bucketed: scan, bisect (default: scan)",
-    )
-    median.add_argument(
-        "--encoding",
-        type=list_from(params.ENCODINGS),
-        default=["float32"],
-        metavar="E,..",
-        help="radix: its words (default: float32)",
-    )
+    add_method_options(median, only=SWEPT, swept=True, parser_of=_several)
     median.add_argument(
         "--ahead",
         action="store_true",
@@ -186,21 +161,25 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _several(option: Option) -> Any:
+    """Parse several values of an option, to time all of them."""
+    return list_from(option.choices) if option.choices else numbers
+
+
 def _median_points(options: argparse.Namespace) -> list[Point]:
-    """All combinations of what a method has options for."""
-    points = []
+    """Return all combinations of what a method has options for; what is not given has its default."""
+    points: dict[str, Point] = {}
     for method in options.method:
-        bucketed, radix = method == "bucketed", method == "radix"
-        varied = itertools.product(
-            options.clients,
-            options.dim,
-            options.buckets if bucketed else [None],
-            [0] if radix else options.ring_bits,
-            options.schedule if bucketed else [None],
-            options.encoding if radix else [None],
-        )
-        points += [
-            Point("median", method, None, *combination, ahead=options.ahead)
-            for combination in varied
+        known = options_of(METHODS[method])
+        varied = [
+            (getattr(options, name) or [known[name].default])
+            if name in known and known[name].swept
+            else [None]
+            for name in SWEPT
         ]
-    return points
+        for clients, dim, *values in itertools.product(options.clients, options.dim, *varied):
+            swept = dict(zip(SWEPT, values, strict=True))
+            point = Point("median", method, clients=clients, dim=dim, ahead=options.ahead, **swept)
+            # options that this variant of the method has no use for make no second point
+            points.setdefault(point.name, point)
+    return list(points.values())

@@ -8,9 +8,8 @@ from typing import Any
 
 from securemedian.benchmarks.link import Link
 from securemedian.benchmarks.work import Point
-from securemedian.mpc import params
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 
 DEFAULT_OUT = Path("results/bench")
 # every OT extension by the name that results have
@@ -50,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
     if chooses:
         parser.add_argument(
             "--extension",
-            choices=params.OT_EXTENSIONS,
+            choices=OT_EXTENSIONS,
             default="softspoken",
             help="OT extension: softspoken, or silent: few bytes against more work (default: %(default)s)",
         )

@@ -18,6 +18,7 @@ from securemedian.benchmarks.work import Point
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Bars
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 
 CNN_MNIST = 1_663_370
@@ -131,7 +132,7 @@ def _client(clients: int, dim: int, repeat: int) -> list[Phase]:
         np.zeros(dim, np.float32),
         np.full(dim, 0.1, np.float32),
     )
-    bits = RoundParams("bucketed", dim, clients).ring_bits
+    bits = RoundParams(Bucketed(), dim, clients).ring_bits
     index = encode.bucketize(update, model, width, BUCKETS)
     halves = share.split(encode.cumulative(index, BUCKETS), bits)
     sent = 16 + halves[1].packed.nbytes

@@ -5,7 +5,7 @@ them means nothing.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import compare, ring, share
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.options import options_of
 from securemedian.mpc.ot.softspoken import ALIGN, BLOCK, corrections_shape
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Cost, Meter, fill, run_lanes, run_round
 from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import training
 
 COMPARE_BATCH = 1 << 18  # comparisons a lane has in hand at once
 POOL_BYTES = (
     1 << 30
 )  # far more than what is made ahead takes: a round that is timed so makes nothing on the spot
+
+
+# fields of a point that are options of methods
+SWEPT = ("buckets", "ring_bits", "schedule", "encoding")
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,13 @@ class Point:
     count: int | None = None  # OTs or comparisons
     clients: int | None = None
     dim: int | None = None
+    # options of the method (SWEPT)
     buckets: int | None = None
     ring_bits: int | None = None
     schedule: str | None = None
-    encoding: str | None = None  # of radix
-    ahead: bool = False  # a median whose correlations are all made before it starts, as servers do while clients train
+    encoding: str | None = None
+    # correlations are all made before the round starts, as servers do while clients train
+    ahead: bool = False
 
     @property
     def name(self) -> str:
@@ -49,12 +58,9 @@ class Point:
             return f"bytes {self.method}"
         if self.bench == "compare":
             return f"compare l={self.ring_bits}"
-        detail = {
-            "bucketed": f" b={self.buckets} {self.schedule}",
-            "radix": f" {self.encoding}",
-        }.get(self.method, "")
+        detail = round_params(self).method.detail
         ring_bits = f" l={self.ring_bits}" if self.ring_bits else ""
-        return f"{self.method} n={self.clients} d={self.dim}{detail}{ring_bits}"
+        return f"{self.method} n={self.clients} d={self.dim} {detail}".rstrip() + ring_bits
 
 
 @dataclass(frozen=True)
@@ -85,22 +91,25 @@ def run_point(
 
 
 def round_params(point: Point) -> RoundParams:
-    """The round that a point of `bench median` times."""
-    options: dict[str, Any] = {
-        "method": point.method,
-        "dim": point.dim,
-        "max_clients": point.clients,
-        "ring_bits": point.ring_bits or 0,
-    }
-    if point.method == "bucketed":
-        options |= {"buckets": point.buckets, "schedule": point.schedule}
-    elif point.method == "radix":
-        options["encoding"] = point.encoding
-        if point.encoding == "buckets" and point.buckets is not None:
-            options["buckets"] = point.buckets
-    elif point.ring_bits:
-        options["fraction_bits"] = min(24, point.ring_bits // 2)
-    return RoundParams.from_dict(options)
+    """Return the round that a point of `bench median` times: its method, with those of the point's fields
+    that are options of it.
+    """
+    given = {name: getattr(point, name) for name in SWEPT if getattr(point, name) is not None}
+    options = swept_options(point.method, given)
+    return RoundParams.from_dict(
+        {"method": point.method, "dim": point.dim, "max_clients": point.clients, **options}
+    )
+
+
+def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the given options that `plan` and `bench` set for a method. A small value ring gets
+    a fraction that fits, which changes no cost.
+    """
+    known = {name for name, option in options_of(METHODS[method]).items() if option.swept}
+    options = {name: value for name, value in given.items() if name in known}
+    if options.get("ring_bits") and "fraction_bits" in known:
+        options = {"fraction_bits": min(24, options["ring_bits"] // 2)} | options
+    return options
 
 
 def _median(

@@ -4,22 +4,18 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from securemedian.clients import files
-from securemedian.mpc.errors import ConfigError, UnknownRound
-from securemedian.mpc.params import (
-    ENCODINGS,
-    METHODS,
-    RANGE_POLICIES,
-    RESULTS,
-    SCHEDULES,
-    SELECTIONS,
-    RangePolicy,
-    RoundParams,
+from securemedian.clients.options import (
+    add_method,
+    add_method_options,
+    add_range_options,
+    range_policy,
+    round_params,
 )
+from securemedian.mpc.errors import ConfigError, UnknownRound
 
 if TYPE_CHECKING:
     from securemedian.clients.client import Coordinator
@@ -31,66 +27,6 @@ def add_verbs(subparsers: "Verbs") -> None:
     """Add this package's verbs to the `securemedian` command."""
     _add_submit(subparsers)
     _add_round(subparsers)
-
-
-def add_round_options(parser: argparse.ArgumentParser) -> None:
-    """What a round computes, as far as the demo lets it be chosen too."""
-    parser.add_argument(
-        "--method",
-        choices=METHODS,
-        default="bucketed",
-        help="bucketed (default): cheapest, to within a bucket; radix: exact, linear in the clients; "
-        "pairwise: exact, quadratic; trimmed-mean: the mean without the extremes, quadratic",
-    )
-    parser.add_argument(
-        "--buckets",
-        type=int,
-        metavar="B",
-        help="bucketed, radix on buckets: buckets a coordinate (default: 8)",
-    )
-    parser.add_argument(
-        "--encoding",
-        choices=ENCODINGS,
-        help="radix only: float32 (default) or bfloat16 over their whole range, fixed point, or bucket indices",
-    )
-    parser.add_argument(
-        "--trim",
-        type=float,
-        metavar="BETA",
-        help="trimmed-mean only: floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
-        "below 1/BETA (default: 0.1)",
-    )
-    parser.add_argument(
-        "--range",
-        choices=RANGE_POLICIES,
-        help="how the bucket range follows the model (default: coordinate)",
-    )
-    parser.add_argument(
-        "--range-initial", type=float, metavar="P0", help="the first bucket range (default: 0.1)"
-    )
-    parser.add_argument(
-        "--range-decay",
-        type=float,
-        metavar="P1",
-        help="P1/t is added to the range after round t (default: 0.1)",
-    )
-
-
-def range_policy(options: argparse.Namespace) -> RangePolicy | None:
-    """The range policy that the options name; None if they name nothing."""
-    chosen = {
-        "policy": options.range,
-        "initial": options.range_initial,
-        "decay": options.range_decay,
-    }
-    given = {name: value for name, value in chosen.items() if value is not None}
-    return RangePolicy(**given) if given else None
-
-
-def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
-    """RoundParams from `others` and the options of the same names; what is not given keeps its default."""
-    named = {f.name: getattr(options, f.name, None) for f in fields(RoundParams)} | others
-    return RoundParams(**{name: value for name, value in named.items() if value is not None})
 
 
 def _add_submit(subparsers: "Verbs") -> None:
@@ -154,7 +90,7 @@ def _add_round(subparsers: "Verbs") -> None:
             action.add_argument(
                 "file",
                 type=Path,
-                help="the .npy file to write: the model as one float32 vector, or a row a rank",
+                help="the .npy file to write: the model as one float32 vector, or one row per rank",
             )
 
 
@@ -190,84 +126,10 @@ def _add_open(actions: "Verbs") -> None:
         metavar="SECONDS",
         help="when the round closes at the latest (default: 600)",
     )
-    add_round_options(action)
-    action.add_argument(
-        "--schedule",
-        choices=SCHEDULES,
-        help="bucketed only: all thresholds at once, or fewer one after another (default: scan)",
-    )
-    action.add_argument(
-        "--ring-bits",
-        type=int,
-        help="bits of a shared value (default: bucketed, the fewest that count; pairwise, 64)",
-    )
-    action.add_argument(
-        "--fraction-bits", type=int, help="of the fixed point, where it is used (default: 24)"
-    )
-    action.add_argument(
-        "--word-bits",
-        type=int,
-        metavar="W",
-        help="radix on fixed point: bits of a word (default: 32)",
-    )
-    action.add_argument(
-        "--ranks",
-        type=_list_of(int),
-        metavar="R,..",
-        help="radix only: these ranks, 1 the smallest, not the median",
-    )
-    action.add_argument(
-        "--quantiles",
-        type=_list_of(float),
-        metavar="Q,..",
-        help="radix only: quartiles, say, are 0.25,0.5,0.75",
-    )
-    action.add_argument(
-        "--midpoint",
-        action="store_true",
-        default=None,
-        help="radix only: for an even number of clients the mean of both middle elements",
-    )
-    action.add_argument(
-        "--weights",
-        type=_weights,
-        metavar="NAME=W,..",
-        help="how much each client counts, sample counts say (default: all the same); not for trimmed-mean",
-    )
-    action.add_argument(
-        "--weight-cap",
-        type=float,
-        metavar="SHARE",
-        help="refuse if one client weighs more than this share of the total (default: 1/3)",
-    )
-    action.add_argument(
-        "--selection",
-        choices=SELECTIONS,
-        help="pairwise only: opened tells the servers whose each median is (default: oblivious)",
-    )
-    action.add_argument(
-        "--result-to",
-        choices=RESULTS,
-        help="who learns the median; clients: pairwise only (default: servers)",
-    )
+    add_method(action)
+    add_method_options(action)
+    add_range_options(action)
     action.set_defaults(run=_as_coordinator(_open))
-
-
-def _list_of(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
-    def parse(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    parse.__name__ = f"list of {kind.__name__}"  # argparse says it of what does not parse
-    return parse
-
-
-def _weights(text: str) -> dict[str, int]:
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(name and weight.isdecimal() for name, _, weight in pairs):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not like hospital-a=600,hospital-b=450,hospital-c=500"
-        )
-    return {name: int(weight) for name, _, weight in pairs}
 
 
 def _as_coordinator(
@@ -289,11 +151,8 @@ def _open(coordinator: "Coordinator", options: argparse.Namespace) -> None:
     dim = options.dim if options.dim is not None or model is None else model.size
     if dim is None:
         raise ConfigError("say how many values an update has: --dim, or --model FILE.npy")
-    print(
-        coordinator.open(
-            round_params(options, dim=dim), model, range_policy(options), options.reset
-        )
-    )
+    params = round_params(options, dim=dim)
+    print(coordinator.open(params, model, range_policy(options), options.reset))
 
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:

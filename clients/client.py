@@ -10,7 +10,6 @@ around that model.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,7 +31,8 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.settings.keys import load_keys
 
 T = TypeVar("T")
@@ -192,7 +192,7 @@ class Coordinator(_Member):
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
             "params": params.to_dict(),
-            "range": asdict(range) if range else {},
+            "range": range.to_dict() if range else {},
             "reset": reset,
         }
         return str(self.servers[0].ask("open", fields, arrays).fields["round"])

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import build
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
 from securemedian.settings.keys import check_public_key

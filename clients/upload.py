@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import encode, ring, share
+from securemedian.mpc import ring, share
 from securemedian.mpc.errors import InputError, PeerProtocolError
-from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 
 
@@ -33,7 +33,7 @@ class ShareHalf:
 
 
 def encode_update(vector: NDArray[Any], round: Round) -> NDArray[Any]:
-    """What is shared, ring elements of shape (rows, d): cumulative buckets, or fixed point.
+    """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
     Raises InputError for a wrong length or NaN.
     """
@@ -43,7 +43,8 @@ def encode_update(vector: NDArray[Any], round: Round) -> NDArray[Any]:
             f"round {round.id} takes updates of {params.dim:,} values, this one has shape {vector.shape}: "
             "is it the same model?"
         )
-    return METHODS[params.method].encode(vector, params, Published(round.model, round.range))
+    published = Published(round.model, round.range)
+    return params.method.encode(vector, params.max_clients, published)
 
 
 def split(values: NDArray[Any], round: Round) -> tuple[ShareHalf, ShareHalf]:
@@ -59,7 +60,10 @@ def split(values: NDArray[Any], round: Round) -> tuple[ShareHalf, ShareHalf]:
 def combine(
     one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams
 ) -> NDArray[np.float64]:
-    """A pairwise result from the servers' shares of it, packed words. Raises PeerProtocolError for a wrong length."""
+    """Return a result that goes to the clients, from the servers' shares of it, packed words.
+
+    Raises PeerProtocolError for a wrong length.
+    """
     expected = ring.packed_words(params.dim, params.ring_bits)
     for server, words in enumerate((one, other)):
         if words.shape != (expected,) or words.dtype != np.uint64:
@@ -67,6 +71,5 @@ def combine(
                 f"S{server}'s share of the result is {words.dtype} {words.shape}, not {expected} words of 64 bits"
             )
     first, second = (ring.unpack(words, params.ring_bits, params.dim) for words in (one, other))
-    return encode.from_fixed(
-        share.combine(first, second, params.ring_bits), params.ring_bits, params.fraction_bits
-    )
+    values = share.combine(first, second, params.ring_bits)
+    return params.method.decode(values, params.max_total, Published())

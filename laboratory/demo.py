@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.cli import add_round_options, range_policy, round_params
+from securemedian.clients.options import (
+    add_method,
+    add_method_options,
+    add_range_options,
+    range_policy,
+    round_params,
+)
 from securemedian.laboratory.cli import add_data_options, fault, network
 from securemedian.mpc.errors import ConfigError, SecureMedianError
-from securemedian.mpc.params import RangePolicy
+from securemedian.mpc.ranges.registry import policy_from
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,14 +30,6 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ROUND_LIMIT_S = 300.0  # for all uploads of a round
-
-# what a round opens at the servers, by method
-LEARNT = {
-    "bucketed": "the bucket of each median",
-    "pairwise": "the value of each median",
-    "radix": "the value of each median",
-    "trimmed-mean": "the value of each trimmed mean",
-}
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -47,7 +45,10 @@ def add_verbs(verbs: "Verbs") -> None:
     )
     verb.add_argument("--clients", type=int, default=3, metavar="N", help="(default: %(default)s)")
     verb.add_argument("--rounds", type=int, default=8, metavar="T", help="(default: %(default)s)")
-    add_round_options(verb)
+    add_method(verb)
+    # the demo compares the servers' result with that of clients who weigh the same
+    add_method_options(verb, leave_out=("weights", "weight_cap", "result_to"))
+    add_range_options(verb)
     add_data_options(verb)
     verb.add_argument(
         "--faulty",
@@ -148,7 +149,7 @@ def _report(
     """Everything measured, as the JSON has it."""
     last = figures[-1]
     to_s1, to_s0 = sum(f.bytes_s0_to_s1 for f in figures), sum(f.bytes_s1_to_s0 for f in figures)
-    learnt = f"the result ({LEARNT[plan.params.method]}), and nothing else"
+    learnt = f"the result ({plan.params.method.opened}), and nothing else"
     return {
         "settings": {
             "data": plan.data.name,
@@ -161,7 +162,7 @@ def _report(
             "fault_from": plan.fault.first,
             "faulty": plan.faulty,
             "params": plan.params.to_dict(),
-            "range": asdict(plan.range or RangePolicy()),
+            "range": (plan.range or policy_from({})).to_dict(),
         },
         "rounds": [asdict(f) for f in figures],
         "final": {

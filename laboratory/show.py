@@ -17,18 +17,13 @@ class Board(Live):
         super().__init__(console=console, refresh_per_second=8)
         self._rounds, self._done = rounds, 0
         params = plan.params
-        method = (
-            f"{params.method}, {params.buckets} buckets"
-            if params.method == "bucketed"
-            else params.method
-        )
         fault = (
             f", {plan.faulty} with {plan.fault.name} from round {plan.fault.first}"
             if plan.fault.name != "none" and plan.faulty
             else ""
         )
         self._table = Table(
-            title=f"{plan.data.name}: {plan.clients} clients{fault}; {method}; {params.dim:,} parameters",
+            title=f"{plan.data.name}: {plan.clients} clients{fault}; {params.method.label}; {params.dim:,} parameters",
             caption="seconds: the whole round; ahead: of it the servers' work while clients train; "
             "run: once all updates are in",
         )

@@ -16,7 +16,8 @@ from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.scripts import daemons, keygen
 from securemedian.scripts.daemons import Watch
 from securemedian.scripts.processes import Processes

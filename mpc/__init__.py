@@ -1,8 +1,10 @@
-"""Two-party computation of coordinate-wise medians on additive shares.
+"""Two-party computation of coordinate-wise medians and means on additive shares.
 
-Read the modules in dependency order: `errors`, `kernels`, `prg`, `ring`, `share`, `params`, `encode`, `wire`,
-`channel`, `ot.base`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`, `ot.one_of_n`, `preprocessing`, `party`, `boolean`,
-`millionaire`, `compare`, `equal`, `median.reveal`, `median.bucketed`, `median.order`, `median.pairwise`,
-`median.trimmed`, `median.radix`, `median.methods`, `pipeline`, `plan`. Nothing here opens a socket, reads a
-configuration or knows of servers and clients.
+Read the modules in dependency order: `errors`, `canonical`, `options`, `kernels`, `prg`, `ring`, `share`,
+`protocol`, `encode`, `ranges.base`, `ranges.coordinate`, `ranges.mean`, `ranges.linf`, `ranges.l1`,
+`ranges.constant`, `ranges.registry`, `wire`, `channel`, `ot.base`, `ot.softspoken`, `ot.ferret`,
+`ot.one_of_two`, `ot.one_of_n`, `preprocessing`, `party`, `boolean`, `millionaire`, `compare`, `equal`,
+`methods.base`, `methods.reveal`, `methods.bucketed`, `methods.order`, `methods.pairwise`,
+`methods.trimmed_mean`, `methods.radix`, `methods.registry`, `params`, `pipeline`, `plan`. Nothing here opens
+a socket, reads a configuration or knows of servers and clients.
 """

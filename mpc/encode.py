@@ -1,5 +1,5 @@
-"""Real numbers to ring elements or buckets, and back. protocols.md section 2; the paper's Section 4 (F2I) and Algorithm
-3 (Bucketize, Quantize).
+"""Turn real numbers into fixed point or buckets, and back: what several methods encode with.
+protocols.md section 2; the paper's Section 4 (F2I) and Algorithm 3 (Bucketize, Quantize).
 
 All arithmetic is float64, so that clients, servers and tests get the same bits everywhere.
 """
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.params import RangePolicy, RoundParams
-from securemedian.mpc.ring import check_bits, dtype, reduce, signed
+from securemedian.mpc.ring import check_bits, reduce, signed
 
 
-def _finite_or_inf(values: ArrayLike, what: str) -> NDArray[np.float64]:
+def without_nan(values: ArrayLike, what: str) -> NDArray[np.float64]:
+    """Return the values as float64; InputError, which calls them `what`, if one is NaN."""
     array = np.asarray(values, np.float64)
     bad = np.isnan(array)
     if bad.any():
@@ -36,7 +36,7 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0
             f"fraction bits must be 0..{bits - 2 - headroom} in a ring of {bits} bits, not {fraction_bits}"
         )
     with np.errstate(over="ignore"):  # what overflows float64 is inf, and saturates
-        scaled = np.floor(_finite_or_inf(values, "the update") * 2.0**fraction_bits)
+        scaled = np.floor(without_nan(values, "the update") * 2.0**fraction_bits)
     top = 1 << (bits - 2 - headroom)
     # compared in float64, where +-top is exact, and saturated in int64, where top - 1 is too
     high, low = scaled >= top, scaled < -top
@@ -73,8 +73,8 @@ def bucketize(
     ConfigError for b < 3 or B <= 0.
     """
     width = _check_buckets(buckets, width)
-    w = _finite_or_inf(values, "the update")
-    g = _finite_or_inf(centre, "the global model")
+    w = without_nan(values, "the update")
+    g = without_nan(centre, "the global model")
     low, high = g - width / 2, g + width / 2
     inner = np.where((w > low) & (w < high), w, g)  # keeps infinities out of the division
     index = np.clip(np.floor((inner - low) / (width / (buckets - 2))) + 1, 1, buckets - 2)
@@ -101,63 +101,3 @@ def cumulative(index: NDArray, buckets: int) -> NDArray[np.uint8]:
     """
     thresholds = np.arange(buckets - 1, dtype=np.uint16)
     return (index[None, :] <= thresholds[:, None]).astype(np.uint8)
-
-
-def next_range(
-    policy: RangePolicy, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int
-) -> NDArray[np.float64]:
-    """B for the round after round `number` (1-based), from the global models before and after it: shape () or, for
-    `coordinate`, (d,).
-    """
-    if policy.policy == "constant":
-        return np.asarray(width, np.float64)
-    moved = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
-    if policy.policy != "coordinate":
-        moved = np.asarray(
-            {"mean": moved.mean(), "linf": moved.max(), "l1": moved.sum()}[policy.policy]
-        )
-    return np.asarray(2.0 * moved + policy.decay / number)
-
-
-def to_words(
-    values: ArrayLike, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
-) -> NDArray:
-    """The words of a radix round, whose unsigned order is the values' order; `centre` and `width` are for buckets.
-
-    float32: the bits, complemented for negative values and with the sign flipped for others, so that -0 < +0. bfloat16:
-    the same of the nearest, ties to even. fixed: offset binary. Raises InputError for NaN.
-    """
-    if params.encoding == "buckets":
-        return bucketize(values, centre, width, params.buckets).astype(dtype(params.width))
-    if params.encoding == "fixed":
-        elements = to_fixed(values, params.width, params.fraction_bits)
-        return elements ^ elements.dtype.type(1 << (params.width - 1))
-    with np.errstate(over="ignore"):  # what overflows float32 is inf
-        bits = _finite_or_inf(values, "the update").astype(np.float32).view(np.uint32)
-    if params.encoding == "bfloat16":
-        half = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
-        bits = bits + half & np.uint32(0xFFFF0000)
-    ordered = np.where(bits >> np.uint32(31), ~bits, bits ^ np.uint32(1 << 31))
-    return ordered if params.encoding == "float32" else (ordered >> np.uint32(16)).astype(np.uint16)
-
-
-def from_words(
-    words: NDArray, params: RoundParams, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
-) -> NDArray[np.float64]:
-    """The inverse of `to_words`. What only a faulty client uploads counts as the nearest value: a word beyond the last
-    bucket as that, one that is no number as infinity.
-    """
-    if params.encoding == "buckets":
-        return quantize(np.minimum(words, params.buckets - 1), centre, width, params.buckets)
-    if params.encoding == "fixed":
-        return from_fixed(
-            words ^ words.dtype.type(1 << (params.width - 1)), params.width, params.fraction_bits
-        )
-    ordered = words.astype(np.uint32) << np.uint32(32 - params.width)
-    if (
-        params.encoding == "bfloat16"
-    ):  # what the rounding cut off is 0 in the value, and so 1 in a complement
-        ordered = np.where(ordered >> np.uint32(31), ordered, ordered | np.uint32(0xFFFF))
-    bits = np.where(ordered >> np.uint32(31), ordered ^ np.uint32(1 << 31), ~ordered)
-    values = bits.view(np.float32).astype(np.float64)
-    return np.where(np.isnan(values), np.copysign(np.inf, values), values)

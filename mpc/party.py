@@ -15,9 +15,9 @@ from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.ot import ferret, softspoken
 from securemedian.mpc.ot.softspoken import receiver_setup, sender_setup
-from securemedian.mpc.params import ProtocolParams
 from securemedian.mpc.preprocessing import Pool
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocol import ProtocolParams
 
 SESSION_BYTES = 16
 

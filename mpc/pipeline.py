@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from securemedian.mpc import share
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.errors import InputError, PeerProtocolError
-from securemedian.mpc.median.methods import METHODS, Chunk
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.preprocessing import Demand
+from securemedian.mpc.protocol import ProtocolParams
 
 Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
 
@@ -66,8 +68,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`values`, shape (results, dim), one result a rank: what the servers learn (bucket indices, ring elements, words,
-    or the sum of the kept for `trimmed-mean`), or, for result_to = "clients", this party's additive shares.
+    """Hold the result of a round. `values`, shape (results, dim), are what the servers learn (`Method.decode`
+    gives their numbers), or with result_to = "clients" this party's additive shares.
     """
 
     values: NDArray[Any]
@@ -76,7 +78,7 @@ class Outcome:
 
 def run_round(
     parties: Sequence[Party],
-    round: RoundParams,
+    params: RoundParams,
     protocol: ProtocolParams,
     uploads: Sequence[share.Upload],
     progress: Progress | None = None,
@@ -88,18 +90,19 @@ def run_round(
     `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after the channels of all
     are closed.
     """
-    if not 1 <= len(uploads) <= round.max_clients:
-        raise InputError(f"{len(uploads)} uploads for a round of 1 to {round.max_clients} clients")
+    if not 1 <= len(uploads) <= params.max_clients:
+        raise InputError(f"{len(uploads)} uploads for a round of 1 to {params.max_clients} clients")
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
-    chunks = cut(round, len(uploads), len(parties), chunk, batch)
+    chunks = cut(params, len(uploads), len(parties), chunk, batch)
     results: dict[int, NDArray[Any]] = {}
-    report = _Report(round.dim, progress)
+    report = _Report(params.dim, progress)
 
     def lane(number: int) -> None:
         for begin, end in chunks[number :: len(parties)]:
-            results[begin] = compute(parties[number], Chunk(round, uploads, weights, begin, end))
+            piece = params.chunk(uploads, weights, begin, end, batch)
+            results[begin] = compute(parties[number], params, piece)
             report.add(end - begin)
 
     run_lanes(parties, lane)
@@ -109,7 +112,7 @@ def run_round(
 
 def fill(
     parties: Sequence[Party],
-    round: RoundParams,
+    params: RoundParams,
     protocol: ProtocolParams,
     limit_bytes: int,
     hurry: Callable[[], bool] = lambda: False,
@@ -123,23 +126,23 @@ def fill(
     """
     meter = Meter(parties)
     chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
-    weights = list(round.weights.values()) or [1] * round.max_clients
+    weights = list(params.weights.values()) or [1] * params.max_clients
     steps: list[list[tuple[int, Demand]]] = [
         [] for _ in parties
     ]  # what a lane has after each of its chunks
     total = Demand()
-    for number, (begin, end) in enumerate(cut(round, len(weights), len(parties), chunk, batch)):
-        wanted = demand(round, weights, end - begin)
+    for number, (begin, end) in enumerate(cut(params, len(weights), len(parties), chunk, batch)):
+        wanted = demand(params, weights, end - begin)
         total = total + wanted
         if total.bytes > limit:
             break
         steps_here = steps[number % len(parties)]
         steps_here.append((end - begin, steps_here[-1][1] + wanted if steps_here else wanted))
-    report = _Report(round.dim, progress)
+    report = _Report(params.dim, progress)
 
     def lane(number: int) -> None:
         party = parties[number]
-        party.pool.keep_only(demand(round, weights, 1))
+        party.pool.keep_only(demand(params, weights, 1))
         for coordinates, wanted in steps[number]:
             if not _go_on(party, hurry):
                 return
@@ -170,31 +173,32 @@ def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
     return bool(party.channel.recv("fill", np.uint8, (1,))[0])
 
 
-def compute(party: Party, chunk: Chunk) -> NDArray[Any]:
-    """One chunk on one lane: what it lacks of correlations, then its result."""
-    party.pool.reserve(demand(chunk.params, chunk.weights, chunk.dim))
-    return METHODS[chunk.params.method].compute(party, chunk)
+def compute(party: Party, params: RoundParams, chunk: Chunk) -> NDArray[Any]:
+    """Return the result of one chunk on one lane, after making what it lacks of correlations.
+
+    Where the comparisons of many clients are cut into groups (`Method.group`), each group makes its
+    own, so that a lane's memory stays bounded.
+    """
+    if params.method.group(chunk) is None:
+        party.pool.reserve(demand(params, chunk.weights, chunk.dim))
+    return params.method.compute(party, chunk)
 
 
-def demand(round: RoundParams, weights: Sequence[int], dim: int) -> Demand:
-    """Correlations that `dim` coordinates of clients with these weights need."""
-    return METHODS[round.method].demand(round, weights, dim)
+def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Return the correlations that `dim` coordinates of clients with these weights need."""
+    return params.method.demand(weights, dim, params.max_clients)
 
 
 def warm_up(params: ProtocolParams | None = None) -> None:
-    """Compile every kernel a round uses (or load it from the cache on disk), for every ring dtype, on small inputs of
-    both parties in this process.
+    """Compile every kernel that a round of any method uses (or load it from the cache on disk), for every
+    ring dtype, on small inputs of both parties in this process.
     """
     protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
-    rounds = [RoundParams("bucketed", 2, 2, ring_bits=bits) for bits in (4, 16, 32, 64)]
-    rounds += [
-        RoundParams("pairwise", 2, 3, ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)
-    ]
-    rounds += [RoundParams("radix", 2, 3, ring_bits=bits) for bits in (4, 16, 32, 64)]
-    rounds += [
-        RoundParams("radix", 2, 3, encoding="fixed", word_bits=bits, fraction_bits=0)
-        for bits in (2, 16, 64)
+    rounds = [
+        RoundParams(variant, 2, WARM_UP_CLIENTS)
+        for method in METHODS.values()
+        for variant in method.warm_up()
     ]
     errors: list[BaseException] = []
 
@@ -202,15 +206,11 @@ def warm_up(params: ProtocolParams | None = None) -> None:
         try:
             session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
             party = session.party(0, channels[party_id])
-            for round in rounds:
-                layout = round.layout
+            for each in rounds:
+                layout = each.layout
                 packed = np.zeros((layout.rows, layout.row_words), np.uint64)
-                run_round(
-                    [party],
-                    round,
-                    protocol,
-                    [share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))],
-                )
+                words, seed = share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))
+                run_round([party], each, protocol, [words, *[seed] * (WARM_UP_CLIENTS - 1)])
         except BaseException as error:
             errors.append(error)
             channels[party_id].close()
@@ -260,14 +260,14 @@ def exchange_wishes(
 
 
 def cut(
-    round: RoundParams, clients: int, lanes: int, chunk: int, batch: int
+    params: RoundParams, clients: int, lanes: int, chunk: int, batch: int
 ) -> list[tuple[int, int]]:
     """The chunks of a round, [begin, end) each. Lane i of L computes the chunks i, i + L, .."""
-    at_once = max(1, METHODS[round.method].at_once(round, clients))
+    at_once = max(1, params.method.at_once(clients))
     # no larger than an even share of the lanes, in whole slices, and never less than one
-    size = min(chunk, batch // at_once, -(-round.dim // lanes))
+    size = min(chunk, batch // at_once, -(-params.dim // lanes))
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
-    return [(begin, min(begin + size, round.dim)) for begin in range(0, round.dim, size)]
+    return [(begin, min(begin + size, params.dim)) for begin in range(0, params.dim, size)]
 
 
 def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:

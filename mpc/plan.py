@@ -3,7 +3,7 @@ channels that move nothing and extensions that compute nothing, and counts.
 
 Who sends what, how long it is and what waits for what are functions of the round's parameters alone
 (tests/test_privacy.py), so the counts are exactly those of a real round (tests/test_plan.py), without a formula of
-their own that could disagree with it: `Party`, `Pool` and `METHODS` run unchanged. What stands in for the rest shares
+their own that could disagree with it: `Party`, `Pool` and the methods run unchanged. What stands in for the rest shares
 the size of a message with `channel`, `softspoken` and `ferret`, and the chunks with `pipeline`.
 
 A chunk's messages depend on its size and on what the chunks before left in stock, and the stock soon repeats, so that
@@ -27,18 +27,17 @@ from numpy.typing import DTypeLike, NDArray
 from securemedian.mpc import share
 from securemedian.mpc.channel import Channel, Traffic, frame_size
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.median.methods import Chunk
 from securemedian.mpc.ot import ferret, softspoken
 from securemedian.mpc.ot.softspoken import BLOCK, corrections_shape
-from securemedian.mpc.params import SECURITY_BITS, ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES, Party, extensions
 from securemedian.mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
 from securemedian.mpc.preprocessing import Pool
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
+from securemedian.mpc.protocol import SECURITY_BITS, ProtocolParams
 
-MAX_CHUNK_OTS = (
-    1 << 30
-)  # a chunk of so many takes about as many bytes of memory, here as in a round
+# a rehearsed chunk of so many takes about as many bytes of memory
+MAX_CHUNK_OTS = 1 << 30
 # buffers of a lane's two extensions: keys (two and one), rows, images of the hash, 16 bytes an OT
 EXTENSION_BYTES = 7 * 16 * BLOCK
 
@@ -63,23 +62,24 @@ class Plan:
     chunks: int
 
 
-def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
+def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
     """The cost of `pipeline.run_round` for clients of these public weights ([1] * n if they have none), for both
     parties. ConfigError where a chunk would be too large for any machine.
     """
-    chunks = cut(round, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
+    chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     sizes = [end - begin for begin, end in chunks]
-    ots = demand(round, weights, sizes[0]).ots
+    ots = demand(params, weights, sizes[0]).ots
     if ots > MAX_CHUNK_OTS:
         raise ConfigError(
-            f"{round.method} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of {sizes[0]} coordinates, "
-            "more than a server has memory for: use radix, whose cost is linear in the clients, or bucketed"
+            f"{params.method.name} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of "
+            f"{sizes[0]} coordinates, more than can be rehearsed here or computed in any sensible time: "
+            "use radix, whose cost is linear in the clients, or bucketed"
         )
-    warm_up = _Rehearsal(round, weights, protocol)
+    warm_up = _Rehearsal(params, weights, protocol)
     warm_up.chunk(
         min(sizes[0], share.SLICE_ALIGN), warm_up.start
     )  # loads the kernels, which is no chunk's memory
-    rehearsal = _Rehearsal(round, weights, protocol)
+    rehearsal = _Rehearsal(params, weights, protocol)
     lanes = [_Count(protocol) for _ in range(protocol.lanes)]
     for number, lane in enumerate(lanes):
         state = rehearsal.start
@@ -89,7 +89,7 @@ def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
             part = rehearsal.chunk(size, state)
             lane.add(part)
             state = part.after
-    result = round.dim * len(round.ranks_of(sum(weights))) * 8
+    result = params.dim * params.method.most_results * 8
     silent = 2 * ferret.CODE.memory if protocol.silent else 0
     memory = min(len(sizes), protocol.lanes) * (rehearsal.peak + EXTENSION_BYTES + silent) + result
     return Plan((_cost(lanes, 0), _cost(lanes, 1)), memory, len(sizes))
@@ -108,10 +108,12 @@ def lone_party(protocol: ProtocolParams) -> Party:
     return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
 
 
-def rehearse(party: Party, round: RoundParams, weights: Sequence[int], size: int) -> None:
-    """What a lane does for a chunk of `size` coordinates, on a dry channel and uploads of zeros."""
+def rehearse(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does for a chunk of `size` coordinates, on a dry channel and uploads of zeros."""
     uploads: list[share.Upload] = [_NoUpload()] * len(weights)
-    compute(party, Chunk(round, uploads, weights, 0, size))
+    compute(party, params, params.chunk(uploads, weights, 0, size, batch))
 
 
 @dataclass
@@ -307,9 +309,9 @@ class _Rehearsal:
     """Runs chunks of a round at both parties, each kind of chunk once."""
 
     def __init__(
-        self, round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
+        self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     ) -> None:
-        self._round, self._weights, self._protocol = round, weights, protocol
+        self._params, self._weights, self._protocol = params, weights, protocol
         self._known: dict[tuple[int, _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
         self.peak = 0  # bytes that a chunk took at most
@@ -335,7 +337,7 @@ class _Rehearsal:
             parties = copy.deepcopy(state.parties)
             for party in parties:
                 with _Peak() as peak:
-                    rehearse(party, self._round, self._weights, size)
+                    rehearse(party, self._params, self._weights, size, self._protocol.batch)
                 self.peak = max(self.peak, peak.bytes)
             self._known[key] = _part(parties, state.parties[0].pool.ots)
         return self._known[key]

@@ -1,6 +1,8 @@
 """Robust, private federated learning: two servers compute what neither can see.
 
-    from securemedian import Client, Coordinator, RoundParams
+    from securemedian import Client, Coordinator, Radix, RoundParams
+
+Methods (`Bucketed`, `Radix`, ..) and range policies (`MeanRange`, ..) are found by their class names.
 
 This package is all that an installation puts beside other packages. Its parts are the folders of the
 repository, `mpc` the lowest; in a checkout they stand here as links.
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
     from securemedian.clients.config import ClientConfig
     from securemedian.clients.upload import Round
     from securemedian.mpc.errors import SecureMedianError
-    from securemedian.mpc.params import RangePolicy, RoundParams
+    from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.params import RoundParams
 
 __version__ = "0.2.0"
 __all__ = [
@@ -31,7 +34,7 @@ _HOMES = {
     "Client": "clients.client",
     "ClientConfig": "clients.config",
     "Coordinator": "clients.client",
-    "RangePolicy": "mpc.params",
+    "RangePolicy": "mpc.ranges.base",
     "Round": "clients.upload",
     "RoundParams": "mpc.params",
     "SecureMedianError": "mpc.errors",
@@ -40,6 +43,13 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for, so that `mpc` needs no sockets."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if not name.startswith("_"):
+        from securemedian.mpc.methods.registry import METHODS
+        from securemedian.mpc.ranges.registry import POLICIES
+
+        for cls in (*METHODS.values(), *POLICIES.values()):
+            if cls.__name__ == name:
+                return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import ProtocolParams, build
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
 from securemedian.settings.keys import check_public_key

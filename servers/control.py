@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from securemedian.mpc import wire
+from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, FrameError
-from securemedian.mpc.params import build
 
 
 @dataclass(frozen=True)

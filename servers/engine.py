@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from securemedian.mpc import pipeline
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError, RoundBusy, SecureMedianError
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import logs
 from securemedian.servers.transport import ZmqLink

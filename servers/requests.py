@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 import securemedian
 from securemedian.mpc import wire
+from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
@@ -20,7 +21,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
     UnknownRound,
 )
-from securemedian.mpc.params import RoundParams, build
+from securemedian.mpc.params import RoundParams
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.engine import Engine

@@ -322,7 +322,7 @@ class Rounds:
             entry.after = replace(entry.before, published=entry.before.number)
         elif self._config.party == 0:
             entry.after, entry.results = training.finish(
-                entry.before, params, outcome.values, len(entry.round.included)
+                entry.before, params, outcome.values, sum(params.weights_of(entry.round.included))
             )
 
     def _peer_changed(self, change: Change | None) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -27,7 +28,7 @@ from securemedian.mpc.errors import (
     RoundClosed,
     TooFewClients,
 )
-from securemedian.mpc.params import RoundParams, digest
+from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import (
     Close,
     Done,
@@ -251,7 +252,7 @@ class Round:
             reason = f"{len(self.included)} complete uploads, and s{self.party} asks for at least {self.needed}"
             return self._fail(Failure(TooFewClients.code, reason))
         try:
-            self.params.ranks_of(sum(self.params.weights_of(self.included)))
+            self.params.check_included(self.included)
         except ConfigError as error:
             return self._fail(Failure(error.code, str(error)))
         return []

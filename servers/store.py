@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.errors import BadUpload, ConfigError, SecureMedianError
-from securemedian.mpc.params import RangePolicy
 from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload, WordsUpload
 from securemedian.servers.training import Training
 
@@ -104,12 +103,12 @@ class Store:
             with np.load(path, allow_pickle=False) as saved:
                 model = saved.get("model")
                 return Training(
-                    RangePolicy(**json.loads(str(saved["policy"]))),
+                    saved_policy(json.loads(str(saved["policy"]))),
                     model,
                     saved["width"],
                     int(saved["published"]),
                 )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
             raise ConfigError(
                 f"{path} is damaged: restore it, or remove it to start without a model"
             ) from error
@@ -117,7 +116,7 @@ class Store:
     def save_training(self, training: Training) -> None:
         """Replace the saved training run at once: a crash leaves the old one or the new one."""
         arrays = {
-            "policy": np.array(json.dumps(asdict(training.policy))),
+            "policy": np.array(json.dumps(training.policy.to_dict())),
             "width": training.width,
             "published": np.array(training.published),
         }

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import encode
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.median.methods import METHODS, Published
-from securemedian.mpc.params import RangePolicy, RoundParams, build
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.registry import policy_from
 
 Float32s = NDArray[np.float32]
 
@@ -18,11 +19,10 @@ Float32s = NDArray[np.float32]
 class Training:
     """Model g and range B as published, float32, so that all compute with the same bits. Never changed in place."""
 
-    policy: RangePolicy = field(default_factory=RangePolicy)
+    policy: RangePolicy = field(default_factory=lambda: policy_from({}))
     model: Float32s | None = None
-    width: Float32s = field(
-        default_factory=lambda: np.array(RangePolicy().initial, np.float32)
-    )  # B: shape () or (d,)
+    # B: shape () or (d,)
+    width: Float32s = field(default_factory=lambda: np.array(policy_from({}).initial, np.float32))
     published: int = 0
 
     @property
@@ -34,9 +34,7 @@ class Training:
         """The run once the round in hand has published `model`."""
         width = self.width
         if self.model is not None:
-            width = encode.next_range(self.policy, width, self.model, model, self.number).astype(
-                np.float32
-            )
+            width = self.policy.next(width, self.model, model, self.number).astype(np.float32)
         return Training(self.policy, model, width, self.number)
 
 
@@ -49,12 +47,12 @@ def begin(
         model = kept.model
         if reset and not params.uses_range and model is not None and model.size != params.dim:
             model = None  # a run of another size, whose first result becomes its model
-    policy = build(RangePolicy, range_, "range") if range_ or fresh else kept.policy
+    policy = policy_from(range_) if range_ or fresh else kept.policy
     width = np.array(policy.initial, np.float32) if fresh else kept.width
     _check_model(model, params)
     if not (np.isfinite(width) & (width > 0)).all():
         raise ConfigError(
-            f"the bucket range B (policy {policy.policy!r}) is not finite and above 0 in float32: open with reset"
+            f"the bucket range B (policy {policy.name!r}) is not finite and above 0 in float32: open with reset"
         )
     if not fresh and policy == kept.policy:
         return kept
@@ -78,14 +76,13 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
 
 
 def finish(
-    before: Training, params: RoundParams, values: NDArray[Any], clients: int
+    before: Training, params: RoundParams, values: NDArray[Any], total: int
 ) -> tuple[Training, Float32s]:
-    """What the round that started from `before` ends with, and its results (results, d). `values` are the opened ones
-    of so many clients (mpc.pipeline.Outcome); the first result is the model, or with `midpoint` the mean of both.
+    """Return what the round that started from `before` ends with, and its results (results, d).
+
+    `values` are the opened ones (mpc.pipeline.Outcome) of clients who weigh `total`; the first result is
+    the model.
     """
     published = Published(before.model, before.width)
-    real = METHODS[params.method].decode(values, params, clients, published)
-    if params.midpoint:
-        real = real.mean(axis=0, keepdims=True)
-    results = real.astype(np.float32)
+    results = params.method.decode(values, total, published).astype(np.float32)
     return before.after(results[0]), results

@@ -17,9 +17,9 @@ import zmq
 from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.mpc import encode, ring, share, wire
+from securemedian.mpc import ring, share, wire
 from securemedian.mpc.errors import from_code
-from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 from securemedian.scripts import keygen
 from securemedian.servers import config
@@ -225,7 +225,7 @@ class Pair:
         params = RoundParams.from_dict(current["params"])
         valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
         published = Published(valid.get("model"), valid.get("range"))
-        shared = METHODS[params.method].encode(values, params, published)
+        shared = params.method.encode(values, params.max_clients, published)
         seeded, words = share.split(shared, params.width, xor=params.xor_shared)
         uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]
         for server in to:
@@ -260,6 +260,6 @@ class Pair:
             for server in ("s0", "s1")
         ]
         one, other = (ring.unpack(half, params.ring_bits, params.dim) for half in halves)
-        return encode.from_fixed(
-            share.combine(one, other, params.ring_bits), params.ring_bits, params.fraction_bits
+        return params.method.decode(
+            share.combine(one, other, params.ring_bits), params.max_total, Published()
         )

@@ -9,10 +9,11 @@ import numpy as np
 
 from securemedian.mpc import ring, share
 from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Outcome, run_round
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocol import ProtocolParams
 
 T = TypeVar("T")
 _sessions = itertools.count(1)

@@ -26,6 +26,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from securemedian.settings.keys import KeyPair
@@ -239,7 +240,7 @@ def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]
         yield client
 
 
-PAIRWISE = RoundParams("pairwise", 5, 3, ring_bits=40, fraction_bits=20, result_to="clients")
+PAIRWISE = RoundParams(Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), 5, 3)
 
 
 def test_submit_and_result_keep_the_structure(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from securemedian.mpc.errors import (
     TooFewClients,
     UnknownRound,
 )
+from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.settings.keys import KeyPair
 from tests.daemons import SETTINGS, Pair, wait_until
 
@@ -119,9 +121,7 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
         cost, cost_there = status["cost"], pair.wait("published", "s1")["cost"]
         assert cost["ots"] > 0 and cost["bytes_sent"] == cost_there["bytes_received"]
         assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
-        width = encode.next_range(encode.RangePolicy(), width, model, published, number).astype(
-            np.float32
-        )
+        width = CoordinateRange().next(width, model, published, number).astype(np.float32)
         model = published
     for server in ("s0", "s1"):
         assert sum(event["event"] == "session-established" for event in pair.events(server)) == 1
@@ -191,7 +191,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
 def test_random_bytes_are_a_client_with_random_values(pair):
     """Of the right length they complete a radix round, and the result stays within the honest values' range."""
     values = updates()[:2]
-    params = RoundParams("radix", DIM, 3)
+    params = RoundParams(Radix(), DIM, 3)
     round_id = pair.open(**params.to_dict())
     for name, value in zip(("client-1", "client-2"), values, strict=True):
         pair.submit(name, value)
@@ -301,12 +301,16 @@ def test_an_upload_for_another_round_is_refused(pair):
                 "upload",
                 seed,
                 round="99-ffffffff",
-                params=RoundParams(**PAIRWISE).digest,
+                params=RoundParams.from_dict(PAIRWISE).digest,
                 form="seed",
             )
         with pytest.raises(RoundClosed, match=old):
             pair.caller("client-1", server).ask(
-                "upload", seed, round=old, params=RoundParams(**PAIRWISE).digest, form="seed"
+                "upload",
+                seed,
+                round=old,
+                params=RoundParams.from_dict(PAIRWISE).digest,
+                form="seed",
             )
         assert pair.status(server)["clients"]["client-1"] == "none"
 
@@ -420,7 +424,7 @@ def test_nan_does_not_leave_the_client(pair):
 def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair):
     round_id = pair.open(model=MODEL, **BUCKETED)
     values = updates()
-    params = RoundParams(**BUCKETED)
+    params = RoundParams.from_dict(BUCKETED)
     layout, digest = params.layout, params.digest
     words = np.zeros((layout.rows, layout.row_words), np.uint64)
     wrong_dim = share.Layout(layout.rows, DIM * 2, layout.bits)
@@ -446,7 +450,7 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
             {"buckets": 9},
         ):  # of the same size on the wire, some of them
             with pytest.raises(BadUpload, match="other parameters"):
-                wrong = RoundParams(**BUCKETED | other).digest
+                wrong = RoundParams.from_dict(BUCKETED | other).digest
                 client.ask("upload", {"share": words}, round=round_id, params=wrong, form="words")
         with pytest.raises(FrameError, match="share"):
             client.ask("upload", round=round_id, params=digest, form="words")
@@ -649,7 +653,7 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     alone.link()
     round_id = run(alone, values, **BUCKETED)
     assert alone.status()["number"] == 2
-    width = encode.RangePolicy().initial
+    width = CoordinateRange().initial
     assert np.array_equal(
         alone.result(round_id),
         bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width)),

@@ -26,7 +26,8 @@ from securemedian.laboratory.experiments.players import Players  # noqa: E402
 from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
-from securemedian.mpc.params import RangePolicy  # noqa: E402
+from securemedian.mpc.ranges.coordinate import CoordinateRange  # noqa: E402
+from securemedian.mpc.ranges.mean import MeanRange  # noqa: E402
 
 SMALL = ["--plain", "--images", "30", "--rounds", "2"]
 
@@ -76,7 +77,7 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     the model, the range and the number it had. A result that differs is refused.
     """
     secure = plan(digits, secure=True)
-    bucketed = secure.run(1, "bucketed", "bitflip", RangePolicy("coordinate", 0.2, 0.1))
+    bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     radix = secure.run(1, "radix", "gaussian")
     with Service(3, nothing) as service:
         through = {radix.id: engine.carry_out(radix, 2, digits, service, tmp_path, nothing)}
@@ -163,7 +164,7 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "seed": 2,
         "method": "radix",
         "options": {"method": "bucketed", "buckets": 9},
-        "range": RangePolicy("mean"),
+        "range": MeanRange(),
         "attack": "gaussian",
         "attackers": 2,
         "first": 4,

@@ -15,6 +15,7 @@ from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.laboratory.experiments.methods import SECURE
 from securemedian.laboratory.models import MODELS
+from securemedian.mpc.methods.registry import METHODS
 
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
@@ -29,7 +30,8 @@ EXAMPLES = re.findall(
 def registries() -> Iterator[None]:
     """As they were, afterwards."""
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (registry, dict(registry)) for registry in (ATTACKS, SOURCES, MODELS, AGGREGATORS, SECURE)
+        (registry, dict(registry))
+        for registry in (ATTACKS, SOURCES, MODELS, AGGREGATORS, SECURE, METHODS)
     ]
     yield
     for registry, before in kept:

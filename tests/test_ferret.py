@@ -14,9 +14,9 @@ from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot import ferret, softspoken
 from securemedian.mpc.ot.softspoken import ALIGN, BLOCK
-from securemedian.mpc.params import ProtocolParams
 from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
 from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
 from tests.test_ot import SESSION, bits_of
 from tests.test_privacy import looks_uniform

@@ -5,10 +5,13 @@ import pytest
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.errors import InputError
-from securemedian.mpc.median import bucketed, pairwise
-from securemedian.mpc.params import OT_EXTENSIONS, ProtocolParams, RoundParams
+from securemedian.mpc.methods import bucketed, pairwise
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Outcome, demand, run_round
+from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from tests import reference
 from tests.parties import additive, make_parties, run_both, run_rounds
 
@@ -36,9 +39,7 @@ def bucketed_round(
     lanes: Lanes, index: np.ndarray, buckets: int, schedule: str, bits: int = 0
 ) -> tuple[Outcome, Outcome]:
     clients, dim = index.shape
-    params = RoundParams(
-        "bucketed", dim, clients, ring_bits=bits, buckets=buckets, schedule=schedule
-    )
+    params = RoundParams(Bucketed(ring_bits=bits, buckets=buckets, schedule=schedule), dim, clients)
     return run_rounds(
         lanes,
         params,
@@ -53,7 +54,7 @@ def pairwise_round(
     lanes: Lanes, values: np.ndarray, bits: int, **options: str
 ) -> tuple[Outcome, Outcome]:
     clients, dim = values.shape
-    params = RoundParams("pairwise", dim, clients, ring_bits=bits, fraction_bits=0, **options)  # type: ignore[arg-type]
+    params = RoundParams(Pairwise(ring_bits=bits, fraction_bits=0, **options), dim, clients)  # type: ignore[arg-type]
     return run_rounds(
         lanes, params, [share.split(ring.reduce(row[None], bits), bits) for row in values]
     )
@@ -158,12 +159,8 @@ def test_local_parameters_change_no_output(method: str) -> None:
     """Chunks and batches are LOCAL: the parties may even differ in them."""
     rng = np.random.default_rng(9)
     dim, clients = 1500, 3
-    params = RoundParams(
-        method,
-        dim,
-        clients,
-        **({} if method == "bucketed" else {"ring_bits": 32, "fraction_bits": 0}),
-    )  # type: ignore[arg-type]
+    kind = Bucketed() if method == "bucketed" else Pairwise(ring_bits=32, fraction_bits=0)
+    params = RoundParams(kind, dim, clients)
     if method == "bucketed":
         values = rng.integers(0, 8, (clients, dim))
         shares = [
@@ -202,7 +199,7 @@ def test_every_extension_parameter(field_bits: int) -> None:
 
 def test_progress_reaches_the_whole(lanes: Lanes) -> None:
     seen: list[tuple[int, int]] = []
-    params = RoundParams("bucketed", 1000, 2)
+    params = RoundParams(Bucketed(), 1000, 2)
     shares = [
         share.split(encode.cumulative(np.zeros(1000, np.uint16), 8), params.ring_bits)
         for _ in range(2)
@@ -220,7 +217,7 @@ def test_progress_reaches_the_whole(lanes: Lanes) -> None:
 
 
 def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> None:
-    params = RoundParams("bucketed", 10, 2)
+    params = RoundParams(Bucketed(), 10, 2)
     upload = share.split(encode.cumulative(np.zeros(10, np.uint16), 8), params.ring_bits)[0]
     for uploads in ([], [upload] * 3):
         with pytest.raises(InputError, match="uploads for a round"):
@@ -230,11 +227,11 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 @pytest.mark.parametrize(
     "params",
     [
-        RoundParams("bucketed", 640, 8),
-        RoundParams("bucketed", 640, 8, schedule="bisect"),
-        RoundParams("bucketed", 640, 40, ring_bits=64),
-        RoundParams("pairwise", 640, 8, ring_bits=32),
-        RoundParams("pairwise", 640, 8, selection="opened"),
+        RoundParams(Bucketed(), 640, 8),
+        RoundParams(Bucketed(schedule="bisect"), 640, 8),
+        RoundParams(Bucketed(ring_bits=64), 640, 40),
+        RoundParams(Pairwise(ring_bits=32), 640, 8),
+        RoundParams(Pairwise(selection="opened"), 640, 8),
     ],
 )
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:

@@ -7,6 +7,10 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc import encode
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
 
 
@@ -16,17 +20,15 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     d, k = 50, math.ceil(n / 2)
     model, width = rng.normal(size=d).astype(np.float32), rng.uniform(0.1, 2, d).astype(np.float32)
     updates = np.round(rng.normal(size=(n, d)), 1)  # ties
-    (bucketed,) = plaintext.published(
-        updates, RoundParams("bucketed", d, n, buckets=5), model, width
-    )
+    (bucketed,) = plaintext.published(updates, RoundParams(Bucketed(buckets=5), d, n), model, width)
     (pairwise,) = plaintext.published(
-        updates, RoundParams("pairwise", d, n, ring_bits=32, fraction_bits=10), model, width
+        updates, RoundParams(Pairwise(ring_bits=32, fraction_bits=10), d, n), model, width
     )
-    radix = RoundParams("radix", d, n, quantiles=[0.01, 1.0])
-    trimmed = RoundParams("trimmed-mean", d, n, fraction_bits=10, trim=0.3)
+    radix = RoundParams(Radix(quantiles=[0.01, 1.0]), d, n)
+    trimmed = RoundParams(TrimmedMean(fraction_bits=10, trim=0.3), d, n)
     ranked = plaintext.published(updates, radix, None, None)
     (mean_of_kept,) = plaintext.published(updates, trimmed, None, None)
-    weighted = RoundParams("radix", d, n)
+    weighted = RoundParams(Radix(), d, n)
     heavy = plaintext.published(updates, weighted, None, None, [1] * (n - 1) + [n + 1])[0]
     assert np.array_equal(
         heavy, updates[-1].astype(np.float32)

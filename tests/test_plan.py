@@ -13,10 +13,14 @@ from securemedian.benchmarks import harness, plan
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc import share
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.ot import ferret
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Cost, run_round
 from securemedian.mpc.plan import predict
+from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
 
 SMALL = {"chunk": 1280, "batch": 1 << 14}  # several chunks from a few thousand coordinates on
@@ -105,7 +109,7 @@ def test_predicted_is_counted_of_silent_ots(
 
 
 def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
-    params = RoundParams("bucketed", 150_001, 8)
+    params = RoundParams(Bucketed(), 150_001, 8)
     protocol = ProtocolParams(ot_extension="silent")
     check(params, [1] * 8, protocol)
     assert (
@@ -123,11 +127,11 @@ def test_predicted_is_counted_with_weights(name: str) -> None:
 
 
 def test_predicted_is_counted_when_some_clients_stay_away() -> None:
-    check(RoundParams("radix", 700, 30, encoding="bfloat16"), [1] * 4, ProtocolParams(**SMALL))
+    check(RoundParams(Radix(encoding="bfloat16"), 700, 30), [1] * 4, ProtocolParams(**SMALL))
 
 
 def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
-    check(RoundParams("bucketed", 150_001, 8), [1] * 8, ProtocolParams())
+    check(RoundParams(Bucketed(), 150_001, 8), [1] * 8, ProtocolParams())
 
 
 def test_predicted_is_counted_between_two_processes() -> None:
@@ -157,23 +161,23 @@ def test_a_large_model_is_planned_in_seconds(name: str) -> None:
 def test_memory_is_of_the_chunks_in_hand() -> None:
     """It grows with the lanes, and with the dimension by the result alone."""
     one, two = (
-        predict(RoundParams("pairwise", 6000, 5), [1] * 5, ProtocolParams(lanes=n, **SMALL))
+        predict(RoundParams(Pairwise(), 6000, 5), [1] * 5, ProtocolParams(lanes=n, **SMALL))
         for n in (1, 2)
     )
     assert 1.8 < two.memory / one.memory < 2.2
-    long = predict(RoundParams("pairwise", 60_000, 5), [1] * 5, ProtocolParams(lanes=1, **SMALL))
+    long = predict(RoundParams(Pairwise(), 60_000, 5), [1] * 5, ProtocolParams(lanes=1, **SMALL))
     assert abs(long.memory - one.memory - 8 * 54_000) < 0.1 * one.memory
 
 
 def test_what_no_memory_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match="use radix"):
-        predict(RoundParams("pairwise", 1000, 2000), [1] * 2000, ProtocolParams())
+        predict(RoundParams(Pairwise(), 1000, 2000), [1] * 2000, ProtocolParams())
 
 
 def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
     speed = plan.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
-    params = RoundParams("bucketed", 100, 3)
+    params = RoundParams(Bucketed(), 100, 3)
     fast = plan.estimate("", params, 3, cost, 0, speed, plan.Link(float("inf"), 0.0))
     assert fast.compute_seconds == pytest.approx(1 + 1 + 0.3)
     assert fast.seconds == pytest.approx(2.3 + 10 * plan.HOP_S)
@@ -182,7 +186,7 @@ def test_the_formula() -> None:
 
 
 def test_a_calibration_measures_something() -> None:
-    params = RoundParams("radix", 10_000, 5, encoding="bfloat16")
+    params = RoundParams(Radix(encoding="bfloat16"), 10_000, 5)
     speed = plan.calibrate(params, [1] * 5, ProtocolParams(), plan.seconds_a_byte())
     assert 1e-9 < speed.ot < 1e-5 and 1e-9 < speed.coordinate < 1e-2 and 1e-11 < speed.byte < 1e-7
 

@@ -16,12 +16,17 @@ from hypothesis import strategies as st
 from securemedian.mpc import share
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.errors import PeerProtocolError, SecureMedianError
-from securemedian.mpc.median.methods import METHODS, Published
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Cost, Outcome, fill, run_round
 from securemedian.mpc.preprocessing import DaBits, Demand, Pool, Quads, RandomOts, Tables, Triples
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.engine import Engine
 from tests.parties import make_parties, run_both
 
@@ -30,12 +35,12 @@ SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 DIM, CLIENTS = 700, 4
 PLENTY = 1 << 30
 ROUNDS = {
-    "scan": RoundParams("bucketed", DIM, CLIENTS, buckets=6),
-    "bisect": RoundParams("bucketed", DIM, CLIENTS, buckets=6, schedule="bisect"),
-    "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=4),
-    "radix": RoundParams("radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=2),
+    "scan": RoundParams(Bucketed(buckets=6), DIM, CLIENTS),
+    "bisect": RoundParams(Bucketed(buckets=6, schedule="bisect"), DIM, CLIENTS),
+    "pairwise": RoundParams(Pairwise(ring_bits=16, fraction_bits=4), DIM, CLIENTS),
+    "radix": RoundParams(Radix(encoding="fixed", word_bits=8, fraction_bits=2), DIM, CLIENTS),
     "trimmed-mean": RoundParams(
-        "trimmed-mean", DIM, CLIENTS, ring_bits=24, fraction_bits=4, trim=0.25
+        TrimmedMean(ring_bits=24, fraction_bits=4, trim=0.25), DIM, CLIENTS
     ),
 }
 OVER = [*((name, "softspoken") for name in ROUNDS), ("scan", "silent"), ("radix", "silent")]
@@ -52,7 +57,7 @@ def computed(sides: Sides, params: RoundParams, clients: int = CLIENTS) -> tuple
     """A round on random updates, whose result is checked."""
     published = Published(np.zeros(DIM, np.float32), np.full(DIM, 2, np.float32))
     updates = RNG.uniform(-1.2, 1.2, (clients, DIM)).astype(np.float32)
-    shares = [METHODS[params.method].encode(update, params, published) for update in updates]
+    shares = [params.method.encode(update, CLIENTS, published) for update in updates]
     halves = [share.split(values, params.width, xor=params.xor_shared) for values in shares]
     outcomes = run_both(lambda j: run_round(sides[j], params, SMALL, [half[j] for half in halves]))
     alone: Sides = make_parties(lanes=2)

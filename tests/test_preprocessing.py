@@ -7,9 +7,9 @@ from securemedian.mpc import boolean, ring
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
-from securemedian.mpc.params import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
+from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from tests.parties import make_parties, run_both
 
 

@@ -12,7 +12,12 @@ import pytest
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.median import bucketed, methods, pairwise, radix
+from securemedian.mpc.methods import bucketed, pairwise, radix
+from securemedian.mpc.methods.base import FixedPoint
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.ot.one_of_two import OtReceiver, OtSender
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.preprocessing import DaBits, Pool, Quads, RandomOts, Tables, Triples
@@ -34,18 +39,18 @@ MASKED = {
 }
 PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "open.bits", "open.ring"}
 ROUNDS = {
-    "scan": RoundParams("bucketed", DIM, CLIENTS),
-    "scan-wide": RoundParams("bucketed", DIM, CLIENTS, ring_bits=16),
-    "bisect": RoundParams("bucketed", DIM, CLIENTS, schedule="bisect"),
-    "pairwise": RoundParams("pairwise", DIM, CLIENTS, ring_bits=32, fraction_bits=0),
+    "scan": RoundParams(Bucketed(), DIM, CLIENTS),
+    "scan-wide": RoundParams(Bucketed(ring_bits=16), DIM, CLIENTS),
+    "bisect": RoundParams(Bucketed(schedule="bisect"), DIM, CLIENTS),
+    "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), DIM, CLIENTS),
     "radix": RoundParams(
-        "radix", DIM, CLIENTS, encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4
+        Radix(encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4), DIM, CLIENTS
     ),
     "trimmed-mean": RoundParams(
-        "trimmed-mean", DIM, CLIENTS, ring_bits=32, fraction_bits=0, trim=0.25
+        TrimmedMean(ring_bits=32, fraction_bits=0, trim=0.25), DIM, CLIENTS
     ),
     "pairwise-opened": RoundParams(
-        "pairwise", DIM, CLIENTS, ring_bits=16, fraction_bits=0, selection="opened"
+        Pairwise(ring_bits=16, fraction_bits=0, selection="opened"), DIM, CLIENTS
     ),
 }
 INPUTS = ("zero", "extreme", "random")
@@ -76,10 +81,12 @@ class Recorder(Channel):
 
 def inputs(params: RoundParams, kind: str) -> np.ndarray:
     """One row of plain values a client."""
-    top = 2 ** (params.ring_bits - 2 - params.headroom) - 1
-    low, high = {"bucketed": (0, params.buckets - 1), "radix": (0, 2**params.width - 1)}.get(
-        params.method, (-top, top)
-    )
+    method = params.method
+    headroom = method.headroom(CLIENTS) if isinstance(method, FixedPoint) else 0
+    top = 2 ** (params.ring_bits - 2 - headroom) - 1
+    low, high = (0, 2**params.width - 1) if params.xor_shared else (-top, top)
+    if isinstance(method, Bucketed):
+        low, high = 0, method.buckets - 1
     if kind == "zero":
         return np.zeros((CLIENTS, DIM), np.int64)
     if kind == "extreme":
@@ -91,8 +98,8 @@ def shares_of(
     params: RoundParams, values: np.ndarray, entropy=None
 ) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
     rows = [
-        encode.cumulative(row.astype(np.uint16), params.buckets)
-        if params.method == "bucketed"
+        encode.cumulative(row.astype(np.uint16), params.method.buckets)
+        if isinstance(params.method, Bucketed)
         else ring.reduce(row[None], params.width)
         for row in values
     ]
@@ -256,23 +263,23 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
         return bits
 
     monkeypatch.setattr(bucketed, "open_bits", record)
-    params = RoundParams("bucketed", DIM, CLIENTS, schedule=schedule)
+    params = RoundParams(Bucketed(schedule=schedule), DIM, CLIENTS)
     values = inputs(params, "random")
     run_rounds(make_parties(), params, shares_of(params, values))
     result = reference.lower_median(values)
     if schedule == "scan":
         assert (
-            opened[0].reshape(params.buckets - 1, DIM)
-            == (np.arange(params.buckets - 1)[:, None] >= result)
+            opened[0].reshape(params.method.buckets - 1, DIM)
+            == (np.arange(params.method.buckets - 1)[:, None] >= result)
         ).all() and len(opened) == 1
         return
     # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
-    low, high = np.zeros(DIM, int), np.full(DIM, params.buckets - 1)
+    low, high = np.zeros(DIM, int), np.full(DIM, params.method.buckets - 1)
     for bits in opened:
-        middle = np.minimum((low + high) // 2, params.buckets - 2)
+        middle = np.minimum((low + high) // 2, params.method.buckets - 2)
         assert (bits == (middle >= result)).all()
         low, high = np.where(bits, low, middle + 1), np.where(bits, middle, high)
-    assert len(opened) == bucketed.steps(params.buckets)
+    assert len(opened) == bucketed.steps(params.method.buckets)
 
 
 @pytest.mark.parametrize("selection", ["oblivious", "opened"])
@@ -282,7 +289,7 @@ def test_what_pairwise_opens(
 ) -> None:
     """Oblivious: the result or nothing at all. Opened: also who holds it, as its docstring says."""
     opened: list[str] = []
-    for module, name in ((pairwise, "open_bits"), (methods, "open_ring")):
+    for module, name in ((pairwise, "open_bits"), (pairwise, "open_ring")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -293,13 +300,9 @@ def test_what_pairwise_opens(
             )[1],
         )
     params = RoundParams(
-        "pairwise",
+        Pairwise(ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to),
         DIM,
         CLIENTS,
-        ring_bits=32,
-        fraction_bits=0,
-        selection=selection,
-        result_to=result_to,
     )
     values = inputs(params, "random")
     outcomes = run_rounds(make_parties(), params, shares_of(params, values))

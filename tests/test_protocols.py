@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring
-from securemedian.mpc.median.reveal import open_bits, open_ring
-from securemedian.mpc.params import OT_EXTENSIONS
+from securemedian.mpc.methods.reveal import open_bits, open_ring
 from securemedian.mpc.party import Party
+from securemedian.mpc.protocol import OT_EXTENSIONS
 from tests.parties import additive, make_parties, run_both
 
 RNG = np.random.default_rng(3)

@@ -7,10 +7,14 @@ import pytest
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.median import bucketed, pairwise, radix, trimmed
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.methods import bucketed, pairwise, radix, trimmed_mean
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Outcome, run_round
+from securemedian.mpc.protocol import ProtocolParams
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 
@@ -58,9 +62,9 @@ def radix_round(
     """A round as clients and servers do it, on plain values (n, d)."""
     clients, dim = values.shape
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
-    params = RoundParams("radix", dim, clients, weights=named, **options)  # type: ignore[arg-type]
+    params = RoundParams(Radix(weights=named, **options), dim, clients)  # type: ignore[arg-type]
     uploads = [
-        share.split(encode.to_words(row, params)[None], params.width, xor=True) for row in values
+        share.split(params.method.words(row)[None], params.width, xor=True) for row in values
     ]
     one, other = run_both(
         lambda j: run_round(
@@ -116,7 +120,7 @@ def test_float32_is_exact_over_the_whole_range(lanes: Lanes, clients: int) -> No
         [np.where(np.isnan(any_bits), 1.0, any_bits), rng.choice(FLOATS, (clients, 300))], axis=1
     )
     params, outcome = radix_round(lanes, values.astype(np.float32))
-    got = encode.from_words(outcome.values[0], params)
+    got = params.method.values(outcome.values[0])
     assert (got == reference.lower_median(values.astype(np.float32))).all()
 
 
@@ -124,14 +128,14 @@ def test_words_keep_the_order_and_come_back() -> None:
     rng = np.random.default_rng(1)
     values = np.concatenate([FLOATS, rng.normal(size=2000) * 10.0 ** rng.integers(-40, 39, 2000)])
     for encoding in ("float32", "bfloat16", "fixed"):
-        params = RoundParams("radix", 10, 5, encoding=encoding)
-        words = encode.to_words(values, params)
-        back = encode.from_words(words, params)
+        params = RoundParams(Radix(encoding=encoding), 10, 5)
+        words = params.method.words(values)
+        back = params.method.values(words)
         order = np.argsort(values, kind="stable")
         assert (np.diff(words[order].astype(np.int64)) >= 0)[
             values[order][1:] != values[order][:-1]
         ].all()
-        again = encode.to_words(back, params)
+        again = params.method.words(back)
         assert (again == words).all()
         if encoding == "float32":
             with np.errstate(over="ignore"):
@@ -142,9 +146,9 @@ def test_words_keep_the_order_and_come_back() -> None:
 
 
 def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
-    params = RoundParams("radix", 10, 5, encoding="bfloat16")
+    params = RoundParams(Radix(encoding="bfloat16"), 10, 5)
     values = [1.0, 1.0 + 2**-8, 1.0 + 3 * 2**-8, 1.0 + 2**-8 + 2**-20, -1.0 - 2**-8, 3.4e38]
-    assert encode.from_words(encode.to_words(values, params), params).tolist() == [
+    assert params.method.values(params.method.words(values)).tolist() == [
         1.0,
         1.0,
         1 + 2**-6,
@@ -157,30 +161,30 @@ def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "fixed"])
 def test_nan_is_refused(encoding: str) -> None:
     with pytest.raises(InputError, match="NaN"):
-        encode.to_words([0.0, np.nan], RoundParams("radix", 2, 5, encoding=encoding))
+        Radix(encoding=encoding).words([0.0, np.nan])
 
 
 @pytest.mark.parametrize("buckets", [3, 8, 9])
 def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> None:
     rng = np.random.default_rng(buckets)
     values = rng.normal(size=(7, 300))
-    params = RoundParams("radix", 300, 7, encoding="buckets", buckets=buckets)
+    params = RoundParams(Radix(encoding="buckets", buckets=buckets), 300, 7)
     assert params.width == math.ceil(math.log2(buckets)) and params.layout.rows == 1
     index = encode.bucketize(values, 0.1, 2.0, buckets)
     uploads = [
-        share.split(encode.to_words(row, params, 0.1, 2.0)[None], params.width, xor=True)
+        share.split(params.method.words(row, 0.1, 2.0)[None], params.width, xor=True)
         for row in values
     ]
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
     want = encode.quantize(reference.bucketed_median(index, buckets), 0.1, 2.0, buckets)
-    assert (encode.from_words(one.values[0], params, 0.1, 2.0) == want).all()
+    assert (params.method.values(one.values[0], 0.1, 2.0) == want).all()
 
 
 def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
-    params = RoundParams("radix", 2, 5, encoding="buckets", buckets=5)
-    assert encode.from_words(np.array([4, 7], np.uint8), params, 0.0, 1.0).tolist() == [0.5, 0.5]
+    params = RoundParams(Radix(encoding="buckets", buckets=5), 2, 5)
+    assert params.method.values(np.array([4, 7], np.uint8), 0.0, 1.0).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("liars", [1, 2, 3])
@@ -188,21 +192,21 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
     """A minority that uploads rubbish of the right length cannot move the result out of the honest values' range."""
     rng = np.random.default_rng(liars)
     honest = rng.normal(size=(liars + 1, 400)).astype(np.float32)
-    params = RoundParams("radix", 400, 2 * liars + 1)
-    uploads = [share.split(encode.to_words(row, params)[None], 32, xor=True) for row in honest]
+    params = RoundParams(Radix(), 400, 2 * liars + 1)
+    uploads = [share.split(params.method.words(row)[None], 32, xor=True) for row in honest]
     for _ in range(liars):
         rubbish = rng.integers(0, 2**64, (2, 1, params.layout.row_words), np.uint64)
         uploads.append(tuple(share.WordsUpload(params.layout, half) for half in rubbish))  # type: ignore[arg-type]
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
-    got = encode.from_words(one.values[0], params)
+    got = params.method.values(one.values[0])
     assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
 
 
 def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> None:
     """The documented difference: one client of five that shares counts other than 0 and 1 decides alone."""
-    params = RoundParams("bucketed", 200, 5)
+    params = RoundParams(Bucketed(), 200, 5)
     index = np.full((4, 200), 4, np.uint16)
     uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in
@@ -218,16 +222,16 @@ def test_several_ranks_share_the_uploads(lanes: Lanes) -> None:
     rng = np.random.default_rng(8)
     values = rng.normal(size=(8, 200)).astype(np.float32)
     params, outcome = radix_round(lanes, values, ranks=[1, 8], quantiles=[0.25, 0.5, 0.75])
-    assert params.ranks_of(8) == [1, 8, 2, 4, 6]
+    assert params.method.ranks_of(8) == [1, 8, 2, 4, 6]
     want = [reference.rank_element(values, rank) for rank in (1, 8, 2, 4, 6)]
-    assert (encode.from_words(outcome.values, params) == want).all()
+    assert (params.method.values(outcome.values) == want).all()
 
 
 @pytest.mark.parametrize("clients", [2, 5, 6])
 def test_midpoint_gives_both_middle_elements_of_an_even_number(lanes: Lanes, clients: int) -> None:
     values = np.random.default_rng(clients).normal(size=(clients, 200)).astype(np.float32)
     params, outcome = radix_round(lanes, values, midpoint=True)
-    middle = encode.from_words(outcome.values, params).mean(axis=0)
+    middle = params.method.values(outcome.values).mean(axis=0)
     assert (middle == np.median(values.astype(np.float64), axis=0)).all()
 
 
@@ -270,28 +274,28 @@ def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
     values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
     params, outcome = radix_round(lanes, values, weights, weight_cap=0.4)
     assert (
-        encode.from_words(outcome.values[0], params) == reference.weighted_median(values, weights)
+        params.method.values(outcome.values[0]) == reference.weighted_median(values, weights)
     ).all()
 
 
 def test_the_weight_cap() -> None:
     named = {"a": 2, "b": 1, "c": 1}
     with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
-        RoundParams("radix", 10, 3, weights=named)
-    params = RoundParams("radix", 10, 3, weights=named, weight_cap=0.6)
+        RoundParams(Radix(weights=named), 10, 3)
+    params = RoundParams(Radix(weights=named, weight_cap=0.6), 10, 3)
     assert params.weights_of(["b", "c", "a"]) == [1, 1, 2]
     with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
         params.weights_of(["a", "b"])  # the third stayed away
     with pytest.raises(ConfigError, match="weight of a"):
-        RoundParams("radix", 10, 3, weights=named | {"a": 0})
+        RoundParams(Radix(weights=named | {"a": 0}), 10, 3)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.25, 0.4, 0.49])
 def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
     rng = np.random.default_rng(clients)
-    params = RoundParams("trimmed-mean", 90, clients, ring_bits=32, fraction_bits=0, trim=trim)
-    top = 2 ** (30 - params.headroom)
+    params = RoundParams(TrimmedMean(ring_bits=32, fraction_bits=0, trim=trim), 90, clients)
+    top = 2 ** (30 - params.method.headroom(clients))
     values = np.concatenate(
         [
             rng.integers(-top, top, (clients, 30)),
@@ -301,7 +305,8 @@ def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
         axis=1,
     )
     uploads = [
-        share.split(encode.to_fixed(row, 32, 0, params.headroom)[None], 32) for row in values
+        share.split(encode.to_fixed(row, 32, 0, params.method.headroom(clients))[None], 32)
+        for row in values
     ]
     one, other = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
@@ -311,14 +316,14 @@ def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
 
 
 def test_what_is_dropped_is_floor_of_beta_n() -> None:
-    assert [trimmed.dropped(100, beta) for beta in (0.29, 0.07, 0.1, 0.1001, 0.499)] == [
+    assert [trimmed_mean.dropped(100, beta) for beta in (0.29, 0.07, 0.1, 0.1001, 0.499)] == [
         29,
         7,
         10,
         10,
         49,
     ]
-    assert [trimmed.dropped(n, 0.1) for n in (1, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
+    assert [trimmed_mean.dropped(n, 0.1) for n in (1, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -349,9 +354,9 @@ def test_options_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
 
 
 def test_a_rank_beyond_those_who_came_is_refused() -> None:
-    params = RoundParams("radix", 10, 8, ranks=[7])
+    params = RoundParams(Radix(ranks=[7]), 10, 8)
     with pytest.raises(ConfigError, match="rank 7 was asked for, and those who take part weigh 5"):
-        params.ranks_of(5)
+        params.method.ranks_of(5)
 
 
 def test_cost_is_linear_in_the_clients() -> None:

@@ -8,7 +8,9 @@ import pytest
 import securemedian
 from securemedian.mpc import pipeline, wire
 from securemedian.mpc.errors import ChannelTimeout, RoundBusy
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import config, control
 from securemedian.servers.control import (
     Bye,
@@ -29,7 +31,7 @@ from securemedian.servers.store import Store
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
-PARAMS = RoundParams("pairwise", DIM, 3)
+PARAMS = RoundParams(Pairwise(), DIM, 3)
 ALIKE = ProtocolParams().agreement() | {"release": securemedian.__version__}
 
 
@@ -245,7 +247,7 @@ def test_s0_fails_a_round_that_it_cannot_prepare(s0):
 def test_s1_checks_parameters_clients_and_digest_itself(s1):
     s1.hear(Open("1-a", 1, PARAMS.to_dict() | {"min_clients": 1}, bytes(16), True))
     assert s1.sent[-1].code == "bad-config"
-    s1.hear(Open("1-b", 1, RoundParams("pairwise", DIM, 2).to_dict(), bytes(16), True))
+    s1.hear(Open("1-b", 1, RoundParams(Pairwise(), DIM, 2).to_dict(), bytes(16), True))
     assert s1.sent[-1].code == "bad-config" and "at least 3" in s1.sent[-1].reason
     s1.hear(Open("1-c", 1, PARAMS.to_dict(), bytes(16), True))
     s1.upload_all("1-c")

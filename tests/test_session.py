@@ -55,7 +55,8 @@ DEADLINE_S, ANSWER_S, RUN_S = 100.0, 5.0, 50.0
 
 
 def params(**changes) -> RoundParams:
-    return RoundParams("bucketed", 10, **({"max_clients": 3, "deadline_s": DEADLINE_S} | changes))
+    numbers = {"dim": 10, "max_clients": 3, "deadline_s": DEADLINE_S}
+    return RoundParams.from_dict({"method": "bucketed"} | numbers | changes)
 
 
 def a_round(party: int, state: State | None = None, floor: int = 2, **changes) -> Round:

@@ -5,13 +5,19 @@ import pytest
 
 from securemedian.mpc import encode, share
 from securemedian.mpc.errors import BadUpload, ConfigError, InputError
-from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.l1 import L1Range
+from securemedian.mpc.ranges.mean import MeanRange
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training, begin, finish
 
 DIM = 5
-BUCKETED = RoundParams("bucketed", DIM, 3)
-PAIRWISE = RoundParams("pairwise", DIM, 3, ring_bits=32, fraction_bits=8)
+BUCKETED = RoundParams(Bucketed(), DIM, 3)
+PAIRWISE = RoundParams(Pairwise(ring_bits=32, fraction_bits=8), DIM, 3)
 MODEL = np.linspace(-1, 1, DIM, dtype=np.float32)
 INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
 
@@ -23,7 +29,7 @@ def test_a_new_model_starts_with_the_initial_range():
     assert (
         started.number == 1
         and started.width == np.float32(0.5)
-        and started.policy == RangePolicy("mean", 0.5, 0.2)
+        and started.policy == MeanRange(0.5, 0.2)
     )
 
 
@@ -36,7 +42,7 @@ def test_rounds_follow_each_other_and_reset_starts_again():
     )
     assert np.array_equal(
         after.width,
-        encode.next_range(first.policy, first.width, MODEL, after.model, 1).astype(np.float32),
+        first.policy.next(first.width, MODEL, after.model, 1).astype(np.float32),
     )
     assert after.width.dtype == np.float32 and after.width.shape == (DIM,)
     assert begin(after, BUCKETED, {}, False, None) is after
@@ -58,29 +64,29 @@ def test_pairwise_makes_the_first_model():
 
 
 def test_the_first_of_several_results_is_the_model():
-    params = RoundParams("radix", DIM, 3, ranks=[2, 1, 3])
-    words = np.stack([encode.to_words(MODEL + shift, params) for shift in range(3)])
+    params = RoundParams(Radix(ranks=[2, 1, 3]), DIM, 3)
+    words = np.stack([params.method.words(MODEL + shift) for shift in range(3)])
     after, results = finish(Training(), params, words, 3)
     assert np.array_equal(after.model, MODEL) and np.array_equal(results[2], MODEL + np.float32(2))
 
 
 def test_midpoint_and_trimmed_mean_divide_at_the_end():
-    midpoint = RoundParams("radix", DIM, 4, midpoint=True)
-    words = np.stack([encode.to_words(MODEL + shift, midpoint) for shift in (0, 1)])
+    midpoint = RoundParams(Radix(midpoint=True), DIM, 4)
+    words = np.stack([midpoint.method.words(MODEL + shift) for shift in (0, 1)])
     assert np.array_equal(finish(Training(), midpoint, words, 4)[0].model, MODEL + np.float32(0.5))
-    trimmed = RoundParams("trimmed-mean", DIM, 5, fraction_bits=8, trim=0.2)
+    trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), DIM, 5)
     total = encode.to_fixed(3 * MODEL, 64, 8)  # of the three that are kept
     assert np.allclose(finish(Training(), trimmed, total[None], 5)[0].model, MODEL, atol=2**-8)
 
 
 def test_a_model_of_another_size():
-    other = RoundParams("pairwise", DIM + 1, 3)
+    other = RoundParams(Pairwise(), DIM + 1, 3)
     kept = Training(model=MODEL)
     with pytest.raises(InputError, match=r"\(6,\), not float32 \(5,\)"):
         begin(kept, other, {}, False, None)
     assert begin(kept, other, {}, True, None).model is None
     with pytest.raises(InputError):
-        begin(kept, RoundParams("bucketed", DIM + 1, 3), {}, True, None)
+        begin(kept, RoundParams(Bucketed(), DIM + 1, 3), {}, True, None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,7 @@ def test_what_a_bucketed_round_cannot_start_from(model, range_, error):
 
 
 def test_a_range_that_diverged_is_refused_until_reset():
-    diverged = Training(RangePolicy("l1"), MODEL, np.array(np.inf, np.float32), 7)
+    diverged = Training(L1Range(), MODEL, np.array(np.inf, np.float32), 7)
     with pytest.raises(ConfigError, match="open with reset"):
         begin(diverged, BUCKETED, {}, False, None)
     assert begin(diverged, BUCKETED, {}, True, None).number == 1
@@ -116,7 +122,7 @@ def test_the_training_run_survives_a_restart(tmp_path):
     assert fresh.model is None and fresh.number == 1
     for training in (
         fresh,
-        Training(RangePolicy("mean", 0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4),
+        Training(MeanRange(0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4),
     ):
         store.save_training(training)
         loaded = store.load_training()

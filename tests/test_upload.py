@@ -10,11 +10,13 @@ from securemedian.clients import upload
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 
 D = 700  # neither a multiple of a word nor of a block
-BUCKETED = RoundParams("bucketed", D, 5, buckets=6)
-PAIRWISE = RoundParams("pairwise", D, 5, ring_bits=37, fraction_bits=12)
+BUCKETED = RoundParams(Bucketed(buckets=6), D, 5)
+PAIRWISE = RoundParams(Pairwise(ring_bits=37, fraction_bits=12), D, 5)
 
 
 def a_round(params: RoundParams, index: int = 0, **arrays: Any) -> Round:

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.prg import Stream
+from securemedian.mpc.ranges.registry import policy_from
 from tests import reference
 
 
@@ -115,7 +117,7 @@ def test_range_policies() -> None:
         "constant": 0.7,
     }
     for policy, wanted in expected.items():
-        got = encode.next_range(RangePolicy(policy, 0.1, 0.1), 0.7, before, after, number=2)
+        got = policy_from({"policy": policy}).next(0.7, before, after, number=2)
         np.testing.assert_allclose(got, wanted)
 
 
@@ -125,7 +127,7 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
     rng = np.random.default_rng(bits)
     values = ring.reduce(rng.integers(0, 2**64, (3, columns), np.uint64), bits)
     seed, words = share.split(values, bits)
-    layout = RoundParams("pairwise", columns, 2, ring_bits=bits, fraction_bits=0).layout
+    layout = RoundParams(Pairwise(ring_bits=bits, fraction_bits=0), columns, 2).layout
     assert (layout.columns, layout.bits) == (seed.layout.columns, seed.layout.bits)
     for start in range(0, columns, share.SLICE_ALIGN):
         stop = min(columns, start + 200)

@@ -14,7 +14,10 @@ from securemedian.clients import files
 from securemedian.clients.client import Client, Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import RoundFailed
-from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.mean import MeanRange
 from tests.daemons import WAIT_S, Pair
 
 UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
@@ -52,7 +55,7 @@ def toml(pair: Pair, name: str) -> str:
 
 
 def test_a_training_run_in_python(pair: Pair) -> None:
-    params, policy = RoundParams("bucketed", 50, 3), RangePolicy("mean", 4.0, 0.5)
+    params, policy = RoundParams(Bucketed(), 50, 3), MeanRange(4.0, 0.5)
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
         for number in (1, 2):
@@ -113,7 +116,7 @@ def test_a_round_by_verbs_alone(
     assert np.array_equal(
         result,
         plaintext.published(
-            UPDATES, RoundParams("pairwise", 50, 3, ring_bits=32, fraction_bits=16), None, None
+            UPDATES, RoundParams(Pairwise(ring_bits=32, fraction_bits=16), 50, 3), None, None
         )[0],
     )
     for name in pair.names:
@@ -172,7 +175,7 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
     digits = data.load(None)
     start = models.start(models.MODELS["digits"], 1)
     params = RoundParams(
-        "pairwise", start.size, 3, ring_bits=32, fraction_bits=20, result_to="clients"
+        Pairwise(ring_bits=32, fraction_bits=20, result_to="clients"), start.size, 3
     )
     trainers = [Trainer.of_part(digits, index, 3, seed=1, images=40) for index in range(3)]
 

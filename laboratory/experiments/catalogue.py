@@ -12,7 +12,9 @@ from securemedian.laboratory.experiments import methods
 from securemedian.laboratory.experiments.runs import Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RANGE_POLICIES, RangePolicy
+from securemedian.mpc.options import options_of
+from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.registry import POLICIES
 
 ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)  # of p0 = p1
 USUAL = 0.1  # the p0 = p1 of every other experiment
@@ -225,6 +227,11 @@ def _by_attack(plan: Plan) -> list[Curve]:
     ]
 
 
+def _policy(name: str, p: float) -> RangePolicy:
+    """Return a policy with p0 = p1 = p, or p0 alone where it has no decay."""
+    return POLICIES[name](**dict.fromkeys(options_of(POLICIES[name]), p))
+
+
 def _by_range(plan: Plan) -> list[Curve]:
     """Every policy of the bucket range, over orders of magnitude of p0 = p1."""
     if list(plan.methods) != ["bucketed"] or len(plan.attacks) != 1:
@@ -236,10 +243,10 @@ def _by_range(plan: Plan) -> list[Curve]:
         Curve(
             "",
             policy,
-            [plan.run(seed, "bucketed", attack, RangePolicy(policy, p, p)) for seed in plan.seeds],
+            [plan.run(seed, "bucketed", attack, _policy(policy, p)) for seed in plan.seeds],
             x=p,
         )
-        for policy in RANGE_POLICIES
+        for policy in POLICIES
         for p in ORDERS
     ]
 

@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RangePolicy
+from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.constant import ConstantRange
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 
-CONSTANT = RangePolicy("constant")  # of what has no buckets
+# of what has no buckets
+CONSTANT = ConstantRange()
 
 
 @dataclass(frozen=True)
 class Secure:
-    """Rounds of S0 and S1. `options` are those of RoundParams that differ from its defaults."""
+    """Hold how S0 and S1 are used: a method by name and those of its options that differ from its defaults, as in
+    `RoundParams.from_dict`.
+    """
 
     label: str
     options: Mapping[str, Any]
@@ -30,7 +35,7 @@ SECURE: dict[str, Secure] = {
     "radix": Secure("exact median (radix)", {"method": "radix"}),
     "pairwise": Secure("exact median (pairwise)", {"method": "pairwise"}),
     "bucketed": Secure(
-        "bucketed median", {"method": "bucketed", "buckets": 8}, RangePolicy("coordinate", 0.1, 0.1)
+        "bucketed median", {"method": "bucketed", "buckets": 8}, CoordinateRange(0.1, 0.1)
     ),
 }
 

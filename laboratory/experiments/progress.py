@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from securemedian.laboratory.experiments.methods import CONSTANT
 from securemedian.laboratory.experiments.runs import Record, Run
 
 ESTIMATE_S = 7200.0  # of the past rounds from which the remaining time is estimated
@@ -51,8 +52,8 @@ class Board:
     def begin(self, run: Run) -> None:
         self._number += 1
         self._title = f"run {self._number} of {self._runs}: {run.name}"
-        if run.method == "bucketed":
-            self._title += f", range {run.range.policy} {run.range.initial:g}"
+        if run.range != CONSTANT:
+            self._title += f", range {run.range.name} {run.range.initial:g}"
         self._say(f"{self._title}: starting")
 
     def round(self, record: Record) -> None:

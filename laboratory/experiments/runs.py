@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from securemedian.laboratory.data import Dataset
-from securemedian.mpc.params import RangePolicy, RoundParams
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.base import RangePolicy
 
 UPLOADS_LIMIT_S = 6 * 3600.0  # for all clients of a round to train and upload
 
@@ -27,7 +28,7 @@ class Run:
     images: int | None  # of each client; None: all there are, divided evenly
     seed: int
     method: str
-    options: Mapping[str, Any]  # of RoundParams; none for a yardstick
+    options: Mapping[str, Any]  # the method and its options; none for a yardstick
     range: RangePolicy
     attack: str
     attackers: int
@@ -38,7 +39,10 @@ class Run:
     @property
     def id(self) -> str:
         """Also a file name. Runs that differ in anything differ in it."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        # every policy had a decay when the first runs were saved: their ids stay
+        policy = {"decay": 0.1} | self.range.to_dict()
+        values = json.dumps(asdict(self) | {"range": policy}, sort_keys=True)
+        digest = hashlib.sha256(values.encode()).hexdigest()
         return f"{self.method}-{self.attack}-seed{self.seed}-{digest[:12]}"
 
     @property
@@ -48,12 +52,14 @@ class Run:
 
     def params(self, dim: int) -> RoundParams:
         """Of a round of the servers, which takes all clients or fails."""
-        return RoundParams(
-            dim=dim,
-            max_clients=self.clients,
-            min_clients=self.clients,
-            deadline_s=UPLOADS_LIMIT_S,
-            **self.options,
+        return RoundParams.from_dict(
+            {
+                "dim": dim,
+                "max_clients": self.clients,
+                "min_clients": self.clients,
+                "deadline_s": UPLOADS_LIMIT_S,
+                **self.options,
+            }
         )
 
 

@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -56,7 +55,7 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
         "p": curve.x,
         "method": first.method,
         "attack": first.attack,
-        "range": asdict(first.range),
+        "range": first.range.to_dict(),
         "secure": first.secure,
         "seeds": [run.seed for run in curve.runs],
         "runs": [run.id for run in curve.runs],

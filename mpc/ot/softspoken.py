@@ -32,8 +32,8 @@ from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
-from securemedian.mpc.params import SECURITY_BITS
 from securemedian.mpc.prg import SEED_BYTES, ZEROS, Entropy, Stream, os_entropy
+from securemedian.mpc.protocol import SECURITY_BITS
 
 ALIGN = 128  # OTs: a row of a block is whole AES blocks
 # OTs in one call of `extend` at most: AES calls long enough to cost nothing beside their work, rows short enough for

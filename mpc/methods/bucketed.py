@@ -12,19 +12,99 @@ to the counts, can move the result at will, and chooses which rank is asked abou
 `scan` opens may then be unrelated ones. docs/threat-model.md says what follows; `radix` on buckets has no such shares.
 
 Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect` compares ceil(log2 b)
-thresholds a coordinate one after another and opens each.
+thresholds per coordinate one after another and opens each.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import compare, ring
+from securemedian.mpc import compare, encode, ring
 from securemedian.mpc.boolean import invert
-from securemedian.mpc.median.reveal import open_bits
+from securemedian.mpc.methods.base import Chunk, Counting, Published
+from securemedian.mpc.methods.reveal import open_bits
+from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.preprocessing import Demand
+
+SCHEDULES = ("scan", "bisect")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketed(Counting):
+    """The median to within a bucket, from cumulative histograms."""
+
+    name = "bucketed"
+    summary = "cheapest, to within a bucket"
+
+    buckets: int = option(8, help="buckets per coordinate (default: 8)", metavar="B")
+    schedule: str = option(
+        "scan",
+        choices=SCHEDULES,
+        compared=SCHEDULES,
+        help="all thresholds at once, or fewer one after another (default: scan)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("buckets", self.buckets, 3, 1 << 16)
+
+    @property
+    def rows(self) -> int:
+        return self.buckets - 1
+
+    @property
+    def uses_range(self) -> bool:
+        return True
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> NDArray[Any]:
+        index = encode.bucketize(vector, *published.around(), self.buckets)
+        return encode.cumulative(index, self.buckets)
+
+    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+        counts = chunk.weighted_sum(party)
+        bits = self.bits_for(chunk.max_clients)
+        return median(party, counts, chunk.total, bits, self.schedule)[None]
+
+    def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        return demand(dim, self.buckets, self.bits_for(max_clients), self.schedule)
+
+    def at_once(self, clients: int) -> int:
+        return self.buckets - 1 if self.schedule == "scan" else 1
+
+    @property
+    def opened(self) -> str:
+        return "the bucket of each median"
+
+    @property
+    def kind(self) -> str:
+        return "approximate"
+
+    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+        return encode.quantize(values, *published.around(), self.buckets)
+
+    def in_the_clear(
+        self,
+        updates: NDArray[Any],
+        weights: Sequence[int],
+        published: Published,
+        max_clients: int,
+    ) -> NDArray[Any]:
+        index = encode.bucketize(updates, *published.around(), self.buckets)
+        ranked = np.sort(np.repeat(index, weights, axis=0), axis=0)
+        middle = ranked[(len(ranked) - 1) // 2][None]
+        return encode.quantize(middle, *published.around(), self.buckets)
+
+    @classmethod
+    def warm_up(cls) -> Sequence[Self]:
+        return [cls(ring_bits=bits) for bits in (4, 16, 32, 64)]
+
+    @property
+    def detail(self) -> str:
+        return f"b={self.buckets} {self.schedule}"
 
 
 def median(
@@ -35,7 +115,7 @@ def median(
     schedule: str,
     rank: int | None = None,
 ) -> NDArray[np.uint16]:
-    """The bucket of the element of rank k in each coordinate, known to both parties.
+    """Return the bucket of the element of rank k in each coordinate, known to both parties.
 
     `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or "bisect".
     """
@@ -61,10 +141,8 @@ def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16
     is known: m(y) of the result or below b-1.
     """
     thresholds, dim = centred.shape
-    low, high = (
-        np.zeros(dim, np.int64),
-        np.full(dim, thresholds, np.int64),
-    )  # the result is in low..high
+    # the result is in low..high
+    low, high = np.zeros(dim, np.int64), np.full(dim, thresholds, np.int64)
     column = np.arange(dim)
     for _ in range(steps(thresholds + 1)):
         middle = np.minimum((low + high) // 2, thresholds - 1)
@@ -75,17 +153,12 @@ def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16
 
 
 def steps(buckets: int) -> int:
-    """Thresholds a coordinate under `bisect`: ceil(log2 b)."""
+    """Return the thresholds per coordinate under `bisect`: ceil(log2 b)."""
     return (buckets - 1).bit_length()
 
 
-def comparisons(buckets: int, schedule: str) -> int:
-    """Comparisons a coordinate that run at once."""
-    return buckets - 1 if schedule == "scan" else 1
-
-
 def demand(dim: int, buckets: int, bits: int, schedule: str) -> Demand:
-    """Correlations of `median`."""
+    """Return the correlations of `median`."""
     if schedule == "scan":
         return compare.msb_demand(dim * (buckets - 1), bits)
     return compare.msb_demand(dim, bits) * steps(buckets)

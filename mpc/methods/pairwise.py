@@ -18,17 +18,86 @@ coordinate is the sum of their values (of the first of them, if `opened`).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import equal, ring
 from securemedian.mpc.boolean import multiplex, multiplex_demand
-from securemedian.mpc.median import order
-from securemedian.mpc.median.reveal import open_bits
+from securemedian.mpc.methods import order
+from securemedian.mpc.methods.base import Chunk, FixedPoint, Published, Weighted
+from securemedian.mpc.methods.reveal import open_bits, open_ring
+from securemedian.mpc.options import option
 from securemedian.mpc.party import Party
 from securemedian.mpc.preprocessing import Demand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Weighted, FixedPoint):
+    """The exact median of fixed-point values, from all pairwise comparisons."""
+
+    name = "pairwise"
+    summary = "exact, quadratic in the clients"
+    splits = True
+
+    selection: str = option(
+        "oblivious",
+        choices=("oblivious", "opened"),
+        help="opened tells the servers whose each median is (default: oblivious)",
+    )
+    result_to: str = option(
+        "servers",
+        choices=("servers", "clients"),
+        help="who learns the median (default: servers)",
+    )
+
+    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+        bits = self.bits_for(chunk.max_clients)
+        values, weights = chunk.rows(party), chunk.weights
+        element = median(
+            party, values, bits, self.selection, weights=weights, batch=self.group(chunk)
+        )
+        return (open_ring(party, element, bits) if self.result_to == "servers" else element)[None]
+
+    def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        return demand(dim, self.bits_for(max_clients), self.selection, weights)
+
+    def at_once(self, clients: int) -> int:
+        return order.pairs(clients)
+
+    @property
+    def opened(self) -> str:
+        value = (
+            "the value of each median"
+            if self.result_to == "servers"
+            else "no value, since the clients put the medians together"
+        )
+        return value + (", and whose each is" if self.selection == "opened" else "")
+
+    @property
+    def kind(self) -> str:
+        return "exact"
+
+    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+        return self.numbers(values)
+
+    def in_the_clear(
+        self,
+        updates: NDArray[Any],
+        weights: Sequence[int],
+        published: Published,
+        max_clients: int,
+    ) -> NDArray[Any]:
+        ranked = np.sort(
+            np.repeat(self.whole_numbers(updates, max_clients), weights, axis=0), axis=0
+        )
+        return ranked[(len(ranked) - 1) // 2][None] / 2.0**self.fraction_bits
+
+    @classmethod
+    def warm_up(cls) -> Sequence[Self]:
+        return [cls(ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
 
 
 def median(
@@ -38,11 +107,13 @@ def median(
     selection: str,
     rank: int | None = None,
     weights: Sequence[int] | None = None,
+    batch: int | None = None,
 ) -> NDArray[Any]:
-    """Shares of the element of rank k in each coordinate.
+    """Return shares of the element of rank k in each coordinate.
 
     `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `selection`: "oblivious" or "opened"; `rank`:
-    1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1 a client, by default 1.
+    1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1 per client, by default
+    1; `batch`: as in `order.positions`.
     """
     clients, dim = values.shape
     chosen_weights = [1] * clients if weights is None else list(weights)
@@ -50,7 +121,7 @@ def median(
     if clients == 1:
         return values[0]
     small = _position_bits(chosen_weights)
-    positions = order.positions(party, values, bits, chosen_weights, small)
+    positions = order.positions(party, values, bits, chosen_weights, small, batch)
     if _equal_weights(chosen_weights):
         if party.id == 0:
             positions = ring.reduce(positions - positions.dtype.type(rank - 1), small)
@@ -66,7 +137,7 @@ def median(
 
 
 def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Demand:
-    """Correlations of `median`."""
+    """Return the correlations of `median`."""
     clients = len(weights)
     if clients == 1:
         return Demand()

@@ -18,32 +18,45 @@ from securemedian.mpc.preprocessing import Demand
 
 
 def positions(
-    party: Party, values: NDArray[Any], bits: int, weights: Sequence[int], position_bits: int
+    party: Party,
+    values: NDArray[Any],
+    bits: int,
+    weights: Sequence[int],
+    position_bits: int,
+    batch: int | None = None,
 ) -> NDArray[Any]:
-    """Shares of pos_i = sum_x W_x z_ix, the weight of the clients before client i; shape (n, d), ring of
-    `position_bits`.
+    """Return shares of pos_i = sum_x W_x z_ix, the weight of the clients before client i; shape (n, d),
+    ring of `position_bits`.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `weights`: public, one a client.
+    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `weights`: public, one per client;
+    `batch`: comparisons to have in hand at once. More are cut into groups of pairs, which take their
+    correlations one after another.
     """
     clients, dim = values.shape
-    first, second = np.triu_indices(clients, 1)
-    bit = compare.greater(party, values[first].reshape(-1), values[second].reshape(-1), bits)
-    above = to_ring(party, bit, first.size * dim, position_bits).reshape(
-        first.size, dim
-    )  # shares of z_xy
-    weight = np.asarray(weights, above.dtype)[:, None]
-    before = np.zeros((clients, dim), above.dtype)
-    np.add.at(before, first, above * weight[second])
-    np.subtract.at(before, second, above * weight[first])
-    if party.id == 0:  # z_yx = 1 - z_xy: client i is the second of the pairs with 0..i-1
-        before += np.cumsum(weight, axis=0, dtype=above.dtype) - weight
+    firsts, seconds = np.triu_indices(clients, 1)
+    weight = np.asarray(weights, ring.dtype(position_bits))[:, None]
+    before = np.zeros((clients, dim), weight.dtype)
+    group = firsts.size if batch is None else max(1, batch // dim)
+    for start in range(0, firsts.size, group):
+        first, second = firsts[start : start + group], seconds[start : start + group]
+        count = first.size * dim
+        if group < firsts.size:
+            party.pool.reserve(_pairs_demand(count, bits, position_bits))
+        bit = compare.greater(party, values[first].reshape(-1), values[second].reshape(-1), bits)
+        # shares of z_xy
+        above = to_ring(party, bit, count, position_bits).reshape(first.size, dim)
+        np.add.at(before, first, above * weight[second])
+        np.subtract.at(before, second, above * weight[first])
+    # z_yx = 1 - z_xy: client i is the second of the pairs with 0..i-1
+    if party.id == 0:
+        before += np.cumsum(weight, axis=0, dtype=weight.dtype) - weight
     return ring.reduce(before, position_bits)
 
 
 def within(
     party: Party, positions: NDArray[Any], low: NDArray[Any], high: NDArray[Any], bits: int
 ) -> NDArray[np.uint64]:
-    """XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public low <= high of shape
+    """Return XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public low <= high of shape
     (n, 1). One comparison's rounds; the ring must hold the differences as signed values.
     """
     bounds = np.stack([np.broadcast_to(bound, positions.shape) for bound in (low, high)]).astype(
@@ -60,21 +73,24 @@ def within(
 
 
 def pairs(clients: int) -> int:
-    """Comparisons a coordinate, n (n-1) / 2."""
+    """Return the comparisons per coordinate, n (n-1) / 2."""
     return clients * (clients - 1) // 2
 
 
 def positions_demand(dim: int, clients: int, bits: int, position_bits: int) -> Demand:
-    """Correlations of `positions`."""
-    count = dim * pairs(clients)
+    """Return the correlations of `positions`."""
+    return _pairs_demand(dim * pairs(clients), bits, position_bits)
+
+
+def _pairs_demand(count: int, bits: int, position_bits: int) -> Demand:
     return compare.msb_demand(count, bits) + to_ring_demand(count, position_bits)
 
 
 def within_demand(count: int, bits: int) -> Demand:
-    """Correlations of `within` on `count` positions."""
+    """Return the correlations of `within` on `count` positions."""
     return compare.msb_demand(2 * (-(-count // 64) * 64), bits)
 
 
 def signed_bits(total: int) -> int:
-    """The smallest ring that holds differences of two positions in 0..total with their sign."""
+    """Return the bits of the smallest ring that holds differences of two positions in 0..total with their sign."""
     return max(ring.MIN_BITS, total.bit_length() + 1)

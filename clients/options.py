@@ -1,0 +1,164 @@
+"""Turn the options of methods and range policies into flags, and flags into a round's parameters.
+
+Nothing here knows a method or a policy by name: their registries are asked.
+"""
+
+import argparse
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args, get_origin
+
+from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
+from securemedian.mpc.options import Option, options_of, refuse_foreign
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """Add --method."""
+    summaries = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=DEFAULT_METHOD,
+        help=f"{summaries} (default: %(default)s)",
+    )
+
+
+def add_method_options(
+    parser: argparse.ArgumentParser,
+    only: Collection[str] | None = None,
+    leave_out: Collection[str] = (),
+    swept: bool = False,
+    parser_of: Callable[[Option], Any] | None = None,
+) -> None:
+    """Add a flag for every option of any method, grouped by the methods that have it.
+
+    `only` and `leave_out` name the options that the verb has a use for, or none; `swept` leaves out methods
+    whose option of that name `plan` and `bench` do not set; `parser_of` gives another parser of values
+    than the option's own, for verbs that take several.
+    """
+    groups: dict[tuple[str, ...], list[str]] = {}
+    known: dict[str, dict[str, Option]] = {}
+    for method, cls in METHODS.items():
+        for name, option in options_of(cls).items():
+            if option.swept or not swept:
+                known.setdefault(name, {})[method] = option
+    for name, having in known.items():
+        if name not in leave_out and (only is None or name in only):
+            groups.setdefault(tuple(having), []).append(name)
+    for methods, names in groups.items():
+        group = parser.add_argument_group(f"options of {_listed(methods)}")
+        for name in names:
+            option = replace(known[name][methods[0]], help=_help(known[name]))
+            _add_flag(group, f"--{name.replace('_', '-')}", name, option, parser_of or _parser)
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _help(having: Mapping[str, Option]) -> str:
+    """Return the help of an option of several methods, which say the same of it or each its own."""
+    saying: dict[str, list[str]] = {}
+    for method, option in having.items():
+        saying.setdefault(option.help, []).append(method)
+    if len(saying) == 1:
+        return next(iter(saying))
+    return "; ".join(f"{', '.join(methods)}: {text}" for text, methods in saying.items())
+
+
+def _add_flag(
+    group: Any, flag: str, dest: str, option: Option, parser_of: Callable[[Option], Any]
+) -> None:
+    """Add one flag; what is not given stays None, so that the option keeps its default."""
+    text = option.help.replace("%", "%%")
+    if option.kind is bool:
+        group.add_argument(flag, dest=dest, action="store_true", default=None, help=text)
+        return
+    parse = parser_of(option)
+    choices = option.choices or None if parse is str else None
+    group.add_argument(
+        flag, dest=dest, type=parse, choices=choices, metavar=option.metavar, help=text
+    )
+
+
+def _parser(option: Option) -> Any:
+    """Return what turns the text of a flag into a value of the option."""
+    if option.kind in (int, float, str):
+        return option.kind
+    if get_origin(option.kind) is list:
+        (kind,) = get_args(option.kind)
+        return _list_of(kind)
+    return _weights
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    # argparse says it of what does not parse
+    parse.__name__ = f"list of {getattr(kind, '__name__', 'values')}"
+    return parse
+
+
+def _weights(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name and weight.isdecimal() for name, _, weight in pairs):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not like hospital-a=600,hospital-b=450,hospital-c=500"
+        )
+    return {name: int(weight) for name, _, weight in pairs}
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of any method that were given as flags."""
+    names = dict.fromkeys(name for method in METHODS.values() for name in options_of(method))
+    found = {name: getattr(options, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
+    """Return the round that flags and `others` describe; what is not given keeps its default.
+
+    Raises ConfigError for an option of another method.
+    """
+    numbers = {
+        name: getattr(options, name, None) for name in ("min_clients", "max_clients", "deadline_s")
+    } | others
+    known = {name: value for name, value in numbers.items() if value is not None}
+    return RoundParams.from_dict({"method": options.method, **known, **given_options(options)})
+
+
+def add_range_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the bucket range: --range, and one for every option of any policy."""
+    group = parser.add_argument_group("the bucket range, of rounds on buckets")
+    group.add_argument(
+        "--range",
+        choices=POLICIES,
+        help=f"how the bucket range follows the model (default: {DEFAULT_POLICY})",
+    )
+    for name, option in _range_options().items():
+        _add_flag(group, f"--range-{name}", f"range_{name}", option, _parser)
+
+
+def range_policy(options: argparse.Namespace) -> RangePolicy | None:
+    """Return the range policy that the flags name; None if they name nothing."""
+    chosen = {name: getattr(options, f"range_{name}") for name in _range_options()}
+    given = {
+        name: value
+        for name, value in ({"policy": options.range} | chosen).items()
+        if value is not None
+    }
+    return policy_from(given) if given else None
+
+
+def _range_options() -> dict[str, Option]:
+    return {name: o for policy in POLICIES.values() for name, o in options_of(policy).items()}
+
+
+def check_belong(method: str, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option of other methods than `method`."""
+    refuse_foreign(method, given, METHODS)

@@ -1,0 +1,70 @@
+"""Build dataclasses from maps that came from outside (TOML, msgpack, JSON), and digest what both
+servers compare.
+"""
+
+import hashlib
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from securemedian.mpc.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def digest(*values: Any) -> bytes:
+    """Return the SHA-256 of a canonical msgpack encoding: what the servers compare."""
+    return hashlib.sha256(msgpack.packb(values)).digest()
+
+
+def flat(instance: Any) -> dict[str, Any]:
+    """Return a dataclass as the map that `build` takes, in one form: a whole number given for a float
+    is a float, so that both digest alike.
+    """
+    hints = get_type_hints(type(instance))
+    values = {f.name: getattr(instance, f.name) for f in fields(instance)}
+    return {name: float(value) if hints[name] is float else value for name, value in values.items()}
+
+
+def build(cls: type[T], values: object, where: str, **made: Any) -> T:
+    """Return a flat dataclass built from a map that came from outside.
+
+    `made` are fields that are built already and that the map must not name. Raises ConfigError, which
+    names unknown, missing and mistyped keys and `where` they stand.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
+    known = {f.name: f for f in fields(cls) if f.name not in made}  # type: ignore[arg-type]
+    unknown = sorted(str(key) for key in set(values) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    missing = sorted(
+        n
+        for n, f in known.items()
+        if f.default is MISSING and f.default_factory is MISSING and n not in values
+    )
+    if missing:
+        raise ConfigError(f"{where}: missing {', '.join(missing)}")
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        hint = hints[name]
+        allowed = [
+            get_origin(kind) or kind
+            for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
+        ]
+        if float in allowed:
+            allowed.append(int)
+        # type() and not isinstance(): True is no number
+        if type(value) not in allowed:
+            raise ConfigError(
+                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, "
+                f"not {value!r}"
+            )
+    try:
+        return cls(**values, **made)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

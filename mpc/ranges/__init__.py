@@ -1,0 +1,1 @@
+"""The policies of the bucket range: one module for each, with its options."""

@@ -1,0 +1,20 @@
+"""Keep the first range."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from securemedian.mpc.ranges.base import RangePolicy
+
+
+@dataclass(frozen=True)
+class ConstantRange(RangePolicy):
+    """Keep B_1 in every round."""
+
+    name = "constant"
+
+    def next(
+        self, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int
+    ) -> NDArray[np.float64]:
+        return np.asarray(width, np.float64)

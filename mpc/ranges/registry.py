@@ -1,0 +1,39 @@
+"""List the range policies: a new one is a module beside this one and a line here."""
+
+from typing import Any
+
+from securemedian.mpc.canonical import build
+from securemedian.mpc.options import check_one_of, options_of, refuse_foreign
+from securemedian.mpc.ranges import constant, coordinate, l1, linf, mean
+from securemedian.mpc.ranges.base import RangePolicy
+
+# by the name that flags, messages and saved files have; the first is the default
+POLICIES: dict[str, type[RangePolicy]] = {
+    policy.name: policy
+    for policy in (
+        coordinate.CoordinateRange,
+        mean.MeanRange,
+        linf.LinfRange,
+        l1.L1Range,
+        constant.ConstantRange,
+    )
+}
+DEFAULT_POLICY = next(iter(POLICIES))
+
+
+def policy_from(values: dict[str, Any]) -> RangePolicy:
+    """Return the policy that a map from outside names: `{"policy": name, **options}`.
+
+    ConfigError says what is wrong.
+    """
+    name = values.get("policy", DEFAULT_POLICY)
+    check_one_of("range policy", name, list(POLICIES))
+    options = {key: value for key, value in values.items() if key != "policy"}
+    refuse_foreign(name, options, POLICIES, "range: ")
+    return build(POLICIES[name], options, "range")
+
+
+def saved_policy(values: dict[str, Any]) -> RangePolicy:
+    """Return the policy that `to_dict` saved, also by a release that saved `decay` for every policy."""
+    kept = options_of(POLICIES[values["policy"]])
+    return policy_from({key: v for key, v in values.items() if key in kept or key == "policy"})

@@ -1,0 +1,298 @@
+"""What every method and every range policy must be: asked of the registries, so that a new one is tested too."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.clients.upload import Round, encode_update, split
+from securemedian.laboratory import plaintext
+from securemedian.mpc import compare
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
+from securemedian.mpc.options import options_of
+from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
+from securemedian.mpc.pipeline import fill, run_round
+from securemedian.mpc.plan import predict
+from securemedian.mpc.preprocessing import Demand, Pool
+from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
+from securemedian.servers.store import Store
+from securemedian.servers.training import Training, finish
+from tests.parties import make_parties, run_both
+
+MODEL_SEED = 5
+
+
+def variants() -> list[Method]:
+    """Every method as it is by default, and with every choice that one of its options has."""
+    found: list[Method] = []
+    for cls in METHODS.values():
+        found.append(cls())
+        for name, option in options_of(cls).items():
+            found += [cls(**{name: v}) for v in option.choices if v != option.default]
+    return found
+
+
+def published_round(params: RoundParams, updates: np.ndarray, protocol: ProtocolParams) -> Any:
+    """A round from clients' updates to what S0 publishes, in process; and what it should publish."""
+    dim = params.dim
+    model = np.random.default_rng(MODEL_SEED).normal(size=dim).astype(np.float32)
+    width = np.full(dim, 2, np.float32)
+    names = list(params.weights) or [f"client-{index}" for index in range(len(updates))]
+    weights = params.weights_of(names[: len(updates)])
+    halves = []
+    for index, update in enumerate(updates):
+        seen = Round("1-a", 1, params, index, model, width)
+        halves.append(split(encode_update(update, seen), seen))
+    lanes = make_parties(protocol.lanes)
+    uploads = [[_upload(pair[j], params) for pair in halves] for j in (0, 1)]
+    one, other = run_both(
+        lambda j: run_round(lanes[j], params, protocol, uploads[j], weights=weights)
+    )
+    values = one.values
+    if params.result_to == "clients":
+        values = (values + other.values).astype(values.dtype)
+    else:
+        assert (one.values == other.values).all()
+    _, results = finish(Training(model=model, width=width), params, values, sum(weights))
+    return results, plaintext.published(updates, params, model, width, weights)
+
+
+def _upload(half: Any, params: RoundParams) -> Any:
+    from securemedian.mpc import share
+
+    if half.form == "seed":
+        return share.SeedUpload(params.layout, half.share.tobytes())
+    return share.WordsUpload(params.layout, half.share)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 11])
+@pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
+def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clients: int) -> None:
+    rng = np.random.default_rng(clients)
+    special = np.array([0.0, -0.0, 1e30, -1e30, 0.5, -0.5, np.inf, -np.inf, 1e-40, 1 + 2**-8])
+    updates = np.concatenate(
+        [
+            rng.normal(size=(clients, 100)),
+            np.round(rng.normal(size=(clients, 60)), 1),
+            rng.choice(special, (clients, 60)),
+        ],
+        axis=1,
+    )
+    params = RoundParams(method, updates.shape[1], clients)
+    got, want = published_round(params, updates, ProtocolParams(lanes=1, chunk=128))
+    assert got.dtype == want.dtype == np.float32
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "method", [cls() for cls in METHODS.values() if "weights" in options_of(cls)], ids=str
+)
+def test_a_weighted_round_too(method: Method) -> None:
+    weights = {"a": 3, "b": 1, "c": 4, "d": 2, "e": 5}
+    weighted = type(method)(weights=weights, weight_cap=0.5)
+    updates = np.random.default_rng(3).normal(size=(5, 150))
+    got, want = published_round(RoundParams(weighted, 150, 5), updates, ProtocolParams(lanes=1))
+    assert np.array_equal(got, want)
+    plain, _ = published_round(RoundParams(method, 150, 5), updates, ProtocolParams(lanes=1))
+    assert not np.array_equal(got, plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_describes_itself(method: str) -> None:
+    made = METHODS[method]()
+    assert made.name == method and made.summary and made.opened and made.label.startswith(method)
+    assert made.kind in ("exact", "approximate", "mean")
+    assert all(option.help for option in options_of(METHODS[method]).values())
+    assert made.at_once(2) >= 0 and made.most_results >= 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_option_is_called_like_a_field_of_the_round(method: str) -> None:
+    assert not set(options_of(METHODS[method])) & {*ROUND_FIELDS, "method"}
+
+
+@pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
+def test_a_round_is_a_flat_map_of_its_own_options(method: Method) -> None:
+    params = RoundParams(method, 10, 5)
+    flat = params.to_dict()
+    assert set(flat) == {*ROUND_FIELDS, *options_of(type(method))}
+    assert flat["method"] == method.name
+    assert RoundParams.from_dict(flat) == params
+    assert RoundParams.from_dict(flat).digest == params.digest
+
+
+def test_a_whole_number_for_a_float_is_the_same_round() -> None:
+    assert (
+        RoundParams(Radix(), 10, 5, deadline_s=60).digest
+        == RoundParams(Radix(), 10, 5, deadline_s=60.0).digest
+    )
+
+
+def test_an_option_of_another_method_says_whose_it_is() -> None:
+    given = {"method": "bucketed", "dim": 10, "max_clients": 5}
+    with pytest.raises(ConfigError, match="selection is an option of pairwise: leave it out for b"):
+        RoundParams.from_dict(given | {"selection": "oblivious"})
+    with pytest.raises(ConfigError, match="unknown colour"):
+        RoundParams.from_dict(given | {"colour": 1})
+    with pytest.raises(ConfigError, match="missing method"):
+        RoundParams.from_dict({"dim": 10, "max_clients": 5})
+    with pytest.raises(ConfigError, match="method must be one of"):
+        RoundParams.from_dict(given | {"method": ["bucketed"]})
+    with pytest.raises(TypeError):
+        TrimmedMean(selection="opened")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> None:
+    def kinds(made: Method, clients: int) -> set[type]:
+        counts = made.demand([1] * clients, 64, clients).counts
+        return {type(kind) for kind in counts}
+
+    warmed = METHODS[method].warm_up()
+    assert set().union(*(kinds(made, WARM_UP_CLIENTS) for made in warmed)) >= set().union(
+        *(kinds(made, 12) for made in variants() if made.name == method)
+    )
+    widths = {math.ceil(made.bits_for(WARM_UP_CLIENTS) / 8) for made in warmed}
+    assert widths == {1, 2, 4, 8}
+    for made in warmed:
+        RoundParams(made, 2, WARM_UP_CLIENTS)
+
+
+def test_quantiles_are_exact_ranks() -> None:
+    """ceil(0.07 * 100) is 8 in floating point; so are the ends of a trimmed mean."""
+    for hundredths in range(1, 101):
+        q = hundredths / 100
+        for total in range(1, 201):
+            (rank,) = Radix(quantiles=[q]).ranks_of(total)
+            assert rank == math.ceil(Fraction(hundredths, 100) * total)
+            if q < 0.5:
+                assert dropped(total, q) == math.floor(Fraction(hundredths, 100) * total)
+
+
+def test_results_that_no_server_should_decode_are_refused() -> None:
+    most = MAX_RESULT_VALUES
+    RoundParams(Radix(encoding="fixed", word_bits=2, fraction_bits=0), most, 3)
+    with pytest.raises(ConfigError, match="dim must be a whole number from 1 to 134217728"):
+        RoundParams(Radix(encoding="fixed", word_bits=2, fraction_bits=0), 1 << 30, 3)
+    with pytest.raises(ConfigError, match="3 results of 100,000,000 values .* ask for fewer ranks"):
+        RoundParams(Radix(ranks=[1, 2], quantiles=[0.5]), 100_000_000, 3)
+    with pytest.raises(ConfigError, match="2 results of"):
+        RoundParams(Radix(midpoint=True), most, 3)
+
+
+MANY = 20  # clients, whose 190 comparisons of 128 coordinates are 24,320
+BATCH = 4096
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Pairwise(ring_bits=32, fraction_bits=8),
+        Pairwise(ring_bits=32, fraction_bits=8, selection="opened"),
+        TrimmedMean(ring_bits=32, fraction_bits=8),
+    ],
+    ids=lambda m: m.label,
+)
+def test_batch_bounds_a_lane_however_many_clients_there_are(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = []
+    reserved: list[Demand] = []
+    greater, reserve = compare.greater, Pool.reserve
+
+    def watched(party: Any, x: Any, y: Any, bits: int) -> Any:
+        at_once.append(x.size)
+        return greater(party, x, y, bits)
+
+    def noted(pool: Pool, demand: Demand) -> None:
+        reserved.append(demand)
+        reserve(pool, demand)
+
+    monkeypatch.setattr(compare, "greater", watched)
+    monkeypatch.setattr(Pool, "reserve", noted)
+    updates = np.random.default_rng(1).normal(size=(MANY, 130))
+    params = RoundParams(method, 130, MANY)
+    small = ProtocolParams(lanes=1, batch=BATCH)
+    got, want = published_round(params, updates, small)
+    assert np.array_equal(got, want)
+    assert max(at_once) <= BATCH and sum(at_once) == 2 * 190 * 130
+    bound = compare.msb_demand(2 * BATCH, 32).bytes
+    assert max(demand.bytes for demand in reserved) < bound
+    assert method.demand([1] * MANY, 128, MANY).bytes > bound
+
+
+def test_a_round_whose_chunks_fit_is_not_cut() -> None:
+    """Sizes below the bound send what they always sent: no group, however a chunk was rounded up."""
+    params = RoundParams(Pairwise(), 1 << 20, 10)
+    protocol = ProtocolParams()
+    for dim in (1, 128, 11_776):
+        chunk = params.chunk([], [1] * 10, 0, dim, protocol.batch)
+        assert params.method.group(chunk) is None
+    crowded = RoundParams(Pairwise(), 1 << 20, 92).chunk([], [1] * 92, 0, 128, protocol.batch)
+    assert params.method.group(crowded) == protocol.batch
+
+
+def test_a_cut_round_is_planned_to_the_byte() -> None:
+    params = RoundParams(Pairwise(ring_bits=16, fraction_bits=4), 130, MANY)
+    protocol = ProtocolParams(lanes=2, batch=BATCH)
+    from securemedian.mpc import share
+
+    uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
+    lanes = make_parties(2)
+    outcomes = run_both(lambda j: run_round(lanes[j], params, protocol, uploads))
+    for cost, outcome in zip(predict(params, [1] * MANY, protocol).costs, outcomes, strict=True):
+        got = outcome.cost
+        assert (cost.ots, cost.bytes_sent, cost.messages, cost.rounds) == (
+            got.ots,
+            got.bytes_sent,
+            got.messages,
+            got.rounds,
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
+    params = RoundParams(METHODS[method](), 300, 3)
+    protocol = ProtocolParams(lanes=1)
+    lanes = make_parties(1)
+    ahead = run_both(lambda j: fill(lanes[j], params, protocol, 1 << 28))[0]
+    predicted = predict(params, [1] * 3, protocol)
+    assert predicted.memory > 0 and (ahead.ots > 0) == (predicted.costs[0].ots > 0)
+
+
+def test_a_policy_is_its_name_and_its_options() -> None:
+    for name, cls in POLICIES.items():
+        policy = cls(initial=0.25)
+        assert policy.to_dict()["policy"] == name
+        assert policy_from(policy.to_dict()) == saved_policy(policy.to_dict()) == policy
+    with pytest.raises(ConfigError, match="decay is an option of .*: leave it out for constant"):
+        policy_from({"policy": "constant", "decay": 0.1})
+
+
+@pytest.mark.parametrize("name", ["coordinate", "mean", "linf", "l1", "constant"])
+def test_a_training_run_saved_by_an_earlier_release_loads(name: str, tmp_path: Any) -> None:
+    """Release 0.2 saved `decay` for every policy."""
+    store = Store(tmp_path / "state")
+    np.savez(
+        tmp_path / "state" / "training.npz",
+        policy=np.array(f'{{"policy": "{name}", "initial": 0.2, "decay": 0.3}}'),
+        width=np.float32(0.2),
+        published=np.array(4),
+        model=np.zeros(5, np.float32),
+    )
+    loaded = store.load_training()
+    assert (loaded.policy.name, loaded.policy.initial, loaded.published) == (name, 0.2, 4)
+    assert getattr(loaded.policy, "decay", 0.3) == 0.3
+
+
+def test_published_buckets_need_a_model() -> None:
+    with pytest.raises(ConfigError, match="the model and the range"):
+        Published().around()
