@@ -72,16 +72,83 @@ def test_base_ot_keys_are_bound_to_the_session() -> None:
     assert not {key for pair in pairs for key in pair} & set(keys)
 
 
-@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32])
+P25519 = 2**255 - 19
+# The points of small order: of order 1, 2, 4 (two) and 8 (four), as libsodium writes them.
+TORSION = [
+    bytes.fromhex(point)
+    for point in (
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0000000000000000000000000000000000000000000000000000000000000080",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    )
+]
+SIGN = 1 << 255
+
+
+def prime_order_point() -> bytes:
+    scalar = sodium.crypto_core_ed25519_scalar_reduce(RNG.bytes(64))
+    return sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
+
+
+def refused_points() -> dict[str, bytes]:
+    """Encodings that no honest party sends, by what is wrong with them."""
+    points = {f"small order {i}": point for i, point in enumerate(TORSION)}
+    for i, point in enumerate(TORSION[1:], 1):
+        mixed = sodium.crypto_core_ed25519_add(prime_order_point(), point)
+        points[f"mixed order {i}"] = mixed
+    # y + p for the few y that leave room for it, with either sign. None of them is the y of a point
+    # of prime order (below), so that no check of the encoding is needed to tell two encodings apart.
+    for y in range(19):
+        for sign in (0, SIGN):
+            points[f"y = {y} + p, sign {sign >> 255}"] = (y + P25519 | sign).to_bytes(32, "little")
+    # x = 0 has no sign
+    for y in (1, P25519 - 1):
+        points[f"y = {y % 7}, x = -0"] = (y | SIGN).to_bytes(32, "little")
+    return points
+
+
+REFUSED = refused_points()
+
+
+@pytest.mark.parametrize("point", REFUSED.values(), ids=REFUSED.keys())
 def test_base_ot_refuses_points_outside_the_group(point: bytes) -> None:
-    """Zero bytes and the neutral element are of small order, the last is not canonical."""
+    """The neutral element, small and mixed orders, and second encodings, as A and as B."""
     one, two = local_pair()
     one.send("base.A", np.frombuffer(point, np.uint8))
     with pytest.raises(PeerProtocolError, match="A is not a point"):
         BaseOtReceiver(two, SESSION).keys(np.zeros(1, np.uint8))
     sender = BaseOtSender(one, SESSION)
     two.send("base.B", np.frombuffer(point, np.uint8).reshape(1, 32))
-    with pytest.raises(PeerProtocolError, match=r"B\[0\]"):
+    with pytest.raises(PeerProtocolError, match=r"B\[0\] is not a point"):
+        sender.keys(1)
+
+
+def test_the_refused_points_are_what_they_are_said_to_be() -> None:
+    """The eight torsion points have order 8 at most, and a mixed point without its T is good."""
+    assert len(set(TORSION)) == 8
+    for point in TORSION:
+        eightfold = point
+        for _ in range(3):
+            eightfold = sodium.crypto_core_ed25519_add(eightfold, eightfold)
+        assert eightfold == TORSION[0]
+    valid = sodium.crypto_core_ed25519_is_valid_point
+    for i, point in enumerate(TORSION[1:], 1):
+        assert valid(sodium.crypto_core_ed25519_sub(REFUSED[f"mixed order {i}"], point))
+    assert not any(valid((y | s).to_bytes(32, "little")) for y in range(19) for s in (0, SIGN))
+
+
+def test_base_ot_refuses_the_b_that_is_a() -> None:
+    """B = A is in the group, but B - A is the neutral element, whose key everybody knows."""
+    one, two = local_pair()
+    sender = BaseOtSender(one, SESSION)
+    sender.announce()
+    two.send("base.B", two.recv("base.A", np.uint8, (32,)).reshape(1, 32))
+    with pytest.raises(PeerProtocolError, match=r"B\[0\] - A is not a point"):
         sender.keys(1)
 
 
