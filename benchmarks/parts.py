@@ -26,12 +26,16 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
 from securemedian.mpc import compare, millionaire, plan, ring
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.kernels import extension, lpn, packing, tables
 from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.ot.extension import BLOCK
+from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
+from securemedian.mpc.ot.hash import Hash
+from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.params import ProtocolParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import warm_up
-from securemedian.mpc.preprocessing import Demand
 from securemedian.mpc.prg import Stream
 
 Table = dict[str, dict[str, float]]  # column -> row -> figure
@@ -47,7 +51,7 @@ BITS = (
     64,
     4,
 )  # rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
-OTS = 16 * softspoken.BLOCK
+OTS = 16 * BLOCK
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
 AES_BYTES, AES_LIMIT = "bytes of AES", "the AES alone, at full speed"
@@ -129,19 +133,19 @@ EXTENDING: tuple[Place, ...] = (
     ("fold", extension, "fold", None),
     ("corrections", extension, "correct", None),
     ("transpose", extension, "transpose_and_tweak", None),
-    ("hash", softspoken._Extension, "_encrypt", lambda _, blocks: blocks.nbytes),
+    ("hash", Hash, "finish", lambda _, blocks: blocks.nbytes),
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
-    ("trees", ferret.RandomOtSender, "_trees", None),
-    ("trees", ferret.RandomOtReceiver, "_trees", None),
+    ("trees", FerretSender, "grow_trees", None),
+    ("trees", FerretReceiver, "grow_trees", None),
     ("sums", lpn, "grow", None),
     ("sums", lpn, "mend", None),
     ("code: indices", ferret, "Stream", None),
     ("code: gather", lpn, "encode", None),
 )
 AHEAD: tuple[Place, ...] = (
-    ("OT extension", softspoken.RandomOtSender, "extend", None),
-    ("OT extension", softspoken.RandomOtReceiver, "extend", None),
+    ("OT extension", SoftSpokenSender, "extend", None),
+    ("OT extension", SoftSpokenReceiver, "extend", None),
     ("tables", tables, "combine_keys", None),
     ("tables", tables, "choose_chunks", None),
     ("triples", packing, "bit_planes", None),
@@ -228,7 +232,7 @@ def hardware(repeat: int) -> dict[str, float]:
         return size * number / median_low(timer.repeat(repeat, number)) / 1e9
 
     key, counter = bytes(16), modes.CTR(bytes(16))
-    row, keys = softspoken.BLOCK // 8, 16 * softspoken.BLOCK
+    row, keys = BLOCK // 8, 16 * BLOCK
     rates = {}
     for name, mode, size in (
         (AES_CTR, counter, AES_BUFFER),
@@ -249,12 +253,12 @@ def _ot_parts(
     protocol: ProtocolParams, sending: bool, options: argparse.Namespace, rates: dict[str, float]
 ) -> dict[str, float]:
     # of silent OT whole iterations, so that every OT has its share of them
-    block = ferret.CODE.yields if protocol.silent else softspoken.BLOCK
+    block = ferret.CODE.yields if protocol.silent else BLOCK
     count = -(-options.ots // block) * block
 
     def work(party: Party) -> None:
-        for start in range(0, count, softspoken.BLOCK):
-            party.pool.random_keys(min(softspoken.BLOCK, count - start), sending)
+        for start in range(0, count, BLOCK):
+            party.pool.random_keys(min(BLOCK, count - start), sending)
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes = {AES_CTR: 0.0, AES_ECB: 0.0}

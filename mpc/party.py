@@ -12,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.channel import Channel
+from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.softspoken import receiver_setup, sender_setup
+from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
+from securemedian.mpc.ot.softspoken import (
+    SoftSpokenReceiver,
+    SoftSpokenSender,
+    receiver_setup,
+    sender_setup,
+)
 from securemedian.mpc.params import ProtocolParams
-from securemedian.mpc.preprocessing import Pool
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
 
 SESSION_BYTES = 16
@@ -134,10 +140,8 @@ def extensions(
     sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
     receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
     entropy: Entropy,
-) -> tuple[softspoken.RandomOtSender, softspoken.RandomOtReceiver]:
+) -> tuple[RandomOtSender, RandomOtReceiver]:
     """A lane's OT extension in both directions, of the kind agreed on."""
     if silent:
-        return ferret.RandomOtSender(*sending, Stream(entropy(16))), ferret.RandomOtReceiver(
-            *receiving
-        )
-    return softspoken.RandomOtSender(*sending), softspoken.RandomOtReceiver(*receiving)
+        return FerretSender(*sending, Stream(entropy(16))), FerretReceiver(*receiving)
+    return SoftSpokenSender(*sending), SoftSpokenReceiver(*receiving)

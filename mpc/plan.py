@@ -25,15 +25,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import share
+from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel, Traffic, frame_size
+from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.median.methods import Chunk
-from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.softspoken import BLOCK, corrections_shape
+from securemedian.mpc.ot import ferret
+from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender, checked_block
+from securemedian.mpc.ot.softspoken import corrections_shape
 from securemedian.mpc.params import SECURITY_BITS, ProtocolParams, RoundParams
 from securemedian.mpc.party import SESSION_BYTES, Party, extensions
 from securemedian.mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
-from securemedian.mpc.preprocessing import Pool
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 
 MAX_CHUNK_OTS = (
@@ -150,42 +152,40 @@ class DryChannel(Channel):
         pass
 
 
-class _DrySender(softspoken.RandomOtSender):
-    """Notes what is asked of an extension's sender, and computes nothing."""
+class _DrySender(RandomOtSender):
+    """Note what is asked of an extension's sender, and compute nothing."""
 
     def __init__(self, channel: "DryChannel", silent: bool) -> None:
-        self._events, self.sender_speaks, self.index = channel.events, silent, 0
+        self._events, self.sender_speaks = channel.events, silent
 
     def prepare(self) -> None:
         self._events.append(_Asked(True, 0))
 
-    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        self._check(count)
-        self._events.append(_Asked(True, count))
+    def extend(self, count: int) -> tuple[Blocks, Blocks]:
+        self._events.append(_Asked(True, checked_block(count)))
         self.index += count
         return _KEYS[:count], _KEYS[:count]
 
-    def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-        return _expand(keys, blocks)
+    def expand(self, keys: Blocks, blocks: int) -> Words:
+        return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
-class _DryReceiver(softspoken.RandomOtReceiver):
-    """The other end."""
+class _DryReceiver(RandomOtReceiver):
+    """Note what is asked of an extension's receiver, and compute nothing."""
 
     def __init__(self, channel: "DryChannel", silent: bool) -> None:
-        self._events, self.sender_speaks, self.index = channel.events, silent, 0
+        self._events, self.sender_speaks = channel.events, silent
 
     def prepare(self) -> None:
         self._events.append(_Asked(False, 0))
 
-    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        words = self._check(count)
-        self._events.append(_Asked(False, count))
+    def extend(self, count: int) -> tuple[Words, Blocks]:
+        self._events.append(_Asked(False, checked_block(count)))
         self.index += count
-        return _KEYS.reshape(-1)[:words], _KEYS[:count]
+        return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
 
-    def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-        return _expand(keys, blocks)
+    def expand(self, keys: Blocks, blocks: int) -> Words:
+        return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
 def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
@@ -208,10 +208,6 @@ def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Eve
             for group in code.groups()
         ]
     return said, left - ots
-
-
-def _expand(keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-    return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
 class _DryStream(Stream):

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.softspoken import ALIGN, BLOCK
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
 from securemedian.mpc.params import ProtocolParams
-from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
 from securemedian.mpc.prg import Stream, os_entropy
 from tests.parties import make_parties, run_both
 from tests.test_ot import SESSION, bits_of
 from tests.test_privacy import looks_uniform
 
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
-Pair = tuple[ferret.RandomOtSender, ferret.RandomOtReceiver]
+Pair = tuple[ferret.FerretSender, ferret.FerretReceiver]
 BaseOts = tuple[np.ndarray, list[list[bytes]], list[list[bytes]]]
 _lanes = itertools.count()
 
@@ -52,8 +56,8 @@ def pair(base: BaseOts, channels: tuple[Channel, Channel] | None = None) -> Pair
     delta, holes, leaves = base
     lane = next(_lanes)
     one, two = channels or local_pair(20)
-    sender = ferret.RandomOtSender(one, SESSION, delta, holes, lane, 0, Stream(os_entropy(16)))
-    return sender, ferret.RandomOtReceiver(two, SESSION, leaves, lane, 0)
+    sender = ferret.FerretSender(one, SESSION, delta, holes, lane, 0, Stream(os_entropy(16)))
+    return sender, ferret.FerretReceiver(two, SESSION, leaves, lane, 0)
 
 
 def extend(ends: Pair, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -168,21 +172,21 @@ def test_the_code_withstands_the_known_attacks() -> None:
 def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
     base: BaseOts, small: ferret.Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaves: dict[type, list[np.ndarray]] = {ferret.RandomOtSender: [], ferret.RandomOtReceiver: []}
+    leaves: dict[type, list[np.ndarray]] = {ferret.FerretSender: [], ferret.FerretReceiver: []}
     paths: list[np.ndarray] = []
     for cls, kept in leaves.items():
-        original = cls._trees
+        original = cls.grow_trees
 
         def trees(self, masks, original=original, kept=kept):  # type: ignore[no-untyped-def]
             nodes = original(self, masks)
             kept.append(nodes.copy())
-            if isinstance(self, ferret.RandomOtReceiver):
+            if isinstance(self, ferret.FerretReceiver):
                 paths.append(self._paths.copy())
                 bits = 1 - (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
                 assert (self._paths == (bits << np.arange(small.depth)).sum(axis=1)).all()
             return nodes
 
-        monkeypatch.setattr(cls, "_trees", trees)
+        monkeypatch.setattr(cls, "grow_trees", trees)
     ends = pair(base)
     extend(ends, 4 * small.yields)
     sent, received = (np.concatenate(kept) for kept in leaves.values())
@@ -248,13 +252,13 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
     monkeypatch.setattr(kernels, "sigma_and_tweak", record)
     for lane in range(2):
         # one party after the other, so that the record knows whose hash it is: what the first waits for comes first
-        for end in (side[lane].pool._receiver for side in sides):
+        for end in (side[lane].pool._ends.receiver for side in sides):
             end.prepare()
         for party in (0, 1):
-            sides[party][lane].pool._sender.extend(2 * SMALL.yields)
+            sides[party][lane].pool._ends.sender.extend(2 * SMALL.yields)
         for party in (0, 1):
-            _, keys = sides[party][lane].pool._receiver.extend(2 * SMALL.yields)
-            sides[party][lane].pool._receiver.expand(keys, 3)
+            _, keys = sides[party][lane].pool._ends.receiver.extend(2 * SMALL.yields)
+            sides[party][lane].pool._ends.receiver.expand(keys, 3)
     assert used[0] and {stream & 0xFFFF for _, stream in used[0]} == {0, 1, 2, 3}
     assert {stream >> 63 for _, stream in used[0]} == {0, 1}
     monkeypatch.setattr(kernels, "sigma_and_tweak", original)
@@ -348,15 +352,15 @@ def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) ->
         parties[0].channel.traffic.rounds == 2
     )  # the bootstrap, and all iterations and corrections
     one, other = run_both(
-        lambda j: parties[j].pool.dabits(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000)))
+        lambda j: parties[j].pool.take(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000)))
     )
     assert ((one[1] + other[1]) % 512 == one[0] ^ other[0]).all()
     a, b, c = (
         x ^ y
-        for x, y in zip(*run_both(lambda j: parties[j].pool.triples(Triples(1), 40)), strict=True)
+        for x, y in zip(*run_both(lambda j: parties[j].pool.take(Triples(1), 40, 40)), strict=True)
     )
     assert (c == (a & b)).all()
     assert (
         parties[0].pool.left == parties[1].pool.left[::-1]
-        and parties[0].pool.id == parties[1].pool.id
+        and parties[0].pool.fingerprint == parties[1].pool.fingerprint
     )

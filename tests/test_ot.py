@@ -6,26 +6,25 @@ from nacl import bindings as sodium
 
 from securemedian.mpc import ring
 from securemedian.mpc.channel import local_pair
+from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
 from securemedian.mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
 from securemedian.mpc.ot.softspoken import (
-    ALIGN,
-    BLOCK,
-    RandomOtReceiver,
-    RandomOtSender,
+    SoftSpokenReceiver,
+    SoftSpokenSender,
     receiver_setup,
     sender_setup,
 )
-from securemedian.mpc.preprocessing import RandomOts
 from tests.parties import make_parties, run_both
 
 SESSION = b"a session of the tests"
 RNG = np.random.default_rng(11)
 
 
-def extension(field_bits: int, lane: int = 0) -> tuple[RandomOtSender, RandomOtReceiver]:
+def extension(field_bits: int, lane: int = 0) -> tuple[SoftSpokenSender, SoftSpokenReceiver]:
     one, two = local_pair(20)
     (delta, holes), leaves = run_both(
         lambda j: (
@@ -34,7 +33,7 @@ def extension(field_bits: int, lane: int = 0) -> tuple[RandomOtSender, RandomOtR
             else receiver_setup(two, SESSION, field_bits)
         )  # type: ignore[arg-type,return-value]
     )
-    return RandomOtSender(one, SESSION, delta, holes, lane, 0), RandomOtReceiver(
+    return SoftSpokenSender(one, SESSION, delta, holes, lane, 0), SoftSpokenReceiver(
         two, SESSION, leaves, lane, 0
     )  # type: ignore[arg-type]
 
@@ -195,7 +194,7 @@ def test_lanes_share_nothing() -> None:
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
     )  # type: ignore[arg-type,return-value]
     keys = [
-        RandomOtReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
+        SoftSpokenReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
     ]  # type: ignore[arg-type]
     assert not (keys[0] == keys[1]).any()
     del delta, holes
@@ -211,7 +210,7 @@ def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
 
 def test_extension_does_not_print_secrets() -> None:
     sender, receiver = extension(4)
-    assert repr(sender) == "RandomOtSender(index=0, <secrets>)" and "secrets" in repr(receiver)
+    assert repr(sender) == "SoftSpokenSender(index=0, <secrets>)" and "secrets" in repr(receiver)
 
 
 @pytest.mark.parametrize("index_bits", range(1, 9))
@@ -247,7 +246,7 @@ def test_chosen_and_correlated_one_of_two(bits: int, count: int) -> None:
     choice = RNG.integers(0, 2, count).astype(np.uint8)
     stock = run_both(
         lambda j: [
-            parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
+            parties[j].pool.take(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
             for _ in range(2)
         ]
     )

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import compare, ring
 from securemedian.mpc.boolean import invert
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.median.reveal import open_bits
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 def median(

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import encode, share
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.median import bucketed, order, pairwise, radix, trimmed
 from securemedian.mpc.median.reveal import open_ring
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 # Words of a radix chunk that take as much memory as one comparison: a step's correlations are small.
 WORDS_A_COMPARISON = 16

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import equal, ring
 from securemedian.mpc.boolean import multiplex, multiplex_demand
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.median import order
 from securemedian.mpc.median.reveal import open_bits
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 def median(

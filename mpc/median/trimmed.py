@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import ring
 from securemedian.mpc.boolean import multiplex, multiplex_demand
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.median import order
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 def dropped(clients: int, trim: float) -> int:

@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, ring
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import extension as kernels
-from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.params import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
 from tests.parties import make_parties, run_both
 
 
@@ -21,7 +25,7 @@ def pair(extension: str = "softspoken") -> list[Party]:
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_triples_multiply(width: int, extension: str) -> None:
     parties = pair(extension)
-    one, other = run_both(lambda j: parties[j].pool.triples(Triples(width), 50))
+    one, other = run_both(lambda j: parties[j].pool.take(Triples(width), 50, 50))
     a, b, c = (x ^ y for x, y in zip(one, other, strict=True))
     assert b.shape == c.shape == (width, 50) and (c == (a & b)).all()
     for shares in (*one, *other):
@@ -34,7 +38,7 @@ def test_triples_multiply(width: int, extension: str) -> None:
 def test_dabits_agree(bits: int, extension: str) -> None:
     parties = pair(extension)
     one, other = run_both(
-        lambda j: parties[j].pool.dabits(DaBits(bits), *((30, 20) if j == 0 else (20, 30)))
+        lambda j: parties[j].pool.take(DaBits(bits), *((30, 20) if j == 0 else (20, 30)))
     )
     assert (ring.reduce(one[1] + other[1], bits) == one[0] ^ other[0]).all()
     assert len(one[0]) == 50 and 0 < (one[0] ^ other[0]).sum() < 50
@@ -45,7 +49,7 @@ def test_dabits_agree(bits: int, extension: str) -> None:
 def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
     parties = pair(extension)
     (sent0, pads0), (sent1, pads1) = run_both(
-        lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70)))
+        lambda j: parties[j].pool.take(kind, *((70, 9) if j == 0 else (9, 70)))
     )
     for tables, pads in ((sent0, pads1), (sent1, pads0)):
         choices = pads.astype(np.uint64) & np.uint64(2**kind.index_bits - 1)
@@ -58,7 +62,7 @@ def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
     parties = pair()
     with pytest.raises(LocalProtocolError, match="at most 64 bits"):
-        run_both(lambda j: parties[j].pool.tables(Tables(7, 1), 1, 1))
+        run_both(lambda j: parties[j].pool.take(Tables(7, 1), 1, 1))
 
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
@@ -69,9 +73,9 @@ def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot(extension: str) -> N
     made = parties[0].pool.ots
     run_both(lambda j: parties[j].pool.reserve(demand))
     assert parties[0].pool.ots == parties[1].pool.ots == made  # nothing was missing
-    run_both(lambda j: parties[j].pool.triples(Triples(1), 10))
+    run_both(lambda j: parties[j].pool.take(Triples(1), 10, 10))
     assert parties[0].pool.ots == made  # taken from stock
-    one, other = run_both(lambda j: parties[j].pool.triples(Triples(1), 5000))
+    one, other = run_both(lambda j: parties[j].pool.take(Triples(1), 5000, 5000))
     assert parties[0].pool.ots > made
     assert ((one[2] ^ other[2]) == ((one[0] ^ other[0]) & (one[1] ^ other[1]))).all()
 
@@ -93,11 +97,11 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not fresh & used[role]
         used[role] |= fresh
 
-    for role, cls in (("sender", RandomOtSender), ("receiver", RandomOtReceiver)):
+    for role, cls in (("sender", SoftSpokenSender), ("receiver", SoftSpokenReceiver)):
         original = cls.extend
 
         def extend(self, count, role=role, original=original):  # type: ignore[no-untyped-def]
-            record(role, self.index, int(self._stream), count)
+            record(role, self.index, int(self._tweaks), count)
             return original(self, count)
 
         monkeypatch.setattr(cls, "extend", extend)
@@ -109,7 +113,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for lane in range(2):
         for demand in demands * 2:
             run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
-            run_both(lambda j: sides[j][lane].pool.triples(Triples(2), 9))  # noqa: B023
+            run_both(lambda j: sides[j][lane].pool.take(Triples(2), 9, 9))  # noqa: B023
     assert (
         used["sender"] == used["receiver"]
         and len(used["sender"]) == sides[0][0].pool.ots + sides[0][1].pool.ots
@@ -121,7 +125,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stock_hands_nothing_out_twice(extension: str) -> None:
     parties = pair(extension)
     first, second = (
-        run_both(lambda j: parties[j].pool.random_ots(RandomOts(64), 100, 100)) for _ in range(2)
+        run_both(lambda j: parties[j].pool.take(RandomOts(64), 100, 100)) for _ in range(2)
     )
     assert not set(first[0][0].keys0.tolist()) & set(second[0][0].keys0.tolist())
 
@@ -139,7 +143,7 @@ def test_a_lane_is_made_once() -> None:
 def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys expanded for wide tables are hashed under streams that no extension has."""
     parties = pair()
-    sender = parties[0].pool._sender
+    sender = parties[0].pool._ends.sender
     streams: list[int] = []
     original = kernels.sigma_and_tweak
     monkeypatch.setattr(
@@ -150,7 +154,7 @@ def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
             original(keys, index, stream, out),
         ),
     )
-    parties[1].pool._receiver.extend(128)
+    parties[1].pool._ends.receiver.extend(128)
     keys0, _ = sender.extend(128)
     sender.expand(keys0, 3)
     assert len(set(streams)) == 3 and all(stream >= 1 << 32 for stream in streams)
