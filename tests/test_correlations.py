@@ -1,16 +1,21 @@
 """Correlations: what they must satisfy, and that each is made and handed out once."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, ring
-from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.base import Demand, Ends, Half, Kind
 from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import extension as kernels
+from securemedian.mpc.ot.extension import BLOCK
 from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.params import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.party import Party, Session
@@ -57,6 +62,83 @@ def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
         assert ((chunk & np.uint64(2**kind.width - 1)) == pads >> kind.index_bits).all() and len(
             pads
         ) in (70, 9)
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_quads_agree(extension: str) -> None:
+    parties = pair(extension)
+    one, other = run_both(
+        lambda j: parties[j].pool.take(Quads(9), *((400, 300) if j == 0 else (300, 400)))
+    )
+    for (pads, _, _), (_, positions, chosen) in ((one, other), (other, one)):
+        assert (pads[positions, np.arange(len(positions))] == chosen).all()
+        assert set(positions.tolist()) == {0, 1, 2, 3} and pads.max() < 512
+
+
+def test_triples_are_taken_in_both_roles_alike() -> None:
+    """Else a single word would be stretched over the others of the other role."""
+    parties = pair()
+    with pytest.raises(LocalProtocolError, match="words taken as the sender"):
+        run_both(lambda j: parties[j].pool.take(Triples(1), *((1, 4) if j == 0 else (4, 1))))
+
+
+@dataclass(frozen=True)
+class Products(Kind[tuple[Half, Half]]):
+    """A kind of this test's own, with a correction: shares of the product of a receiver's bits and
+    words that the sender chooses, all of them `value`, as XOR shares.
+    """
+
+    value: int
+
+    ots = 1
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        return 8, 8
+
+    def send(self, ends: Ends, items: int) -> Half:
+        keys0, keys1 = ends.sender.extend(items)
+        ends.channel.send("products", keys0[:, 0] ^ keys1[:, 0] ^ np.uint64(self.value))
+        return (keys0[:, 0].copy(),)
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        choices, keys = ends.receiver.extend(items)
+        return boolean.unpack_bits(choices, items), keys[:, 0].copy()
+
+    def finish(self, ends: Ends, half: Half) -> Half:
+        choices, keys = half
+        return choices, keys ^ choices * ends.channel.recv("products", np.uint64, keys.shape)
+
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Half, Half]:
+        return sent, received
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_a_kind_of_ones_own_needs_nothing_but_its_class(extension: str) -> None:
+    """The pool makes it among others, over several blocks, and hands it out."""
+    parties = pair(extension)
+    demand = Demand({Products(5): (BLOCK + 1, 300), DaBits(8): (200, 200), Triples(1): (3, 3)})
+    run_both(lambda j: parties[j].pool.reserve(demand))
+    assert parties[0].pool.fingerprint == parties[1].pool.fingerprint
+    made = parties[0].pool.ots
+    ((sent,), _), (_, (choices, received)) = run_both(
+        lambda j: parties[j].pool.take(
+            Products(5), *((BLOCK + 1, 300) if j == 0 else (300, BLOCK + 1))
+        )
+    )
+    assert (sent ^ received == choices * np.uint64(5)).all() and 0.4 < choices.mean() < 0.6
+    bits = run_both(lambda j: parties[j].pool.take(DaBits(8), 200, 200))
+    assert (ring.reduce(bits[0][1] + bits[1][1], 8) == bits[0][0] ^ bits[1][0]).all()
+    assert parties[0].pool.ots == made
+
+
+def test_kinds_are_made_in_the_order_of_their_names_and_numbers() -> None:
+    """Both parties must agree on it, so it is part of the protocol."""
+    kinds: list[Kind[Any]] = [
+        Triples(1), Tables(4, 2), Tables(4, 1), Tables(3, 1), RandomOts(8), Quads(4), DaBits(64), DaBits(5)
+    ]  # fmt: skip
+    ordered = sorted(kinds, key=lambda kind: kind.rank)
+    assert ordered == [DaBits(5), DaBits(64), Quads(4), RandomOts(8), *reversed(kinds[:4])]
 
 
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
