@@ -3,8 +3,10 @@ run a code that is far too small to be secure; nothing but a test can choose one
 """
 
 import bisect
+import hashlib
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +21,13 @@ from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot import ferret, softspoken
 from securemedian.mpc.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.ot.hash import Hash
+from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.params import ProtocolParams
 from securemedian.mpc.prg import Stream, os_entropy
-from tests.parties import make_parties, run_both
+from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
 from tests.test_ot import SESSION, bits_of
-from tests.test_privacy import looks_uniform
+from tests.test_privacy import ROUNDS, Recorder, inputs, looks_uniform, shares_of
 
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 Pair = tuple[ferret.FerretSender, ferret.FerretReceiver]
@@ -167,6 +171,78 @@ def test_the_code_withstands_the_known_attacks() -> None:
         92,
         74,
     ]
+
+
+def search_bits(targets: int) -> float:
+    """Evaluations of a public permutation pi that are expected to find Delta in the half-trees.
+
+    For the node P on its path the receiver knows P ^ Delta, and is given c = H(P) = pi(s) ^ s or
+    c = P ^ H(P), where s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t), so one
+    evaluation at any z is looked up among all c of both forms, corrected by what is public of t, and
+    z = s is found with probability 2^-128 for each. That bit 0 of P is known too changes nothing:
+    it halves both the z to be tried and the c that each may belong to.
+    """
+    return 128 - math.log2(targets)
+
+
+def given_away(bins: int) -> int:
+    """Values of the hash that the receiver is given, of so many trees: below the root one a level."""
+    return bins * (ferret.CODE.depth - 1)
+
+
+def test_the_trees_keep_their_distance_from_a_search_for_all_nodes_at_once() -> None:
+    """The figures of the docstring and of docs/threat-model.md."""
+    page = (Path(__file__).parent.parent / "docs" / "threat-model.md").read_text("utf-8")
+    assert ferret.__doc__
+    group = search_bits(given_away(ferret.TREES))
+    iterations = math.ceil(10**9 / ferret.CODE.yields)
+    session = search_bits(given_away(ferret.CODE.bins) * iterations)
+    assert (round(group, 1), round(session, 1)) == (118.8, 104.7)
+    assert "2^118.8" in ferret.__doc__ and "2^104.7" in ferret.__doc__ and "2^118.8" in page
+    # OTs of which a party knows what both keys hide share the key of the session
+    assert round(search_bits(10**9)) == 98 and "2^98" in page
+
+
+def test_the_two_forms_of_a_target_are_looked_up_together() -> None:
+    """What `search_bits` says of s holds for the kernels: both forms, undone by public values."""
+    parent = np.frombuffer(os_entropy(16), np.uint64).reshape(1, 2)
+    index, stream = np.uint64(77), np.uint64(3) | ferret.TREE_TWEAKS
+    tweaked = np.empty_like(parent)
+    kernels.sigma_and_tweak(parent, index, stream, tweaked)
+    s = tweaked.copy()
+    hashed = Hash(Scratch(), b"any key").finish(tweaked)
+
+    def unsigma(x: np.ndarray) -> np.ndarray:
+        return np.stack([x[:, 1], x[:, 0] ^ x[:, 1]], axis=1)
+
+    tweak = np.array([[index, stream]])
+    assert (unsigma(s ^ tweak) == parent).all()
+    assert ((parent ^ hashed ^ unsigma(tweak)) == (unsigma(s) ^ hashed)).all()
+
+
+def test_every_group_of_trees_has_a_key_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, small: ferret.Code
+) -> None:
+    """Over lanes, directions and iterations, and both ends use the same ones in the same order."""
+    keys: dict[str, list[tuple[int, bytes]]] = {"FerretSender": [], "FerretReceiver": []}
+    for cls in (ferret.FerretSender, ferret.FerretReceiver):
+
+        def trees(self, masks, grow=cls.grow_trees):  # type: ignore[no-untyped-def]
+            used = self._tree_hash.key
+            nodes = grow(self, masks)
+            assert self._tree_hash.key == used != self._hash.key and len(masks) <= ferret.TREES
+            keys[type(self).__name__].append((int(self._tweaks), used))
+            return nodes
+
+        monkeypatch.setattr(cls, "grow_trees", trees)
+    sides = make_parties(lanes=2, extension="silent")
+    demand = Demand({RandomOts(8): (2 * SMALL.yields, 2 * SMALL.yields)})
+    for lane in range(2):
+        run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
+    assert sorted(keys["FerretSender"]) == sorted(keys["FerretReceiver"])
+    made = [key for _, key in keys["FerretSender"]]
+    groups = len(list(SMALL.groups()))
+    assert len(made) == len(set(made)) == 2 * 2 * 2 * groups and groups == 4
 
 
 def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
@@ -364,3 +440,29 @@ def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) ->
         parties[0].pool.left == parties[1].pool.left[::-1]
         and parties[0].pool.fingerprint == parties[1].pool.fingerprint
     )
+
+
+PINNED = {
+    "scan": "8bb42c78ba3660c50b9c715f2e17158c",
+    "radix": "d146f6c6515b128b800b6b481c68595b",
+    "pairwise": "45c19e9dc0382923218c036bb74b2ed3",
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_wire_bytes_of_silent_ots_are_pinned(name: str) -> None:
+    """As those over SoftSpokenOT are in tests/test_privacy.py."""
+    params = ROUNDS[name]
+    ends = tuple(Recorder(end) for end in local_pair())
+    both = make_parties(
+        pairs=[ends],  # type: ignore[list-item]
+        entropy=[deterministic_entropy(seed) for seed in (1, 2)],
+        session_id=b"pinned by a test",
+        extension="silent",
+    )
+    run_rounds(both, params, shares_of(params, inputs(params, "random"), deterministic_entropy(3)))
+    digest = hashlib.sha256()
+    for end in ends:
+        for label, array in end.received:
+            digest.update(label.encode() + array.tobytes())
+    assert digest.hexdigest()[:32] == PINNED[name]

@@ -32,7 +32,11 @@ made, those seeds and the OTs that `extend` hands out are disjoint, and nothing 
 
 H is the hash of `mpc.ot.hash`. In the trees its tweaks are streams with bit 63 set and a number of
 the node. Half-trees need it to be circular correlation robust, which it is for an ideal permutation
-while no two nodes of a session are equal.
+while no two nodes of a session are equal. What the receiver is given of a level is, for the node P
+on its path, H(P) or P ^ H(P), and it knows P ^ Delta: one P found gives Delta. It may look for all P
+under one key at once, so each group of trees has a key of its own: TREES (depth - 1) = 576 of them,
+however long the session is. Expected are 2^128 / 576 = 2^118.8 evaluations of AES
+(tests/test_ferret.py); under one key per session it would be 2^104.7 after 10^9 OTs.
 
 Wire: 160 bytes per tree from sender to receiver, 0.18 B per OT, in messages of a few trees each that
 wait for nothing. Before the first of them the seeds of SoftSpokenOT, from receiver to sender.
@@ -145,9 +149,9 @@ class _Ferret(RandomOtEnd):
         self._tweaks = tweak_stream(lane, direction)
         self._scratch = Scratch()
         self._hash = Hash(self._scratch, b"securemedian pi", session)
-        self._matrix = hashlib.sha256(
-            b"securemedian lpn" + session + int(self._tweaks).to_bytes(8, "little")
-        ).digest()
+        # what keys of this lane and direction are derived from; all of it is public
+        self._derivation = session + int(self._tweaks).to_bytes(8, "little")
+        self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()
         self._iterations = 0
         # hashed so far: the next tweak of a tree
         self._nodes = 0
@@ -206,6 +210,7 @@ class _Ferret(RandomOtEnd):
             self._seeds = self._outputs[: code.seeds]
         draws = Stream(self._matrix[:16], nonce=self._iterations)
         for group in code.groups():
+            self._tree_hash = self._hash_of(group)
             leaves = self.grow_trees(masks[group]).reshape(-1, 2)
             words = self._scratch.array("draws", len(leaves) * lpn.LOCALITY // 2)
             draws.fill(words)
@@ -213,6 +218,12 @@ class _Ferret(RandomOtEnd):
             lpn.encode(leaves, secrets, words.view(np.uint32).reshape(-1, lpn.LOCALITY), out)
             self.add_noise(out)
         self._iterations += 1
+
+    def _hash_of(self, group: slice) -> Hash:
+        """Return the hash of a group of trees of this iteration, under a key that no other has."""
+        counters = (self._iterations, group.start)
+        numbered = b"".join(counter.to_bytes(8, "little") for counter in counters)
+        return Hash(self._scratch, b"securemedian trees", self._derivation, numbered)
 
     def _level(self, parents: Blocks, level: int, sums: Blocks) -> Blocks:
         """Return the nodes of `level`, and in `sums` the XOR of its left and of its right ones."""
@@ -223,7 +234,7 @@ class _Ferret(RandomOtEnd):
             parents.reshape(-1, 2), np.uint64(self._nodes), self._tweaks | TREE_TWEAKS, flat
         )
         self._nodes += trees * width
-        self._hash.finish(flat)
+        self._tree_hash.finish(flat)
         children = self._nodes_of(trees, level)
         lpn.grow(parents, lefts, children, sums)
         return children
