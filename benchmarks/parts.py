@@ -1,10 +1,12 @@
-"""`securemedian bench parts`: where the time of an OT and of a comparison goes, next to what the hardware could do.
+"""`securemedian bench parts`: where the time of an OT and of a comparison goes.
 
-One party runs alone on one core (mpc.plan.lone_party): cryptography and kernels are real, only nobody answers. Each
-run is timed as a whole, and once more with clocks around the kernels and streams it calls, so that every part is timed
-on the shapes it is used with and in the state of the caches that it finds. Clocks count the processor's time of this
-thread, so that what else runs on the machine is not in it; what a clock itself takes is measured and subtracted.
-"other" is the whole without its parts: Python between the kernels, memory that is used for the first time.
+It stands next to what the hardware could do. One party runs alone on one core
+(mpc.plan.lone_party): cryptography and kernels are real, only nobody answers. Each run is timed as
+a whole, and once more with clocks around the kernels and streams it calls, so that every part is
+timed on the shapes it is used with and in the state of the caches that it finds. Clocks count the
+processor's time of this thread, so that what else runs on the machine is not in it; what a clock
+itself takes is measured and subtracted. "other" is the whole without its parts: Python between the
+kernels, memory that is used for the first time.
 """
 
 import argparse
@@ -46,11 +48,8 @@ LARGE = 1 << 27  # bytes, far more than any cache
 SMALL = 1 << 14  # bytes of one row of a block: three of them are in the first-level cache
 AES_BUFFER = 1 << 16
 TRAFFIC = 1 << 28  # bytes sent over loopback
-BITS = (
-    32,
-    64,
-    4,
-)  # rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
+# rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
+BITS = (32, 64, 4)
 OTS = 16 * BLOCK
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
@@ -62,7 +61,9 @@ LAST = (SUM, OTHER, WHOLE, AES_BYTES, AES_LIMIT, LINK, TOGETHER, TWO)
 
 
 class Clocks:
-    """Seconds and bytes by part. Time in a clock within another one's is not counted twice: it has a name of its own,
+    """Count seconds and bytes by part.
+
+    Time in a clock within another one's is not counted twice: it has a name of its own,
     "outer: inner".
     """
 
@@ -167,9 +168,9 @@ def add_kinds(kinds: Any) -> None:
     parts = kinds.add_parser(
         "parts",
         help="where the time goes, next to what the hardware could do",
-        description="What one core does at its best (AES, memory, the encrypted link over loopback), and where the "
-        "time of a random OT and of a comparison goes, in ns of one party: every part, their sum, and the whole, "
-        "measured apart.",
+        description="What one core does at its best (AES, memory, the encrypted link over "
+        "loopback), and where the time of a random OT and of a comparison goes, in ns of one "
+        "party: every part, their sum, and the whole, measured apart.",
     )
     settings.add_extensions(parts)
     parts.add_argument(
@@ -303,16 +304,16 @@ def _measure(
     repeat: int,
     count: int,
 ) -> tuple[dict[str, float], Clocks]:
-    """Nanoseconds of each part, their sum, the rest and the whole, one of `count`: medians of `repeat` runs, after one
-    that is not counted. `prepare` is not timed.
+    """Return nanoseconds of each part, of their sum, of the rest and of the whole, per `count`.
+
+    They are medians of `repeat` runs, after one that is not counted. `prepare` is not timed.
     """
     clocks, wholes, runs = Clocks(), [], []
     plain = plan.lone_party(protocol)
     with clocks.on(places):
         clocked = plan.lone_party(protocol)
-    for _ in range(
-        1 + repeat
-    ):  # turn and turn about, so that both find the machine in the same state
+    # turn and turn about, so that both find the machine in the same state
+    for _ in range(1 + repeat):
         prepare(plain)
         start = time.thread_time()
         work(plain)
@@ -340,7 +341,7 @@ def _measure_processes(
     ots: dict[str, Table],
     comparisons: Table,
 ) -> None:
-    """Add what two processes over loopback take: the link alone, and the same OTs and comparisons."""
+    """Add what two processes over loopback take: the link alone, the same OTs and comparisons."""
     points = [Point("bytes", ways, count=TRAFFIC) for ways in ("one way", "both ways")]
     points += [
         Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS

@@ -44,7 +44,8 @@ MAX_CHUNK_OTS = (
 # buffers of a lane's two extensions: keys (two and one), rows, images of the hash, 16 bytes an OT
 EXTENSION_BYTES = 7 * 16 * BLOCK
 
-_KEYS = np.zeros((BLOCK, 2), np.uint64)  # what every extension returns
+# what every dry extension returns
+_KEYS = np.zeros((BLOCK, 2), np.uint64)
 
 _size_of = lru_cache(frame_size)
 
@@ -98,11 +99,15 @@ def predict(round: RoundParams, weights: Sequence[int], protocol: ProtocolParams
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
-    """Party 0 of nobody: its cryptography is real, and what it receives is zeros. To time what one party computes."""
+    """Return party 0 of nobody, to time what one party computes.
+
+    Its cryptography is real, and what it receives is zeros.
+    """
     channel, session = DryChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
-    delta = np.zeros(SECURITY_BITS, np.uint8)  # the missing leaf of each tree is the first
+    # the missing leaf of each tree is the first
+    delta = np.zeros(SECURITY_BITS, np.uint8)
     holes = [[b"", *tree[1:]] for tree in trees]
     randomness = Stream(os_entropy(SEED_BYTES))
     sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
@@ -118,10 +123,10 @@ def rehearse(party: Party, round: RoundParams, weights: Sequence[int], size: int
 
 @dataclass
 class _Event:
-    """A message at one end."""
+    """A message at one end, of `size` bytes."""
 
     sent: bool
-    bytes: int
+    size: int
 
 
 @dataclass
@@ -133,7 +138,7 @@ class _Asked:
 
 
 class DryChannel(Channel):
-    """Notes what it would carry. What is received is zeros."""
+    """Note what a channel would carry. What is received is zeros."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
@@ -145,7 +150,8 @@ class DryChannel(Channel):
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         self.events.append(_Event(False, _size_of(label, np.dtype(dtype), shape)))
         array = np.zeros(shape, dtype)
-        array.flags.writeable = False  # as what a channel receives
+        # as what a channel receives
+        array.flags.writeable = False
         return array
 
     def close(self) -> None:
@@ -189,8 +195,9 @@ class _DryReceiver(RandomOtReceiver):
 
 
 def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
-    """The messages of one end of an extension that has `left` OTs (None of the silent one's seeds yet: -1), and what it
-    has left then.
+    """Return the messages of one end of an extension, and the OTs that it has left after them.
+
+    It has `left` OTs before them; -1 is a silent one's that has no seeds yet.
     """
     words = np.dtype(np.uint64)
     ots, said = asked.ots, []
@@ -393,9 +400,9 @@ def _run(
                 events[j].extend(said)
             else:
                 events[j].append(event)
-    sent = [[event.bytes for event in own if event.sent] for own in events]
+    sent = [[event.size for event in own if event.sent] for own in events]
     for j in (0, 1):
-        assert sent[j] == [event.bytes for event in events[1 - j] if not event.sent]
+        assert sent[j] == [event.size for event in events[1 - j] if not event.sent]
     depths, deepest = _replay(events, start)
     after = (rest[0][0], rest[0][1]), (rest[1][0], rest[1][1])
     return _Run((sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1])), depths, deepest, after)

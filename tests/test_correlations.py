@@ -135,8 +135,9 @@ def test_a_kind_of_ones_own_needs_nothing_but_its_class(extension: str) -> None:
 def test_kinds_are_made_in_the_order_of_their_names_and_numbers() -> None:
     """Both parties must agree on it, so it is part of the protocol."""
     kinds: list[Kind[Any]] = [
-        Triples(1), Tables(4, 2), Tables(4, 1), Tables(3, 1), RandomOts(8), Quads(4), DaBits(64), DaBits(5)
-    ]  # fmt: skip
+        *(Triples(1), Tables(4, 2), Tables(4, 1), Tables(3, 1)),
+        *(RandomOts(8), Quads(4), DaBits(64), DaBits(5)),
+    ]
     ordered = sorted(kinds, key=lambda kind: kind.rank)
     assert ordered == [DaBits(5), DaBits(64), Quads(4), RandomOts(8), *reversed(kinds[:4])]
 
@@ -169,8 +170,8 @@ def test_demands_add_and_multiply() -> None:
 
 
 def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds, and is consumed
-    once.
+    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds,
+    and is consumed once.
     """
     used: dict[str, set[tuple[int, int]]] = {"sender": set(), "receiver": set()}
 

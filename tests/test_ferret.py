@@ -1,5 +1,6 @@
-"""Silent OT extension: the correlation over many iterations, what is used once, and what the other end sees. Most tests
-run a code that is far too small to be secure; nothing but a test can choose one.
+"""Silent OT extension: the correlation over many iterations, what is used once, and what the other
+end sees. Most tests run a code that is far too small to be secure; nothing but a test can choose
+one.
 """
 
 import bisect
@@ -118,17 +119,18 @@ def test_the_code_is_the_one_that_was_estimated() -> None:
 
 
 def gauss_bits(bins: int, size: int, secrets: int) -> float:
-    """Pooled Gauss: guess as many outputs without noise as there are secrets, evenly over the bins, and solve. Each bin
-    gives one equation for nothing: its noise adds up to 1.
+    """Pooled Gauss: guess as many outputs without noise as there are secrets, evenly over the bins,
+    and solve. Each bin gives one equation for nothing: its noise adds up to 1.
     """
     free = secrets - bins
     return -bins * math.log2(1 - free / (bins * size)) + 2.8 * math.log2(free)
 
 
 def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
-    """Briaud and Oygarden (EUROCRYPT 2023): guess u outputs of f bins to be free of noise, until the products of two
-    outputs of a bin, which all vanish, determine all monomials up to a degree. The Hilbert series of the ideal is
-    (1 + (size - 1 - u) z)^f (1 + (size - 1) z)^(bins - f) / (1 + z)^(outputs - secrets).
+    """Briaud and Oygarden (EUROCRYPT 2023): guess u outputs of f bins to be free of noise, until
+    the products of two outputs of a bin, which all vanish, determine all monomials up to a degree.
+    The Hilbert series of the ideal is (1 + (size - 1 - u) z)^f (1 + (size - 1) z)^(bins - f) / (1 +
+    z)^(outputs - secrets).
     """
 
     def solved(f: int, u: int, degree: int) -> bool:
@@ -153,7 +155,8 @@ def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
         if u < size - 1:
             unknowns = max(10, secrets - bins - f * u)
             monomials = math.log2(sum(math.comb(unknowns, i) for i in range(degree + 1)))
-            # Wiedemann's algorithm, with as few terms in an equation as the code gives before any elimination
+            # Wiedemann's algorithm, with as few terms in an equation as the code gives before
+            # any elimination
             work = math.log2(3 * 11**degree) + 2 * monomials if sparse else 2.8 * monomials
             best = min(best, work - f * math.log2(1 - u / size))
     return best
@@ -176,17 +179,17 @@ def test_the_code_withstands_the_known_attacks() -> None:
 def search_bits(targets: int) -> float:
     """Evaluations of a public permutation pi that are expected to find Delta in the half-trees.
 
-    For the node P on its path the receiver knows P ^ Delta, and is given c = H(P) = pi(s) ^ s or
-    c = P ^ H(P), where s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t), so one
-    evaluation at any z is looked up among all c of both forms, corrected by what is public of t, and
-    z = s is found with probability 2^-128 for each. That bit 0 of P is known too changes nothing:
-    it halves both the z to be tried and the c that each may belong to.
+    For the node P on its path the receiver knows P ^ Delta, and is given c = H(P) = pi(s) ^ s or c
+    = P ^ H(P), where s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t), so one
+    evaluation at any z is looked up among all c of both forms, corrected by what is public of t,
+    and z = s is found with probability 2^-128 for each. That bit 0 of P is known too changes
+    nothing: it halves both the z to be tried and the c that each may belong to.
     """
     return 128 - math.log2(targets)
 
 
 def given_away(bins: int) -> int:
-    """Values of the hash that the receiver is given, of so many trees: below the root one a level."""
+    """Return the hashes that the receiver is given of so many trees: one per level but the first."""
     return bins * (ferret.CODE.depth - 1)
 
 
@@ -312,7 +315,7 @@ def test_the_next_iteration_takes_other_seeds(base: BaseOts, small: ferret.Code)
 
 
 def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.Code) -> None:
-    """Trees, keys and expanded keys, of both lanes and directions, hash under tweaks of their own."""
+    """Trees, keys and expanded keys of both lanes and directions have tweaks of their own."""
     used: dict[int, set[tuple[int, int]]] = {0: set(), 1: set()}
     party = 0
     original = kernels.sigma_and_tweak
@@ -327,7 +330,8 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
     demand = Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)})
     monkeypatch.setattr(kernels, "sigma_and_tweak", record)
     for lane in range(2):
-        # one party after the other, so that the record knows whose hash it is: what the first waits for comes first
+        # one party after the other, so that the record knows whose hash it is: what the first
+        # waits for comes first
         for end in (side[lane].pool._ends.receiver for side in sides):
             end.prepare()
         for party in (0, 1):
@@ -411,7 +415,7 @@ def test_the_parameter() -> None:
 
 @pytest.mark.parametrize("field_bits", [2, 8])
 def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) -> None:
-    """Corrections of DaBits come between the iterations that their OTs, and others', are made by."""
+    """Corrections of DaBits come between the iterations that make their OTs, and others'."""
     parties = [lanes[0] for lanes in make_parties(field_bits=field_bits, extension="silent")]
     demand = Demand(
         {

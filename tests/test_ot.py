@@ -101,7 +101,7 @@ def refused_points() -> dict[str, bytes]:
         mixed = sodium.crypto_core_ed25519_add(prime_order_point(), point)
         points[f"mixed order {i}"] = mixed
     # y + p for the few y that leave room for it, with either sign. None of them is the y of a point
-    # of prime order (below), so that no check of the encoding is needed to tell two encodings apart.
+    # of prime order (below): a point of the group has one encoding.
     for y in range(19):
         for sign in (0, SIGN):
             points[f"y = {y} + p, sign {sign >> 255}"] = (y + P25519 | sign).to_bytes(32, "little")

@@ -1,5 +1,5 @@
-"""Pools filled ahead: what they spare a round, where they stop, and that nothing in them serves twice, failures
-included.
+"""Pools filled ahead: what they spare a round, where they stop, and that nothing in them serves
+twice, failures included.
 """
 
 import itertools

@@ -21,8 +21,10 @@ HandedOut = TypeVar("HandedOut")
 
 @dataclass(frozen=True)
 class Ends:
-    """Hold what a party makes its halves with: its ends of both directions' OT extension, the
-    channel to the other party, and randomness of its own.
+    """Hold what a party makes its halves with.
+
+    Its ends of both directions' OT extension, the channel to the other party, and randomness of its
+    own.
     """
 
     channel: Channel
@@ -38,11 +40,11 @@ class Kind(ABC, Generic[HandedOut]):
     has a half at the OT sender and one at the OT receiver. The pool (`mpc.correlations.pool`) asks
     both parties for the same blocks of the same kinds in the same order:
 
-    - `send` makes the sender's half of a block, `receive` the receiver's. Each calls `extend` of its
-      end once, with the same count at both parties. `send` may send a correction for the block after
-      that; it never receives.
-    - `finish` turns what `receive` made into the receiver's half, once the peer has called `send` for
-      the block. It is here that the correction is received. It never sends.
+    - `send` makes the sender's half of a block, `receive` the receiver's. Each calls `extend` of
+      its end once, with the same count at both parties. `send` may send a correction for the block
+      after that; it receives nothing of its own.
+    - `finish` turns what `receive` made into the receiver's half, once the peer has called `send`
+      for the block. It is here that the correction is received. It sends nothing.
     - `hand_out` turns halves out of the stock into what a protocol takes. It moves no messages.
     """
 
@@ -62,7 +64,7 @@ class Kind(ABC, Generic[HandedOut]):
 
     @abstractmethod
     def receive(self, ends: Ends, items: int) -> Half:
-        """Make the receiver's half of a block of `items`, as far as it goes without the peer's `send`."""
+        """Make the receiver's half of a block of `items`, but for its correction."""
 
     def finish(self, ends: Ends, half: Half) -> Half:
         """Return the receiver's half, complete: here `half` itself, which lacks nothing."""
@@ -70,9 +72,10 @@ class Kind(ABC, Generic[HandedOut]):
 
     @abstractmethod
     def hand_out(self, party_id: int, sent: Half, received: Half) -> HandedOut:
-        """Return what a protocol takes, of halves made as the sender and halves made as the receiver.
+        """Return what a protocol takes, of halves of both roles.
 
-        The two need not be of the same number, unless the kind says so.
+        `sent` were made as the OT sender and `received` as the receiver; the two need not be of the
+        same number, unless the kind says so.
         """
 
     def block(self, missing: int) -> int:

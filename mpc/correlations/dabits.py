@@ -1,7 +1,7 @@
 """Random bits shared over XOR and over Z_2^l, what turns a bit into a number: 1 OT and l bits each.
 
-A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c b at the receiver and
--r_0 at the sender, and [b ^ c] = b + c - 2 b c. For it the sender corrects the random OT by
+A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c b at the receiver
+and -r_0 at the sender, and [b ^ c] = b + c - 2 b c. For it the sender corrects the random OT by
 r_0 - r_1 + b, the only message of a kind beside those of the extension.
 """
 

@@ -55,7 +55,7 @@ class Pool:
 
     @property
     def left(self) -> tuple[int, int]:
-        """Return the OTs that the extensions give before they next speak, as sender and receiver."""
+        """Return the OTs that the extensions have left, as the sender and as the receiver."""
         return self._ends.sender.left, self._ends.receiver.left
 
     @property
@@ -66,7 +66,7 @@ class Pool:
 
     @property
     def fingerprint(self) -> bytes:
-        """Return a digest that both parties have while their stocks are halves of the same items."""
+        """Return a digest of the stock, equal at both parties while they hold the same items."""
         directions = [
             (self._ends.sender.index, self._sent),
             (self._ends.receiver.index, self._received),

@@ -15,7 +15,8 @@ from securemedian.mpc.ot import one_of_n
 class Quads(Kind[tuple[Ring, NDArray[np.uint8], Ring]]):
     """Four pads over Z_2^bits at the sender, and one of them at the receiver.
 
-    Handed out are all four pads (4, count) to send with, and the positions and pads to receive with.
+    Handed out are all four pads (4, count) to send with, and the positions and pads to receive
+    with.
     """
 
     bits: int

@@ -1,45 +1,46 @@
 """Silent OT extension: Ferret on half-trees, semi-honest.
 
-Yang, Weng, Lan, Zhang, Wang, CCS 2020: primal LPN with regular noise and a 10-local linear code. The
-half-tree is that of Guo, Yang, Wang, Zhang, Xie, Liu and Zhao, EUROCRYPT 2023.
+Yang, Weng, Lan, Zhang, Wang, CCS 2020: primal LPN with regular noise and a 10-local linear code.
+The half-tree is that of Guo, Yang, Wang, Zhang, Xie, Liu and Zhao, EUROCRYPT 2023.
 
-From `seeds` correlated OTs w = v ^ u Delta (w the sender's block, v and the bit u the receiver's) an
-iteration makes `outputs` of them. The first k of the seeds are the LPN secret, the others serve t
-trees, one for each bin of the outputs. A tree has one leaf for each output of its bin; in a level
+From `seeds` correlated OTs w = v ^ u Delta (w the sender's block, v and the bit u the receiver's)
+an iteration makes `outputs` of them. The first k of the seeds are the LPN secret, the others serve
+t trees, one for each bin of the outputs. A tree has one leaf for each output of its bin; in a level
 with nodes X_j
 
     X_0, X_1 = a random block and that ^ Delta;   the children of X are L = H(X) and X ^ L
 
-so that every level XORs to Delta. The sender gives the XOR of a level's left nodes, masked with w of
-one seed: with the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the right
-(r = 1) nodes, and so from level to level all nodes but the one on the path of the bits 1 - r. At the
-last level the XOR of what it knows is the missing leaf ^ Delta: the leaves are correlated OTs whose
-choice bits e are 1 at a single place. With A the public matrix of LOCALITY ones per row,
+so that every level XORs to Delta. The sender gives the XOR of a level's left nodes, masked with w
+of one seed: with the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the
+right (r = 1) nodes, and so from level to level all nodes but the one on the path of the bits 1 - r.
+At the last level the XOR of what it knows is the missing leaf ^ Delta: the leaves are correlated
+OTs whose choice bits e are 1 at a single place. With A the public matrix of LOCALITY ones per row,
 
     output = leaf ^ A (first k seeds)   at both ends,
 
 and its choice bit is that of e ^ A u: an LPN sample.
 
 The path, and so the noise, is read off the seeds' own choice bits, which are uniform: the receiver
-then has nothing to say. (Ferret lets it choose a path and send the difference from r, a uniform bit;
-ours is the case where that is 0.)
+then has nothing to say. (Ferret lets it choose a path and send the difference from r, a uniform
+bit; ours is the case where that is 0.)
 
-Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation holds
-there too, and 127 bits of Delta remain secret. The first iteration's seeds come from SoftSpokenOT on
-the same base OTs, without its hash (the sigma and the public tweak on its columns keep them
-correlated, under sigma(Delta)), each other's from the iteration before it. Of what an iteration
-made, those seeds and the OTs that `extend` hands out are disjoint, and nothing is used twice.
+Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation
+holds there too, and 127 bits of Delta remain secret. The first iteration's seeds come from
+SoftSpokenOT on the same base OTs, without its hash (the sigma and the public tweak on its columns
+keep them correlated, under sigma(Delta)), each other's from the iteration before it. Of what an
+iteration made, those seeds and the OTs that `extend` hands out are disjoint, and nothing is used
+twice.
 
 H is the hash of `mpc.ot.hash`. In the trees its tweaks are streams with bit 63 set and a number of
 the node. Half-trees need it to be circular correlation robust, which it is for an ideal permutation
 while no two nodes of a session are equal. What the receiver is given of a level is, for the node P
-on its path, H(P) or P ^ H(P), and it knows P ^ Delta: one P found gives Delta. It may look for all P
-under one key at once, so each group of trees has a key of its own: TREES (depth - 1) = 576 of them,
-however long the session is. Expected are 2^128 / 576 = 2^118.8 evaluations of AES
+on its path, H(P) or P ^ H(P), and it knows P ^ Delta: one P found gives Delta. It may look for all
+P under one key at once, so each group of trees has a key of its own: TREES (depth - 1) = 576 of
+them, however long the session is. Expected are 2^128 / 576 = 2^118.8 evaluations of AES
 (tests/test_ferret.py); under one key per session it would be 2^104.7 after 10^9 OTs.
 
-Wire: 160 bytes per tree from sender to receiver, 0.18 B per OT, in messages of a few trees each that
-wait for nothing. Before the first of them the seeds of SoftSpokenOT, from receiver to sender.
+Wire: 160 bytes per tree from sender to receiver, 0.18 B per OT, in messages of a few trees each
+that wait for nothing. Before the first of them the seeds of SoftSpokenOT, from receiver to sender.
 """
 
 import hashlib
@@ -108,7 +109,7 @@ class Code:
 
     @property
     def memory(self) -> int:
-        """Return the bytes that one end of one direction holds, beside the buffers of SoftSpokenOT."""
+        """Return the bytes that one end of one direction holds, SoftSpokenOT's buffers apart."""
         leaves = TREES << self.depth
         return (
             16 * (self.outputs + self.seeds + 2 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
@@ -174,9 +175,9 @@ class _Ferret(RandomOtEnd):
 
     @abstractmethod
     def grow_trees(self, masks: Blocks) -> Blocks:
-        """Return the leaves (trees, 2^depth, 2) of one group of trees, and send or receive its message.
+        """Return the leaves (trees, 2^depth, 2) of one group of trees.
 
-        `masks` (trees, depth, 2) are the seeds that serve the group.
+        `masks` (trees, depth, 2) are the seeds that serve the group. Sends or receives its message.
         """
 
     def add_noise(self, outputs: Blocks) -> None:
@@ -184,8 +185,9 @@ class _Ferret(RandomOtEnd):
         return
 
     def _parts(self, count: int) -> Iterator[tuple[slice, slice]]:
-        """Yield where the next `count` correlated OTs go in an array of them, and where they stand in
-        `_outputs`, iterating as often as that takes.
+        """Iterate as often as it takes to give `count` correlated OTs, and yield where they are.
+
+        Of each run of them: where it goes in an array of `count`, where it stands in `_outputs`.
         """
         done = 0
         while done < count:
@@ -274,7 +276,7 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
 
     def grow_trees(self, masks: Blocks) -> Blocks:
         trees, depth, _ = masks.shape
-        # of each level the XOR of the nodes on the side that leads off the path, which is side `bits`
+        # of each level the XOR of the nodes on the side that leads off the path: side `bits`
         given = self._channel.recv("ferret.sums", np.uint64, masks.shape) ^ masks
         bits = (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
         sums = np.empty((trees, 2, 2), np.uint64)

@@ -4,11 +4,13 @@
 
 The tweak t = (index, stream) is used once per key: `tweak_stream` gives each lane and direction
 streams of its own, and whoever hashes counts the index up. sigma and the tweak are applied by the
-kernels (`transpose_and_tweak`, `sigma_and_tweak`), which leave sigma(x) ^ t; `finish` does the rest.
+kernels (`transpose_and_tweak`, `sigma_and_tweak`), which leave sigma(x) ^ t; `finish` does the
+rest.
 
-Whoever sees N values of H under one key, each of an unknown input, can look for all of them at once:
-every evaluation of pi is compared with a table of the N, and one hit is expected after 2^128 / N.
-Hence keys that serve few values where values are given away by the thousand (`mpc.ot.ferret`).
+Whoever sees N values of H under one key, each of an unknown input, can look for all of them at
+once: every evaluation of pi is compared with a table of the N, and one hit is expected after
+2^128 / N. Hence keys that serve few values where they are given away by the thousand
+(`mpc.ot.ferret`).
 """
 
 import hashlib
@@ -24,7 +26,7 @@ from securemedian.mpc.ot.scratch import Scratch
 
 
 def tweak_stream(lane: int, direction: int) -> np.uint64:
-    """Return the upper word of the tweaks of a lane and direction (below 2^32: lanes are 16 bits)."""
+    """Return the upper word of a lane and direction's tweaks, below 2^32 as lanes are 16 bits."""
     return np.uint64(2 * lane + direction)
 
 

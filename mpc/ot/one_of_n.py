@@ -1,10 +1,10 @@
 """Random 1-of-2^m OT from m random 1-of-2 OTs, and what it takes to use one.
 
 Naor and Pinkas, CRYPTO 1999. The sender's pad at position i is XOR_j chunk i of r_{j, i_j}, where
-i_j is bit j of i; the receiver, with c_j the choice of OT j, knows the keys r_{j, c_j} and so the pad
-at position c alone. Every position takes its own chunk of the keys: XORing whole keys would make four
-pads of two OTs sum to zero. Where 2^m chunks do not fit the 128 bits of a key, the keys are first
-expanded by the hash of the extension, under tweaks of their own.
+i_j is bit j of i; the receiver, with c_j the choice of OT j, knows the keys r_{j, c_j} and so the
+pad at position c alone. Every position takes its own chunk of the keys: XORing whole keys would
+make four pads of two OTs sum to zero. Where 2^m chunks do not fit the 128 bits of a key, the keys
+are first expanded by the hash of the extension, under tweaks of their own.
 
 Online the receiver sends d = c ^ x (m bits, uniform) and the sender message i under pad i ^ d.
 """

@@ -3,8 +3,8 @@
 Roy, CRYPTO 2022, Sections 3 and 4; semi-honest, with the repetition code.
 
 With k = `ot_field_bits` there are 128/k blocks and q = 2^k. In block i the extension *receiver*
-knows q leaves r_x of a GGM tree, the *sender* all but the one at its secret Delta_i. Expanding every
-leaf to n bits,
+knows q leaves r_x of a GGM tree, the *sender* all but the one at its secret Delta_i. Expanding
+every leaf to n bits,
 
     receiver:  u_i = XOR_x r_x,   v_i = XOR_x x r_x
     sender:    w_i = XOR_x (Delta_i ^ x) r_x = v_i ^ Delta_i u_i
@@ -17,9 +17,9 @@ Column by column that is W = V ^ u Delta over 128 bits, and
     the receiver's is H(t, V), the key of choice u,
 
 with the hash H of `mpc.ot.hash` under a key of the session. The tweak t is unique in a session:
-`index` only grows, a lane's streams are expanded once, in order, and `expand` counts its blocks in a
-part of t that is 0 elsewhere. Between semi-honest parties the columns are pseudorandom, and nobody
-chooses x against t.
+`index` only grows, a lane's streams are expanded once, in order, and `expand` counts its blocks in
+a part of t that is 0 elsewhere. Between semi-honest parties the columns are pseudorandom, and
+nobody chooses x against t.
 
 Wire: 128/k - 1 bits per OT, from receiver to sender, uniform. One message per block; blocks do not
 wait for each other.
@@ -152,7 +152,8 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         return choices, self._hash.finish(keys)
 
     def correlate(self, count: int) -> tuple[Words, Words]:
-        """Return the correlated OTs that `extend` hashes: u (count/64,), the rows of V (128, count/64).
+        """Return the correlated OTs that `extend` hashes: u (count/64,), the rows of V (128,
+        count/64).
 
         Sends the corrections. The next call overwrites what this one returned.
         """
