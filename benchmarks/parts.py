@@ -1,10 +1,12 @@
-"""`securemedian bench parts`: where the time of an OT and of a comparison goes, next to what the hardware could do.
+"""`securemedian bench parts`: where the time of an OT and of a comparison goes.
 
-One party runs alone on one core (mpc.plan.lone_party): cryptography and kernels are real, only nobody answers. Each
-run is timed as a whole, and once more with clocks around the kernels and streams it calls, so that every part is timed
-on the shapes it is used with and in the state of the caches that it finds. Clocks count the processor's time of this
-thread, so that what else runs on the machine is not in it; what a clock itself takes is measured and subtracted.
-"other" is the whole without its parts: Python between the kernels, memory that is used for the first time.
+It stands next to what the hardware could do. One party runs alone on one core
+(mpc.plan.lone_party): cryptography and kernels are real, only nobody answers. Each run is timed as
+a whole, and once more with clocks around the kernels and streams it calls, so that every part is
+timed on the shapes it is used with and in the state of the caches that it finds. Clocks count the
+processor's time of this thread, so that what else runs on the machine is not in it; what a clock
+itself takes is measured and subtracted. "other" is the whole without its parts: Python between the
+kernels, memory that is used for the first time.
 """
 
 import argparse
@@ -26,11 +28,15 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
 from securemedian.mpc import compare, millionaire, plan, ring
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.kernels import extension, lpn, packing, tables
 from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.ot.extension import BLOCK
+from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
+from securemedian.mpc.ot.hash import Hash
+from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import warm_up
-from securemedian.mpc.preprocessing import Demand
 from securemedian.mpc.prg import Stream
 from securemedian.mpc.protocol import ProtocolParams
 
@@ -42,12 +48,9 @@ LARGE = 1 << 27  # bytes, far more than any cache
 SMALL = 1 << 14  # bytes of one row of a block: three of them are in the first-level cache
 AES_BUFFER = 1 << 16
 TRAFFIC = 1 << 28  # bytes sent over loopback
-BITS = (
-    32,
-    64,
-    4,
-)  # rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
-OTS = 16 * softspoken.BLOCK
+# rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
+BITS = (32, 64, 4)
+OTS = 16 * BLOCK
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
 AES_BYTES, AES_LIMIT = "bytes of AES", "the AES alone, at full speed"
@@ -58,7 +61,9 @@ LAST = (SUM, OTHER, WHOLE, AES_BYTES, AES_LIMIT, LINK, TOGETHER, TWO)
 
 
 class Clocks:
-    """Seconds and bytes by part. Time in a clock within another one's is not counted twice: it has a name of its own,
+    """Count seconds and bytes by part.
+
+    Time in a clock within another one's is not counted twice: it has a name of its own,
     "outer: inner".
     """
 
@@ -129,19 +134,19 @@ EXTENDING: tuple[Place, ...] = (
     ("fold", extension, "fold", None),
     ("corrections", extension, "correct", None),
     ("transpose", extension, "transpose_and_tweak", None),
-    ("hash", softspoken._Extension, "_encrypt", lambda _, blocks: blocks.nbytes),
+    ("hash", Hash, "finish", lambda _, blocks: blocks.nbytes),
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
-    ("trees", ferret.RandomOtSender, "_trees", None),
-    ("trees", ferret.RandomOtReceiver, "_trees", None),
+    ("trees", FerretSender, "grow_trees", None),
+    ("trees", FerretReceiver, "grow_trees", None),
     ("sums", lpn, "grow", None),
     ("sums", lpn, "mend", None),
     ("code: indices", ferret, "Stream", None),
     ("code: gather", lpn, "encode", None),
 )
 AHEAD: tuple[Place, ...] = (
-    ("OT extension", softspoken.RandomOtSender, "extend", None),
-    ("OT extension", softspoken.RandomOtReceiver, "extend", None),
+    ("OT extension", SoftSpokenSender, "extend", None),
+    ("OT extension", SoftSpokenReceiver, "extend", None),
     ("tables", tables, "combine_keys", None),
     ("tables", tables, "choose_chunks", None),
     ("triples", packing, "bit_planes", None),
@@ -163,9 +168,9 @@ def add_kinds(kinds: Any) -> None:
     parts = kinds.add_parser(
         "parts",
         help="where the time goes, next to what the hardware could do",
-        description="What one core does at its best (AES, memory, the encrypted link over loopback), and where the "
-        "time of a random OT and of a comparison goes, in ns of one party: every part, their sum, and the whole, "
-        "measured apart.",
+        description="What one core does at its best (AES, memory, the encrypted link over "
+        "loopback), and where the time of a random OT and of a comparison goes, in ns of one "
+        "party: every part, their sum, and the whole, measured apart.",
     )
     settings.add_extensions(parts)
     parts.add_argument(
@@ -228,7 +233,7 @@ def hardware(repeat: int) -> dict[str, float]:
         return size * number / median_low(timer.repeat(repeat, number)) / 1e9
 
     key, counter = bytes(16), modes.CTR(bytes(16))
-    row, keys = softspoken.BLOCK // 8, 16 * softspoken.BLOCK
+    row, keys = BLOCK // 8, 16 * BLOCK
     rates = {}
     for name, mode, size in (
         (AES_CTR, counter, AES_BUFFER),
@@ -249,12 +254,12 @@ def _ot_parts(
     protocol: ProtocolParams, sending: bool, options: argparse.Namespace, rates: dict[str, float]
 ) -> dict[str, float]:
     # of silent OT whole iterations, so that every OT has its share of them
-    block = ferret.CODE.yields if protocol.silent else softspoken.BLOCK
+    block = ferret.CODE.yields if protocol.silent else BLOCK
     count = -(-options.ots // block) * block
 
     def work(party: Party) -> None:
-        for start in range(0, count, softspoken.BLOCK):
-            party.pool.random_keys(min(softspoken.BLOCK, count - start), sending)
+        for start in range(0, count, BLOCK):
+            party.pool.random_keys(min(BLOCK, count - start), sending)
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes = {AES_CTR: 0.0, AES_ECB: 0.0}
@@ -299,16 +304,16 @@ def _measure(
     repeat: int,
     count: int,
 ) -> tuple[dict[str, float], Clocks]:
-    """Nanoseconds of each part, their sum, the rest and the whole, one of `count`: medians of `repeat` runs, after one
-    that is not counted. `prepare` is not timed.
+    """Return nanoseconds of each part, of their sum, of the rest and of the whole, per `count`.
+
+    They are medians of `repeat` runs, after one that is not counted. `prepare` is not timed.
     """
     clocks, wholes, runs = Clocks(), [], []
     plain = plan.lone_party(protocol)
     with clocks.on(places):
         clocked = plan.lone_party(protocol)
-    for _ in range(
-        1 + repeat
-    ):  # turn and turn about, so that both find the machine in the same state
+    # turn and turn about, so that both find the machine in the same state
+    for _ in range(1 + repeat):
         prepare(plain)
         start = time.thread_time()
         work(plain)
@@ -336,7 +341,7 @@ def _measure_processes(
     ots: dict[str, Table],
     comparisons: Table,
 ) -> None:
-    """Add what two processes over loopback take: the link alone, and the same OTs and comparisons."""
+    """Add what two processes over loopback take: the link alone, the same OTs and comparisons."""
     points = [Point("bytes", ways, count=TRAFFIC) for ways in ("one way", "both ways")]
     points += [
         Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS

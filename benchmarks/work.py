@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from securemedian.mpc import compare, ring, share
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
-from securemedian.mpc.ot.softspoken import ALIGN, BLOCK, corrections_shape
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.ot.softspoken import corrections_shape
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Cost, Meter, fill, run_lanes, run_round

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.party import Party, half_counts
-from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Triples
-
-Words = NDArray[np.uint64]
 
 
 def words_of(count: int) -> int:
@@ -50,7 +52,7 @@ def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -
     """
     triples, opened = [], []
     for x, ys in terms:
-        a, b, c = party.pool.triples(Triples(len(ys)), x.size)
+        a, b, c = party.pool.take(Triples(len(ys)), x.size, x.size)
         triples.append((a, b, c))
         opened += [x ^ a, *(y ^ b_k for y, b_k in zip(ys, b, strict=True))]
     mine = np.concatenate(opened)
@@ -73,7 +75,7 @@ def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
 
     With t = s ^ r opened for the DaBit r, uniform: [s] = t + [r] - 2 t [r].
     """
-    random, in_ring = party.pool.dabits(DaBits(bits), *party.roles(count))
+    random, in_ring = party.pool.take(DaBits(bits), *party.roles(count))
     masked = shares ^ pack_bits(random)
     opened = unpack_bits(masked ^ party.channel.exchange("b2a", masked), count)
     # t = 0: [r]; t = 1: 1 - [r], where party 0 holds the 1
@@ -95,7 +97,7 @@ def multiplex(party: Party, shares: Words, values: NDArray[Any], bits: int) -> N
     count = values.size
     own = unpack_bits(shares, count)
     kind = RandomOts(bits)
-    sender, receiver = party.pool.random_ots(kind, count, count)
+    sender, receiver = party.pool.take(kind, count, count)
     request = party.channel.exchange("mux.request", receiver.request(own))
     chosen = own.astype(bool)
     delta = np.where(chosen, np.zeros_like(values) - values, values)

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import millionaire, ring
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
-
-Words = NDArray[np.uint64]
 
 
 def msb(party: Party, shares: NDArray[Any], bits: int) -> Words:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import millionaire, ring
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 def is_zero(party: Party, shares: NDArray[Any], bits: int) -> NDArray[np.uint64]:

@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.boolean import conjunctions, words_of
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.kernels import tables as kernels
 from securemedian.mpc.party import Party, half_counts
-from securemedian.mpc.preprocessing import Demand, Tables, Triples
 
 LEAF_BITS = 4
 GREATER, EQUAL, BOTH = "greater", "equal", "both"
-Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _leaf_shares(
     """Shares of gt and eq of every leaf over the whole batch (an empty array where a leaf is not asked for one)."""
     as_sender, as_receiver = np.ascontiguousarray(as_sender), np.ascontiguousarray(as_receiver)
     sent, received = as_sender.size, as_receiver.size
-    stock = [party.pool.tables(leaf.kind, sent, received) for leaf in leaves]
+    stock = [party.pool.take(leaf.kind, sent, received) for leaf in leaves]
 
     requests = []
     for leaf, (_, pads) in zip(leaves, stock, strict=True):

@@ -1,6 +1,4 @@
-"""One of the two parties: its id, its channel and its correlations. A session keeps the base OTs of a pair of servers
-over many rounds.
-"""
+"""One of the two parties on one lane, and the session that keeps a pair of servers' base OTs."""
 
 import hashlib
 import time
@@ -12,10 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.channel import Channel
+from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.softspoken import receiver_setup, sender_setup
-from securemedian.mpc.preprocessing import Pool
+from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
+from securemedian.mpc.ot.softspoken import (
+    SoftSpokenReceiver,
+    SoftSpokenSender,
+    receiver_setup,
+    sender_setup,
+)
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
@@ -23,14 +27,18 @@ SESSION_BYTES = 16
 
 
 class Party:
-    """What a protocol function is given: one lane of one party. Used by one thread."""
+    """Hold what a protocol function works with: one lane of one party. Used by one thread.
+
+    `id` is 0 or 1. `randomness` makes the masks of this party's own. `uploads_seconds` is the time
+    spent in `reading_uploads`.
+    """
 
     def __init__(self, id: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
         self.id = id
         self.channel = channel
         self.pool = pool
-        self.randomness = randomness  # for masks of this party's own
-        self.uploads_seconds = 0.0  # spent in `reading_uploads`
+        self.randomness = randomness
+        self.uploads_seconds = 0.0
 
     @contextmanager
     def reading_uploads(self) -> Iterator[None]:
@@ -42,14 +50,15 @@ class Party:
             self.uploads_seconds += time.perf_counter() - start
 
     def halves(self, count: int) -> tuple[slice, slice]:
-        """Where this party is the OT sender in a batch of `count`, and where the receiver: party 0 sends in the first
-        half. The border is at a whole word of bits.
+        """Return where in a batch of `count` this party is the OT sender, and where the receiver.
+
+        Party 0 sends in the first half. The border is at a whole word of bits.
         """
         first, second = slice(0, _border(count)), slice(_border(count), count)
         return (first, second) if self.id == 0 else (second, first)
 
     def roles(self, count: int) -> tuple[int, int]:
-        """How many of a batch of `count` this party sends, and how many it receives."""
+        """Return how many of a batch of `count` this party sends, and how many it receives."""
         zero, one = half_counts(count)
         return (zero, one) if self.id == 0 else (one, zero)
 
@@ -59,24 +68,27 @@ def _border(count: int) -> int:
 
 
 def half_counts(count: int) -> tuple[int, int]:
-    """Items of a batch in which party 0, party 1 is the sender."""
+    """Return how many items of a batch party 0 sends, and how many party 1."""
     return _border(count), count - _border(count)
 
 
 class Session:
-    """Base OTs in both directions. Dropped by both parties after any failure: their counters may no longer agree."""
+    """Hold the base OTs of both directions, and make the lanes.
+
+    Both parties drop it after any failure: their counters may no longer agree.
+    """
 
     def __init__(
         self,
         party_id: int,
         session_id: bytes,
         receiver_leaves: list[list[bytes]],
-        delta: np.ndarray,
+        delta: NDArray[np.uint8],
         sender_leaves: list[list[bytes]],
         entropy: Entropy,
         silent: bool = False,
     ) -> None:
-        self._id, self._session_id, self._entropy = party_id, session_id, entropy
+        self._party_id, self._session_id, self._entropy = party_id, session_id, entropy
         self._receiver_leaves, self._delta, self._sender_leaves = (
             receiver_leaves,
             delta,
@@ -97,8 +109,9 @@ class Session:
         params: ProtocolParams,
         entropy: Entropy = os_entropy,
     ) -> Self:
-        """Make the base OTs, both directions, with the other party doing the same. `session_id`: 16 bytes that no
-        earlier session had, agreed on before.
+        """Make the base OTs of both directions, with the other party doing the same.
+
+        `session_id` is 16 bytes that no earlier session had, agreed on before.
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(
@@ -107,7 +120,8 @@ class Session:
         terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
         terms |= {"silent": True} if params.silent else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
-        for direction in (0, 1):  # `direction` is the party that is the extension's sender
+        # `direction` is the party that is the extension's sender
+        for direction in (0, 1):
             tag = bound + bytes([direction])
             if direction == party_id:
                 delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
@@ -116,17 +130,19 @@ class Session:
         return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, params.silent)
 
     def party(self, lane: int, channel: Channel) -> Party:
-        """The party of one lane: streams and tweaks of its own. Each lane is made once, or its correlations would
-        repeat.
+        """Make the party of one lane, with streams and tweaks of its own.
+
+        Raises LocalProtocolError for a lane that was made before: its correlations would repeat.
         """
         if lane in self._lanes or not 0 <= lane < 1 << 16:
             raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
         self._lanes.add(lane)
         randomness = Stream(self._entropy(16))
-        sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._id
-        receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._id
+        sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._party_id
+        receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._party_id
         ends = extensions(self._silent, sending, receiving, self._entropy)
-        return Party(self._id, channel, Pool(self._id, channel, *ends, randomness), randomness)
+        pool = Pool(self._party_id, channel, *ends, randomness)
+        return Party(self._party_id, channel, pool, randomness)
 
 
 def extensions(
@@ -134,10 +150,8 @@ def extensions(
     sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
     receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
     entropy: Entropy,
-) -> tuple[softspoken.RandomOtSender, softspoken.RandomOtReceiver]:
-    """A lane's OT extension in both directions, of the kind agreed on."""
+) -> tuple[RandomOtSender, RandomOtReceiver]:
+    """Make a lane's ends of OT extension in both directions, silent or not."""
     if silent:
-        return ferret.RandomOtSender(*sending, Stream(entropy(16))), ferret.RandomOtReceiver(
-            *receiving
-        )
-    return softspoken.RandomOtSender(*sending), softspoken.RandomOtReceiver(*receiving)
+        return FerretSender(*sending, Stream(entropy(16))), FerretReceiver(*receiving)
+    return SoftSpokenSender(*sending), SoftSpokenReceiver(*receiving)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import share
 from securemedian.mpc.channel import local_pair
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.preprocessing import Demand
 from securemedian.mpc.protocol import ProtocolParams
 
 Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
@@ -134,7 +134,7 @@ def fill(
     for number, (begin, end) in enumerate(cut(params, len(weights), len(parties), chunk, batch)):
         wanted = demand(params, weights, end - begin)
         total = total + wanted
-        if total.bytes > limit:
+        if total.memory > limit:
             break
         steps_here = steps[number % len(parties)]
         steps_here.append((end - begin, steps_here[-1][1] + wanted if steps_here else wanted))
@@ -249,7 +249,7 @@ def exchange_wishes(
     """`chunk`, `batch`, the limit of the pool, and four words that tell the pools of all lanes, of both parties, ours
     first.
     """
-    pools = hashlib.sha256(b"".join(party.pool.id for party in parties)).digest()
+    pools = hashlib.sha256(b"".join(party.pool.fingerprint for party in parties)).digest()
     mine = np.concatenate(
         (
             np.array([protocol.chunk, protocol.batch, limit_bytes], np.uint64),

@@ -25,14 +25,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import share
+from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel, Traffic, frame_size
+from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.softspoken import BLOCK, corrections_shape
+from securemedian.mpc.ot import ferret
+from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender, checked_block
+from securemedian.mpc.ot.softspoken import corrections_shape
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES, Party, extensions
 from securemedian.mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
-from securemedian.mpc.preprocessing import Pool
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS, ProtocolParams
 
@@ -41,7 +43,8 @@ MAX_CHUNK_OTS = 1 << 30
 # buffers of a lane's two extensions: keys (two and one), rows, images of the hash, 16 bytes an OT
 EXTENSION_BYTES = 7 * 16 * BLOCK
 
-_KEYS = np.zeros((BLOCK, 2), np.uint64)  # what every extension returns
+# what every dry extension returns
+_KEYS = np.zeros((BLOCK, 2), np.uint64)
 
 _size_of = lru_cache(frame_size)
 
@@ -96,11 +99,15 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
-    """Party 0 of nobody: its cryptography is real, and what it receives is zeros. To time what one party computes."""
+    """Return party 0 of nobody, to time what one party computes.
+
+    Its cryptography is real, and what it receives is zeros.
+    """
     channel, session = DryChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
-    delta = np.zeros(SECURITY_BITS, np.uint8)  # the missing leaf of each tree is the first
+    # the missing leaf of each tree is the first
+    delta = np.zeros(SECURITY_BITS, np.uint8)
     holes = [[b"", *tree[1:]] for tree in trees]
     randomness = Stream(os_entropy(SEED_BYTES))
     sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
@@ -118,10 +125,10 @@ def rehearse(
 
 @dataclass
 class _Event:
-    """A message at one end."""
+    """A message at one end, of `size` bytes."""
 
     sent: bool
-    bytes: int
+    size: int
 
 
 @dataclass
@@ -133,7 +140,7 @@ class _Asked:
 
 
 class DryChannel(Channel):
-    """Notes what it would carry. What is received is zeros."""
+    """Note what a channel would carry. What is received is zeros."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
@@ -145,54 +152,54 @@ class DryChannel(Channel):
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         self.events.append(_Event(False, _size_of(label, np.dtype(dtype), shape)))
         array = np.zeros(shape, dtype)
-        array.flags.writeable = False  # as what a channel receives
+        # as what a channel receives
+        array.flags.writeable = False
         return array
 
     def close(self) -> None:
         pass
 
 
-class _DrySender(softspoken.RandomOtSender):
-    """Notes what is asked of an extension's sender, and computes nothing."""
+class _DrySender(RandomOtSender):
+    """Note what is asked of an extension's sender, and compute nothing."""
 
     def __init__(self, channel: "DryChannel", silent: bool) -> None:
-        self._events, self.sender_speaks, self.index = channel.events, silent, 0
+        self._events, self.sender_speaks = channel.events, silent
 
     def prepare(self) -> None:
         self._events.append(_Asked(True, 0))
 
-    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        self._check(count)
-        self._events.append(_Asked(True, count))
+    def extend(self, count: int) -> tuple[Blocks, Blocks]:
+        self._events.append(_Asked(True, checked_block(count)))
         self.index += count
         return _KEYS[:count], _KEYS[:count]
 
-    def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-        return _expand(keys, blocks)
+    def expand(self, keys: Blocks, blocks: int) -> Words:
+        return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
-class _DryReceiver(softspoken.RandomOtReceiver):
-    """The other end."""
+class _DryReceiver(RandomOtReceiver):
+    """Note what is asked of an extension's receiver, and compute nothing."""
 
     def __init__(self, channel: "DryChannel", silent: bool) -> None:
-        self._events, self.sender_speaks, self.index = channel.events, silent, 0
+        self._events, self.sender_speaks = channel.events, silent
 
     def prepare(self) -> None:
         self._events.append(_Asked(False, 0))
 
-    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        words = self._check(count)
-        self._events.append(_Asked(False, count))
+    def extend(self, count: int) -> tuple[Words, Blocks]:
+        self._events.append(_Asked(False, checked_block(count)))
         self.index += count
-        return _KEYS.reshape(-1)[:words], _KEYS[:count]
+        return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
 
-    def expand(self, keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-        return _expand(keys, blocks)
+    def expand(self, keys: Blocks, blocks: int) -> Words:
+        return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
 def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
-    """The messages of one end of an extension that has `left` OTs (None of the silent one's seeds yet: -1), and what it
-    has left then.
+    """Return the messages of one end of an extension, and the OTs that it has left after them.
+
+    It has `left` OTs before them; -1 is a silent one's that has no seeds yet.
     """
     words = np.dtype(np.uint64)
     ots, said = asked.ots, []
@@ -210,10 +217,6 @@ def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Eve
             for group in code.groups()
         ]
     return said, left - ots
-
-
-def _expand(keys: NDArray[np.uint64], blocks: int) -> NDArray[np.uint64]:
-    return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
 class _DryStream(Stream):
@@ -399,9 +402,9 @@ def _run(
                 events[j].extend(said)
             else:
                 events[j].append(event)
-    sent = [[event.bytes for event in own if event.sent] for own in events]
+    sent = [[event.size for event in own if event.sent] for own in events]
     for j in (0, 1):
-        assert sent[j] == [event.bytes for event in events[1 - j] if not event.sent]
+        assert sent[j] == [event.size for event in events[1 - j] if not event.sent]
     depths, deepest = _replay(events, start)
     after = (rest[0][0], rest[0][1]), (rest[1][0], rest[1][1])
     return _Run((sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1])), depths, deepest, after)

@@ -64,6 +64,76 @@ def test_our_folders_are_imported_under_one_name_only() -> None:
         assert not bare, f"{path.relative_to(ROOT)} imports {sorted(bare)}"
 
 
+def underscored(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def strangers(source: str) -> list[str]:
+    """Return the underscore names that a module takes from another of ours.
+
+    An underscore name belongs to the module that defines it: as a function, a class, a variable or
+    an attribute that it assigns. It is taken by importing it, as an attribute of anything (of self
+    too, in a class derived from another module's), or as a string, as getattr takes it. Names of
+    other projects' modules are not ours to rename.
+    """
+    tree = ast.parse(source)
+    foreign, own = set(), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                foreign |= {(a.asname or a.name).split(".")[0] for a in names}
+            case ast.ImportFrom(module=module, names=names):
+                if not f"{module}.".startswith(OURS):
+                    foreign |= {a.asname or a.name for a in names}
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                own.add(name)
+            case ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                own.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                own.add(name)
+    taken = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=module, names=names) if f"{module}.".startswith(OURS):
+                taken += [a.name for a in names if underscored(a.name)]
+            case ast.Attribute(value=ast.Name(id=owner)) if owner in foreign:
+                continue
+            case ast.Attribute(attr=name) if underscored(name) and name not in own:
+                taken.append(ast.unparse(node))
+            case ast.Constant(value=str(name)) if underscored(name) and name.isidentifier():
+                if name not in own and len(name) > 1:
+                    taken.append(repr(name))
+    return taken
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_no_module_takes_anothers_underscore_names(package: str) -> None:
+    """What another module needs has a public name, and a contract to rely on."""
+    for path in sorted((ROOT / package).rglob("*.py")):
+        taken = strangers(path.read_text("utf-8"))
+        assert not taken, f"{path.relative_to(ROOT)} takes {taken}: give them public names"
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("from securemedian.mpc.ring import _x", ["_x"]),
+        ("from securemedian.mpc import ring\nring._x()", ["ring._x"]),
+        ("class A(B):\n    def f(self): return self._x", ["self._x"]),
+        ("def f(party): return party.pool._sent", ["party.pool._sent"]),
+        ("def f(party): return getattr(party, '_x')", ["'_x'"]),
+        ("import argparse\ndef f(kinds: argparse._SubParsersAction): ...", []),
+        ("class A:\n    def __init__(self): self._x = 1\n    def f(self, a): return a._x", []),
+        (
+            "def _f(): ...\nTABLE = {'f': _f}\nclass A:\n    def f(self): return A._g\n    _g = 1",
+            [],
+        ),
+    ],
+)
+def test_the_search_for_underscore_names_finds_them(line: str, taken: list[str]) -> None:
+    assert strangers(line) == taken
+
+
 def test_mpc_is_documented_in_dependency_order() -> None:
     """Each module imports only those named before it, and every module is named."""
     assert mpc.__doc__

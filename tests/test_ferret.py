@@ -1,28 +1,37 @@
-"""Silent OT extension: the correlation over many iterations, what is used once, and what the other end sees. Most tests
-run a code that is far too small to be secure; nothing but a test can choose one.
+"""Silent OT extension: the correlation over many iterations, what is used once, and what the other
+end sees. Most tests run a code that is far too small to be secure; nothing but a test can choose
+one.
 """
 
 import bisect
+import hashlib
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.softspoken import ALIGN, BLOCK
-from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.ot.hash import Hash
+from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
-from tests.parties import make_parties, run_both
+from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
 from tests.test_ot import SESSION, bits_of
-from tests.test_privacy import looks_uniform
+from tests.test_privacy import ROUNDS, Recorder, inputs, looks_uniform, shares_of
 
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
-Pair = tuple[ferret.RandomOtSender, ferret.RandomOtReceiver]
+Pair = tuple[ferret.FerretSender, ferret.FerretReceiver]
 BaseOts = tuple[np.ndarray, list[list[bytes]], list[list[bytes]]]
 _lanes = itertools.count()
 
@@ -52,8 +61,8 @@ def pair(base: BaseOts, channels: tuple[Channel, Channel] | None = None) -> Pair
     delta, holes, leaves = base
     lane = next(_lanes)
     one, two = channels or local_pair(20)
-    sender = ferret.RandomOtSender(one, SESSION, delta, holes, lane, 0, Stream(os_entropy(16)))
-    return sender, ferret.RandomOtReceiver(two, SESSION, leaves, lane, 0)
+    sender = ferret.FerretSender(one, SESSION, delta, holes, lane, 0, Stream(os_entropy(16)))
+    return sender, ferret.FerretReceiver(two, SESSION, leaves, lane, 0)
 
 
 def extend(ends: Pair, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -110,17 +119,18 @@ def test_the_code_is_the_one_that_was_estimated() -> None:
 
 
 def gauss_bits(bins: int, size: int, secrets: int) -> float:
-    """Pooled Gauss: guess as many outputs without noise as there are secrets, evenly over the bins, and solve. Each bin
-    gives one equation for nothing: its noise adds up to 1.
+    """Pooled Gauss: guess as many outputs without noise as there are secrets, evenly over the bins,
+    and solve. Each bin gives one equation for nothing: its noise adds up to 1.
     """
     free = secrets - bins
     return -bins * math.log2(1 - free / (bins * size)) + 2.8 * math.log2(free)
 
 
 def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
-    """Briaud and Oygarden (EUROCRYPT 2023): guess u outputs of f bins to be free of noise, until the products of two
-    outputs of a bin, which all vanish, determine all monomials up to a degree. The Hilbert series of the ideal is
-    (1 + (size - 1 - u) z)^f (1 + (size - 1) z)^(bins - f) / (1 + z)^(outputs - secrets).
+    """Briaud and Oygarden (EUROCRYPT 2023): guess u outputs of f bins to be free of noise, until
+    the products of two outputs of a bin, which all vanish, determine all monomials up to a degree.
+    The Hilbert series of the ideal is (1 + (size - 1 - u) z)^f (1 + (size - 1) z)^(bins - f) / (1 +
+    z)^(outputs - secrets).
     """
 
     def solved(f: int, u: int, degree: int) -> bool:
@@ -145,7 +155,8 @@ def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
         if u < size - 1:
             unknowns = max(10, secrets - bins - f * u)
             monomials = math.log2(sum(math.comb(unknowns, i) for i in range(degree + 1)))
-            # Wiedemann's algorithm, with as few terms in an equation as the code gives before any elimination
+            # Wiedemann's algorithm, with as few terms in an equation as the code gives before
+            # any elimination
             work = math.log2(3 * 11**degree) + 2 * monomials if sparse else 2.8 * monomials
             best = min(best, work - f * math.log2(1 - u / size))
     return best
@@ -165,24 +176,96 @@ def test_the_code_withstands_the_known_attacks() -> None:
     ]
 
 
+def search_bits(targets: int) -> float:
+    """Evaluations of a public permutation pi that are expected to find Delta in the half-trees.
+
+    For the node P on its path the receiver knows P ^ Delta, and is given c = H(P) = pi(s) ^ s or c
+    = P ^ H(P), where s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t), so one
+    evaluation at any z is looked up among all c of both forms, corrected by what is public of t,
+    and z = s is found with probability 2^-128 for each. That bit 0 of P is known too changes
+    nothing: it halves both the z to be tried and the c that each may belong to.
+    """
+    return 128 - math.log2(targets)
+
+
+def given_away(bins: int) -> int:
+    """Return the hashes that the receiver is given of so many trees: one per level but the first."""
+    return bins * (ferret.CODE.depth - 1)
+
+
+def test_the_trees_keep_their_distance_from_a_search_for_all_nodes_at_once() -> None:
+    """The figures of the docstring and of docs/threat-model.md."""
+    page = (Path(__file__).parent.parent / "docs" / "threat-model.md").read_text("utf-8")
+    assert ferret.__doc__
+    group = search_bits(given_away(ferret.TREES))
+    iterations = math.ceil(10**9 / ferret.CODE.yields)
+    session = search_bits(given_away(ferret.CODE.bins) * iterations)
+    assert (round(group, 1), round(session, 1)) == (118.8, 104.7)
+    assert "2^118.8" in ferret.__doc__ and "2^104.7" in ferret.__doc__ and "2^118.8" in page
+    # OTs of which a party knows what both keys hide share the key of the session
+    assert round(search_bits(10**9)) == 98 and "2^98" in page
+
+
+def test_the_two_forms_of_a_target_are_looked_up_together() -> None:
+    """What `search_bits` says of s holds for the kernels: both forms, undone by public values."""
+    parent = np.frombuffer(os_entropy(16), np.uint64).reshape(1, 2)
+    index, stream = np.uint64(77), np.uint64(3) | ferret.TREE_TWEAKS
+    tweaked = np.empty_like(parent)
+    kernels.sigma_and_tweak(parent, index, stream, tweaked)
+    s = tweaked.copy()
+    hashed = Hash(Scratch(), b"any key").finish(tweaked)
+
+    def unsigma(x: np.ndarray) -> np.ndarray:
+        return np.stack([x[:, 1], x[:, 0] ^ x[:, 1]], axis=1)
+
+    tweak = np.array([[index, stream]])
+    assert (unsigma(s ^ tweak) == parent).all()
+    assert ((parent ^ hashed ^ unsigma(tweak)) == (unsigma(s) ^ hashed)).all()
+
+
+def test_every_group_of_trees_has_a_key_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, small: ferret.Code
+) -> None:
+    """Over lanes, directions and iterations, and both ends use the same ones in the same order."""
+    keys: dict[str, list[tuple[int, bytes]]] = {"FerretSender": [], "FerretReceiver": []}
+    for cls in (ferret.FerretSender, ferret.FerretReceiver):
+
+        def trees(self, masks, grow=cls.grow_trees):  # type: ignore[no-untyped-def]
+            used = self._tree_hash.key
+            nodes = grow(self, masks)
+            assert self._tree_hash.key == used != self._hash.key and len(masks) <= ferret.TREES
+            keys[type(self).__name__].append((int(self._tweaks), used))
+            return nodes
+
+        monkeypatch.setattr(cls, "grow_trees", trees)
+    sides = make_parties(lanes=2, extension="silent")
+    demand = Demand({RandomOts(8): (2 * SMALL.yields, 2 * SMALL.yields)})
+    for lane in range(2):
+        run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
+    assert sorted(keys["FerretSender"]) == sorted(keys["FerretReceiver"])
+    made = [key for _, key in keys["FerretSender"]]
+    groups = len(list(SMALL.groups()))
+    assert len(made) == len(set(made)) == 2 * 2 * 2 * groups and groups == 4
+
+
 def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
     base: BaseOts, small: ferret.Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaves: dict[type, list[np.ndarray]] = {ferret.RandomOtSender: [], ferret.RandomOtReceiver: []}
+    leaves: dict[type, list[np.ndarray]] = {ferret.FerretSender: [], ferret.FerretReceiver: []}
     paths: list[np.ndarray] = []
     for cls, kept in leaves.items():
-        original = cls._trees
+        original = cls.grow_trees
 
         def trees(self, masks, original=original, kept=kept):  # type: ignore[no-untyped-def]
             nodes = original(self, masks)
             kept.append(nodes.copy())
-            if isinstance(self, ferret.RandomOtReceiver):
+            if isinstance(self, ferret.FerretReceiver):
                 paths.append(self._paths.copy())
                 bits = 1 - (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
                 assert (self._paths == (bits << np.arange(small.depth)).sum(axis=1)).all()
             return nodes
 
-        monkeypatch.setattr(cls, "_trees", trees)
+        monkeypatch.setattr(cls, "grow_trees", trees)
     ends = pair(base)
     extend(ends, 4 * small.yields)
     sent, received = (np.concatenate(kept) for kept in leaves.values())
@@ -232,7 +315,7 @@ def test_the_next_iteration_takes_other_seeds(base: BaseOts, small: ferret.Code)
 
 
 def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.Code) -> None:
-    """Trees, keys and expanded keys, of both lanes and directions, hash under tweaks of their own."""
+    """Trees, keys and expanded keys of both lanes and directions have tweaks of their own."""
     used: dict[int, set[tuple[int, int]]] = {0: set(), 1: set()}
     party = 0
     original = kernels.sigma_and_tweak
@@ -247,14 +330,15 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
     demand = Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)})
     monkeypatch.setattr(kernels, "sigma_and_tweak", record)
     for lane in range(2):
-        # one party after the other, so that the record knows whose hash it is: what the first waits for comes first
-        for end in (side[lane].pool._receiver for side in sides):
+        # one party after the other, so that the record knows whose hash it is: what the first
+        # waits for comes first
+        for end in (side[lane].pool._ends.receiver for side in sides):
             end.prepare()
         for party in (0, 1):
-            sides[party][lane].pool._sender.extend(2 * SMALL.yields)
+            sides[party][lane].pool._ends.sender.extend(2 * SMALL.yields)
         for party in (0, 1):
-            _, keys = sides[party][lane].pool._receiver.extend(2 * SMALL.yields)
-            sides[party][lane].pool._receiver.expand(keys, 3)
+            _, keys = sides[party][lane].pool._ends.receiver.extend(2 * SMALL.yields)
+            sides[party][lane].pool._ends.receiver.expand(keys, 3)
     assert used[0] and {stream & 0xFFFF for _, stream in used[0]} == {0, 1, 2, 3}
     assert {stream >> 63 for _, stream in used[0]} == {0, 1}
     monkeypatch.setattr(kernels, "sigma_and_tweak", original)
@@ -331,7 +415,7 @@ def test_the_parameter() -> None:
 
 @pytest.mark.parametrize("field_bits", [2, 8])
 def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) -> None:
-    """Corrections of DaBits come between the iterations that their OTs, and others', are made by."""
+    """Corrections of DaBits come between the iterations that make their OTs, and others'."""
     parties = [lanes[0] for lanes in make_parties(field_bits=field_bits, extension="silent")]
     demand = Demand(
         {
@@ -348,15 +432,41 @@ def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) ->
         parties[0].channel.traffic.rounds == 2
     )  # the bootstrap, and all iterations and corrections
     one, other = run_both(
-        lambda j: parties[j].pool.dabits(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000)))
+        lambda j: parties[j].pool.take(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000)))
     )
     assert ((one[1] + other[1]) % 512 == one[0] ^ other[0]).all()
     a, b, c = (
         x ^ y
-        for x, y in zip(*run_both(lambda j: parties[j].pool.triples(Triples(1), 40)), strict=True)
+        for x, y in zip(*run_both(lambda j: parties[j].pool.take(Triples(1), 40, 40)), strict=True)
     )
     assert (c == (a & b)).all()
     assert (
         parties[0].pool.left == parties[1].pool.left[::-1]
-        and parties[0].pool.id == parties[1].pool.id
+        and parties[0].pool.fingerprint == parties[1].pool.fingerprint
     )
+
+
+PINNED = {
+    "scan": "8bb42c78ba3660c50b9c715f2e17158c",
+    "radix": "d146f6c6515b128b800b6b481c68595b",
+    "pairwise": "45c19e9dc0382923218c036bb74b2ed3",
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_wire_bytes_of_silent_ots_are_pinned(name: str) -> None:
+    """As those over SoftSpokenOT are in tests/test_privacy.py."""
+    params = ROUNDS[name]
+    ends = tuple(Recorder(end) for end in local_pair())
+    both = make_parties(
+        pairs=[ends],  # type: ignore[list-item]
+        entropy=[deterministic_entropy(seed) for seed in (1, 2)],
+        session_id=b"pinned by a test",
+        extension="silent",
+    )
+    run_rounds(both, params, shares_of(params, inputs(params, "random"), deterministic_entropy(3)))
+    digest = hashlib.sha256()
+    for end in ends:
+        for label, array in end.received:
+            digest.update(label.encode() + array.tobytes())
+    assert digest.hexdigest()[:32] == PINNED[name]

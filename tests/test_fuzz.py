@@ -22,7 +22,8 @@ from securemedian.clients import files
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc import wire
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import config, control
 from securemedian.settings.keys import load_keys
 

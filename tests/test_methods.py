@@ -10,6 +10,8 @@ import pytest
 from securemedian.clients.upload import Round, encode_update, split
 from securemedian.laboratory import plaintext
 from securemedian.mpc import compare
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -20,7 +22,6 @@ from securemedian.mpc.options import options_of
 from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
 from securemedian.mpc.pipeline import fill, run_round
 from securemedian.mpc.plan import predict
-from securemedian.mpc.preprocessing import Demand, Pool
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
 from securemedian.servers.store import Store

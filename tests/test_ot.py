@@ -6,26 +6,25 @@ from nacl import bindings as sodium
 
 from securemedian.mpc import ring
 from securemedian.mpc.channel import local_pair
+from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
 from securemedian.mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
 from securemedian.mpc.ot.softspoken import (
-    ALIGN,
-    BLOCK,
-    RandomOtReceiver,
-    RandomOtSender,
+    SoftSpokenReceiver,
+    SoftSpokenSender,
     receiver_setup,
     sender_setup,
 )
-from securemedian.mpc.preprocessing import RandomOts
 from tests.parties import make_parties, run_both
 
 SESSION = b"a session of the tests"
 RNG = np.random.default_rng(11)
 
 
-def extension(field_bits: int, lane: int = 0) -> tuple[RandomOtSender, RandomOtReceiver]:
+def extension(field_bits: int, lane: int = 0) -> tuple[SoftSpokenSender, SoftSpokenReceiver]:
     one, two = local_pair(20)
     (delta, holes), leaves = run_both(
         lambda j: (
@@ -34,7 +33,7 @@ def extension(field_bits: int, lane: int = 0) -> tuple[RandomOtSender, RandomOtR
             else receiver_setup(two, SESSION, field_bits)
         )  # type: ignore[arg-type,return-value]
     )
-    return RandomOtSender(one, SESSION, delta, holes, lane, 0), RandomOtReceiver(
+    return SoftSpokenSender(one, SESSION, delta, holes, lane, 0), SoftSpokenReceiver(
         two, SESSION, leaves, lane, 0
     )  # type: ignore[arg-type]
 
@@ -72,16 +71,83 @@ def test_base_ot_keys_are_bound_to_the_session() -> None:
     assert not {key for pair in pairs for key in pair} & set(keys)
 
 
-@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32])
+P25519 = 2**255 - 19
+# The points of small order: of order 1, 2, 4 (two) and 8 (four), as libsodium writes them.
+TORSION = [
+    bytes.fromhex(point)
+    for point in (
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0000000000000000000000000000000000000000000000000000000000000080",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    )
+]
+SIGN = 1 << 255
+
+
+def prime_order_point() -> bytes:
+    scalar = sodium.crypto_core_ed25519_scalar_reduce(RNG.bytes(64))
+    return sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
+
+
+def refused_points() -> dict[str, bytes]:
+    """Encodings that no honest party sends, by what is wrong with them."""
+    points = {f"small order {i}": point for i, point in enumerate(TORSION)}
+    for i, point in enumerate(TORSION[1:], 1):
+        mixed = sodium.crypto_core_ed25519_add(prime_order_point(), point)
+        points[f"mixed order {i}"] = mixed
+    # y + p for the few y that leave room for it, with either sign. None of them is the y of a point
+    # of prime order (below): a point of the group has one encoding.
+    for y in range(19):
+        for sign in (0, SIGN):
+            points[f"y = {y} + p, sign {sign >> 255}"] = (y + P25519 | sign).to_bytes(32, "little")
+    # x = 0 has no sign
+    for y in (1, P25519 - 1):
+        points[f"y = {y % 7}, x = -0"] = (y | SIGN).to_bytes(32, "little")
+    return points
+
+
+REFUSED = refused_points()
+
+
+@pytest.mark.parametrize("point", REFUSED.values(), ids=REFUSED.keys())
 def test_base_ot_refuses_points_outside_the_group(point: bytes) -> None:
-    """Zero bytes and the neutral element are of small order, the last is not canonical."""
+    """The neutral element, small and mixed orders, and second encodings, as A and as B."""
     one, two = local_pair()
     one.send("base.A", np.frombuffer(point, np.uint8))
     with pytest.raises(PeerProtocolError, match="A is not a point"):
         BaseOtReceiver(two, SESSION).keys(np.zeros(1, np.uint8))
     sender = BaseOtSender(one, SESSION)
     two.send("base.B", np.frombuffer(point, np.uint8).reshape(1, 32))
-    with pytest.raises(PeerProtocolError, match=r"B\[0\]"):
+    with pytest.raises(PeerProtocolError, match=r"B\[0\] is not a point"):
+        sender.keys(1)
+
+
+def test_the_refused_points_are_what_they_are_said_to_be() -> None:
+    """The eight torsion points have order 8 at most, and a mixed point without its T is good."""
+    assert len(set(TORSION)) == 8
+    for point in TORSION:
+        eightfold = point
+        for _ in range(3):
+            eightfold = sodium.crypto_core_ed25519_add(eightfold, eightfold)
+        assert eightfold == TORSION[0]
+    valid = sodium.crypto_core_ed25519_is_valid_point
+    for i, point in enumerate(TORSION[1:], 1):
+        assert valid(sodium.crypto_core_ed25519_sub(REFUSED[f"mixed order {i}"], point))
+    assert not any(valid((y | s).to_bytes(32, "little")) for y in range(19) for s in (0, SIGN))
+
+
+def test_base_ot_refuses_the_b_that_is_a() -> None:
+    """B = A is in the group, but B - A is the neutral element, whose key everybody knows."""
+    one, two = local_pair()
+    sender = BaseOtSender(one, SESSION)
+    sender.announce()
+    two.send("base.B", two.recv("base.A", np.uint8, (32,)).reshape(1, 32))
+    with pytest.raises(PeerProtocolError, match=r"B\[0\] - A is not a point"):
         sender.keys(1)
 
 
@@ -128,7 +194,7 @@ def test_lanes_share_nothing() -> None:
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
     )  # type: ignore[arg-type,return-value]
     keys = [
-        RandomOtReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
+        SoftSpokenReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
     ]  # type: ignore[arg-type]
     assert not (keys[0] == keys[1]).any()
     del delta, holes
@@ -144,7 +210,7 @@ def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
 
 def test_extension_does_not_print_secrets() -> None:
     sender, receiver = extension(4)
-    assert repr(sender) == "RandomOtSender(index=0, <secrets>)" and "secrets" in repr(receiver)
+    assert repr(sender) == "SoftSpokenSender(index=0, <secrets>)" and "secrets" in repr(receiver)
 
 
 @pytest.mark.parametrize("index_bits", range(1, 9))
@@ -180,7 +246,7 @@ def test_chosen_and_correlated_one_of_two(bits: int, count: int) -> None:
     choice = RNG.integers(0, 2, count).astype(np.uint8)
     stock = run_both(
         lambda j: [
-            parties[j].pool.random_ots(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
+            parties[j].pool.take(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
             for _ in range(2)
         ]
     )

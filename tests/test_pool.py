@@ -1,5 +1,5 @@
-"""Pools filled ahead: what they spare a round, where they stop, and that nothing in them serves twice, failures
-included.
+"""Pools filled ahead: what they spare a round, where they stop, and that nothing in them serves
+twice, failures included.
 """
 
 import itertools
@@ -15,17 +15,25 @@ from hypothesis import strategies as st
 
 from securemedian.mpc import share
 from securemedian.mpc.channel import local_pair
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import PeerProtocolError, SecureMedianError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.softspoken import (
+    SoftSpokenReceiver,
+    SoftSpokenSender,
+)
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Cost, Outcome, fill, run_round
-from securemedian.mpc.preprocessing import DaBits, Demand, Pool, Quads, RandomOts, Tables, Triples
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.engine import Engine
 from tests.parties import make_parties, run_both
@@ -162,7 +170,7 @@ def test_kinds_say_how_much_memory_they_take() -> None:
         run_both(lambda j: sides[j][0].pool.reserve(demand))  # noqa: B023
         made = [sides[j][0].pool.stock[kind] for j in (0, 1)]
         exactly = Demand({kind: (made[0][0], made[0][1])})
-        assert exactly.bytes == max(stock_bytes(sides[j]) for j in (0, 1)), kind
+        assert exactly.memory == max(stock_bytes(sides[j]) for j in (0, 1)), kind
 
 
 def test_another_round_drops_what_it_has_no_use_for() -> None:
@@ -256,22 +264,22 @@ def uses() -> Iterator[dict[str, list[Any]]]:
     """Every index that an extension hashes, and every item that a stock hands out."""
     seen: dict[str, list[Any]] = {"hashed": [], "taken": []}
     with pytest.MonkeyPatch.context() as patch:
-        for cls in (RandomOtSender, RandomOtReceiver):
+        for cls in (SoftSpokenSender, SoftSpokenReceiver):
 
             def extend(self, count, original=cls.extend, cls=cls):  # type: ignore[no-untyped-def]
                 # the streams' owner: a session has sender and receiver leaves of its own
-                key = (cls.__name__, id(self._pi), int(self._stream))
+                key = (cls.__name__, id(self._hash), int(self._tweaks))
                 seen["hashed"].append((self, key, self.index, count))
                 return original(self, count)
 
             patch.setattr(cls, "extend", extend)
 
-        def random_ots(self, kind, as_sender, as_receiver, original=Pool.random_ots):  # type: ignore[no-untyped-def]
-            sender, receiver = original(self, kind, as_sender, as_receiver)
+        def hand_out(self, party_id, sent, received, original=RandomOts.hand_out):  # type: ignore[no-untyped-def]
+            sender, receiver = original(self, party_id, sent, received)
             seen["taken"] += sender.keys0.tolist()
             return sender, receiver
 
-        patch.setattr(Pool, "random_ots", random_ots)
+        patch.setattr(RandomOts, "hand_out", hand_out)
         yield seen
 
 

@@ -12,15 +12,19 @@ import pytest
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.pool import Pool
+from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.methods import bucketed, pairwise, radix
 from securemedian.mpc.methods.base import FixedPoint
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.ot.one_of_two import OtReceiver, OtSender
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.preprocessing import DaBits, Pool, Quads, RandomOts, Tables, Triples
 from securemedian.mpc.prg import Stream, os_entropy
 from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
@@ -157,45 +161,38 @@ def test_silent_ots_show_no_more(name: str) -> None:
     assert shapes[0] == shapes[1]
 
 
+def zero_halves(kind, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+    """Halves of the kind as `Kind.send` and `Kind.finish` make them, of zeros."""
+    match kind:
+        case Tables(index_bits, width):
+            return (np.zeros(as_sender, ring.dtype(width << index_bits)),), (
+                np.zeros(as_receiver, np.uint8),
+            )
+        case Triples(width):
+            planes = np.zeros((width, as_sender), np.uint64)
+            return (planes, planes), (np.zeros(as_receiver, np.uint64), planes)
+        case RandomOts(bits) | Quads(bits) | DaBits(bits):
+            keys, bytes_ = np.zeros(as_sender, ring.dtype(bits)), np.zeros(as_receiver, np.uint8)
+            received = (bytes_, np.zeros(as_receiver, keys.dtype))
+            sent = {
+                RandomOts: (keys, keys),
+                Quads: (np.zeros((4, as_sender), keys.dtype),),
+                DaBits: (np.zeros(as_sender, np.uint8), keys),
+            }
+            return sent[type(kind)], received
+    raise AssertionError(f"no halves of {kind}")
+
+
 def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """All-zero correlations and fresh shares compute the same result with every mask removed."""
     monkeypatch.setattr(Pool, "reserve", lambda self, demand: None)
     monkeypatch.setattr(Stream, "words", lambda self, count: np.zeros(count, np.uint64))
 
-    def tables(self, kind: Tables, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-        return np.zeros(as_sender, ring.dtype(kind.width << kind.index_bits)), np.zeros(
-            as_receiver, np.uint8
-        )
+    def take(self, kind, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+        sent, received = zero_halves(kind, as_sender, as_receiver)
+        return kind.hand_out(0, sent, received)
 
-    def triples(self, kind: Triples, words: int):  # type: ignore[no-untyped-def]
-        return (
-            np.zeros(words, np.uint64),
-            np.zeros((kind.width, words), np.uint64),
-            np.zeros((kind.width, words), np.uint64),
-        )
-
-    def random_ots(self, kind: RandomOts, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-        keys = np.zeros(as_sender, ring.dtype(kind.bits))
-        return OtSender(kind.bits, keys, keys), OtReceiver(
-            kind.bits, np.zeros(as_receiver, np.uint8), keys
-        )
-
-    def dabits(self, kind: DaBits, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-        count = as_sender + as_receiver
-        return np.zeros(count, np.uint8), np.zeros(count, ring.dtype(kind.bits))
-
-    for replacement in (tables, triples, random_ots, dabits):
-        monkeypatch.setattr(Pool, replacement.__name__, replacement)
-
-    def quads(self, kind: Quads, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-        dtype = ring.dtype(kind.bits)
-        return (
-            np.zeros((4, as_sender), dtype),
-            np.zeros(as_receiver, np.uint8),
-            np.zeros(as_receiver, dtype),
-        )
-
-    monkeypatch.setattr(Pool, "quads", quads)
+    monkeypatch.setattr(Pool, "take", take)
     caught = set()
     monkeypatch.setattr(
         share.SeedUpload, "words", lambda self, row, start, stop: np.zeros(stop - start, np.uint64)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.canonical import flat
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
 # clients in each round of `warm_up`

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import compare, encode, ring
 from securemedian.mpc.boolean import invert
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods.base import Chunk, Counting, Published
 from securemedian.mpc.methods.reveal import open_bits
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 SCHEDULES = ("scan", "bisect")
 

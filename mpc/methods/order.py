@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import compare, ring
 from securemedian.mpc.boolean import to_ring, to_ring_demand
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 def positions(

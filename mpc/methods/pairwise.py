@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import equal, ring
 from securemedian.mpc.boolean import multiplex, multiplex_demand
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods import order
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published, Weighted
 from securemedian.mpc.methods.reveal import open_bits, open_ring
 from securemedian.mpc.options import option
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 @dataclass(frozen=True, kw_only=True)

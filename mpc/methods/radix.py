@@ -27,16 +27,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import compare, encode, ring
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.kernels import packing, quads
 from securemedian.mpc.methods.base import Chunk, Counting, Published
 from securemedian.mpc.methods.reveal import open_bits
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.party import Party, half_counts
-from securemedian.mpc.preprocessing import Demand, Quads
-
-Words = NDArray[np.uint64]
 
 # words of a chunk that take as much memory as one comparison: a step's correlations are small
 WORDS_PER_COMPARISON = 16
@@ -317,7 +317,7 @@ def _conjunction(party: Party, c: Words, z: Words, bits: int) -> NDArray[Any]:
         (c[half.start // 64 : half.stop // 64], z[half.start // 64 : half.stop // 64])
         for half in (sending, receiving)
     )
-    pads, choices, chosen = party.pool.quads(Quads(bits), sent, received)
+    pads, choices, chosen = party.pool.take(Quads(bits), sent, received)
     mask = np.uint64((1 << bits) - 1)
 
     request = np.empty(received, np.uint8)

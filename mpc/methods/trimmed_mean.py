@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import ring
 from securemedian.mpc.boolean import multiplex, multiplex_demand
+from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods import order
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published
 from securemedian.mpc.methods.reveal import open_ring
 from securemedian.mpc.options import as_written, option
 from securemedian.mpc.party import Party
-from securemedian.mpc.preprocessing import Demand
 
 
 @dataclass(frozen=True, kw_only=True)

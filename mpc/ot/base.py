@@ -1,13 +1,15 @@
-"""Base OT: random 1-of-2 OTs from public-key cryptography over ed25519 (Chou and Orlandi, LATINCRYPT 2015;
-semi-honest).
+"""Base OT: random 1-of-2 OTs from public-key cryptography over ed25519.
 
-Identity: the sender publishes A = aG; for choice c the receiver sends B = bG + cA. The sender's keys are H(aB) and
-H(a(B - A)), the receiver's is H(bA) = H(a(B - cA)): the one of its choice. The points that the two keys hash differ by
-a^2 G, the Diffie-Hellman value of A with itself, so it cannot compute the other. H is SHA-256 over the session id, the
-index and the whole transcript (A, B), so keys of different sessions, directions and positions never agree.
+Chou and Orlandi, LATINCRYPT 2015; semi-honest. The sender publishes A = aG; for choice c the
+receiver sends B = bG + cA. The sender's keys are H(aB) and H(a(B - A)), the receiver's is
+H(bA) = H(a(B - cA)): the one of its choice. The points that the two keys hash differ by a^2 G, the
+Diffie-Hellman value of A with itself, so it cannot compute the other. H is SHA-256 over the session
+id, the index and the whole transcript (A, B), so keys of different sessions, directions and
+positions never agree.
 
-B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size. Group arithmetic is
-libsodium's.
+B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size.
+Group arithmetic is libsodium's. What is received must be a canonical encoding of a point of the
+prime-order group, and not its neutral element.
 """
 
 import hashlib
@@ -31,7 +33,7 @@ def _scalar(entropy: Entropy) -> bytes:
 
 
 def _checked(point: bytes, what: str) -> bytes:
-    """A received point must be canonical and of the main subgroup."""
+    """Return a received point, or raise PeerProtocolError if it is not one that may be sent."""
     try:
         valid = sodium.crypto_core_ed25519_is_valid_point(point)
     except CryptoError:
@@ -48,7 +50,7 @@ def _key(session: bytes, index: int, a_point: bytes, b_point: bytes, shared: byt
 
 
 class BaseOtSender:
-    """Ends with two keys per OT. `session` must be unique to this run and direction."""
+    """End with two keys per OT. `session` must be unique to this run and direction."""
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session = channel, session
@@ -76,7 +78,7 @@ class BaseOtSender:
 
 
 class BaseOtReceiver:
-    """Ends with the key of its choice bit per OT."""
+    """End with the key of the choice bit per OT."""
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session, self._entropy = channel, session, entropy
@@ -88,10 +90,8 @@ class BaseOtReceiver:
         points = []
         for choice, secret in zip(choices, secrets, strict=True):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
-            candidates = (
-                own,
-                sodium.crypto_core_ed25519_add(own, a_point),
-            )  # both made, one taken: the same work for either choice
+            # both made, one taken: the same work for either choice
+            candidates = own, sodium.crypto_core_ed25519_add(own, a_point)
             points.append(candidates[int(choice)])
         self._channel.send(
             "base.B", np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES)

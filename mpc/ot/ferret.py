@@ -1,60 +1,87 @@
-"""Silent OT extension: Ferret (Yang, Weng, Lan, Zhang, Wang, CCS 2020), semi-honest, primal LPN with regular noise and
-a 10-local linear code, on the half-tree of Guo, Yang, Wang, Zhang, Xie, Liu and Zhao (EUROCRYPT 2023).
+"""Silent OT extension: Ferret on half-trees, semi-honest.
 
-From `seeds` correlated OTs w = v ^ u Delta (w the sender's block, v and the bit u the receiver's) an iteration makes
-`outputs` of them. The first k of the seeds are the LPN secret, the others serve t trees, one for each bin of the
-outputs. A tree has one leaf for each output of its bin; in a level with nodes X_j
+Yang, Weng, Lan, Zhang, Wang, CCS 2020: primal LPN with regular noise and a 10-local linear code.
+The half-tree is that of Guo, Yang, Wang, Zhang, Xie, Liu and Zhao, EUROCRYPT 2023.
+
+From `seeds` correlated OTs w = v ^ u Delta (w the sender's block, v and the bit u the receiver's)
+an iteration makes `outputs` of them. The first k of the seeds are the LPN secret, the others serve
+t trees, one for each bin of the outputs. A tree has one leaf for each output of its bin; in a level
+with nodes X_j
 
     X_0, X_1 = a random block and that ^ Delta;   the children of X are L = H(X) and X ^ L
 
-so that every level XORs to Delta. The sender gives the XOR of a level's left nodes, masked with w of one seed: with
-the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the right (r = 1) nodes, and so from level to
-level all nodes but the one on the path of the bits 1 - r. At the last level the XOR of what it knows is the missing
-leaf ^ Delta: the leaves are correlated OTs whose choice bits e are 1 at a single place. With A the public matrix of
-LOCALITY ones a row,
+so that every level XORs to Delta. The sender gives the XOR of a level's left nodes, masked with w
+of one seed: with the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the
+right (r = 1) nodes, and so from level to level all nodes but the one on the path of the bits 1 - r.
+At the last level the XOR of what it knows is the missing leaf ^ Delta: the leaves are correlated
+OTs whose choice bits e are 1 at a single place. With A the public matrix of LOCALITY ones per row,
 
-    output = leaf ^ A (first k seeds)      at both ends, and its choice bit is that of e ^ A u: an LPN sample.
+    output = leaf ^ A (first k seeds)   at both ends,
 
-The path, and so the noise, is read off the seeds' own choice bits, which are uniform: the receiver then has nothing to
-say. (Ferret lets it choose a path and send the difference from r, a uniform bit; ours is the case where that is 0.)
+and its choice bit is that of e ^ A u: an LPN sample.
 
-Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation holds there too, and 127
-bits of Delta remain secret. The first iteration's seeds come from SoftSpokenOT on the same base OTs, without its hash
-(the sigma and the public tweak on its columns keep them correlated, under sigma(Delta)), each other's from the
-iteration before it. Of what an iteration made, those seeds and the OTs that `extend` hands out are disjoint, and
-nothing is used twice.
+The path, and so the noise, is read off the seeds' own choice bits, which are uniform: the receiver
+then has nothing to say. (Ferret lets it choose a path and send the difference from r, a uniform
+bit; ours is the case where that is 0.)
 
-H is the hash of `extend` under tweaks of its own: streams with bit 63 set, and a number of the node. Half-trees need it
-to be circular correlation robust, which it is for an ideal permutation while no two nodes of a session are equal.
+Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation
+holds there too, and 127 bits of Delta remain secret. The first iteration's seeds come from
+SoftSpokenOT on the same base OTs, without its hash (the sigma and the public tweak on its columns
+keep them correlated, under sigma(Delta)), each other's from the iteration before it. Of what an
+iteration made, those seeds and the OTs that `extend` hands out are disjoint, and nothing is used
+twice.
 
-Wire: 160 bytes a tree from sender to receiver, 0.18 B an OT, in messages of a few trees each, that wait for nothing.
-Before the first of them the seeds of SoftSpokenOT, from receiver to sender.
+H is the hash of `mpc.ot.hash`. In the trees its tweaks are streams with bit 63 set and a number of
+the node. Half-trees need it to be circular correlation robust, which it is for an ideal permutation
+while no two nodes of a session are equal. What the receiver is given of a level is, for the node P
+on its path, H(P) or P ^ H(P), and it knows P ^ Delta: one P found gives Delta. It may look for all
+P under one key at once, so each group of trees has a key of its own: TREES (depth - 1) = 576 of
+them, however long the session is. Expected are 2^128 / 576 = 2^118.8 evaluations of AES
+(tests/test_ferret.py); under one key per session it would be 2^104.7 after 10^9 OTs.
+
+Wire: 160 bytes per tree from sender to receiver, 0.18 B per OT, in messages of a few trees each
+that wait for nothing. Before the first of them the seeds of SoftSpokenOT, from receiver to sender.
 """
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.kernels import extension, lpn, packing
-from securemedian.mpc.ot import softspoken
-from securemedian.mpc.ot.softspoken import ALIGN
+from securemedian.mpc.ot.extension import (
+    ALIGN,
+    RandomOtEnd,
+    RandomOtReceiver,
+    RandomOtSender,
+    checked_block,
+)
+from securemedian.mpc.ot.hash import Hash, tweak_stream
+from securemedian.mpc.ot.scratch import Scratch
+from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.prg import Stream
 
-TREES = 64  # grown at once, and in one message: few enough that their nodes stay in the cache
-TREE_TWEAKS = np.uint64(1 << 63)  # the streams of `extend` and `expand` are below
+# Trees that are grown at once and share a message: few enough that their nodes stay in the cache.
+TREES = 64
+# The streams of `extend` and `expand` are below.
+TREE_TWEAKS = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
 class Code:
     """An LPN instance. Its security is discussed at `CODE`."""
 
-    secrets: int  # k
-    bins: int  # t, each with one noisy output
-    depth: int  # of a tree: 2^depth outputs a bin
+    # k
+    secrets: int
+    # t, each with one noisy output
+    bins: int
+    # of a tree: 2^depth outputs per bin
+    depth: int
 
     @property
     def outputs(self) -> int:
@@ -62,84 +89,106 @@ class Code:
 
     @property
     def seeds(self) -> int:
-        """What an iteration takes."""
+        """Return what an iteration takes."""
         return self.secrets + self.bins * self.depth
 
     @property
     def bootstrap(self) -> int:
-        """OTs of SoftSpokenOT that give the first seeds."""
+        """Return the OTs of SoftSpokenOT that give the first seeds."""
         return -(-self.seeds // ALIGN) * ALIGN
 
     @property
     def yields(self) -> int:
-        """What an iteration leaves for `extend`."""
+        """Return what an iteration leaves for `extend`."""
         return (self.outputs - self.seeds) // ALIGN * ALIGN
 
     def groups(self) -> Iterator[slice]:
-        """Trees of one message after the other."""
+        """Yield the trees of one message after the other."""
         for first in range(0, self.bins, TREES):
             yield slice(first, min(first + TREES, self.bins))
 
     @property
     def memory(self) -> int:
-        """Bytes that one end of one direction holds, beside the buffers of SoftSpokenOT."""
+        """Return the bytes that one end of one direction holds, SoftSpokenOT's buffers apart."""
         leaves = TREES << self.depth
         return (
             16 * (self.outputs + self.seeds + 2 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
         )
 
     def message(self, group: slice) -> tuple[int, int, int]:
-        """The shape of a group's message in words."""
+        """Return the shape of a group's message in words."""
         return group.stop - group.start, self.depth, 2
 
 
-# SECURITY. Ferret's regular LPN instance for iterations of this size, (n, k, t) = (607,232; 69,454; 593) with bins of
-# 2^10 (emp-ot, early versions of emp-ot/ferret/constants.h, N_REG_PRIMAL_RD2), with 81 of its bins left out: an
-# adversary on the longer instance may leave them out itself, so that this one is at least as hard.
+# SECURITY. Ferret's regular LPN instance for iterations of this size, (n, k, t) = (607,232; 69,454;
+# 593) with bins of 2^10 (emp-ot, early versions of emp-ot/ferret/constants.h, N_REG_PRIMAL_RD2),
+# with 81 of its bins left out: an adversary on the longer instance may leave them out itself, so
+# that this one is at least as hard.
 #
 # Our estimates in bits, computed in tests/test_ferret.py:
 #
-# Pooled Gauss (guess k - t outputs to be free of noise): 149. For emp-ot's ferret_b11 (10,180,608; 124,000; 4,971; bins
-# of 2^11), which is offered for 128: 132.
+# Pooled Gauss (guess k - t outputs to be free of noise): 149. For emp-ot's ferret_b11 (10,180,608;
+# 124,000; 4,971; bins of 2^11), which is offered for 128: 132.
 #
-# The algebraic attack on regular noise (Briaud and Oygarden, EUROCRYPT 2023): the products of two outputs of a bin
-# vanish; guess outputs to be free of noise until these equations determine all monomials. 149 with dense linear algebra
-# (exponent 2.8), 135 if Wiedemann's algorithm could use the code's sparsity to the full. ferret_b11 has so many outputs
-# in a bin that nothing need be guessed, 92 and 74: that is why its larger iterations, half as many bytes an OT, are not
-# used here.
+# The algebraic attack on regular noise (Briaud and Oygarden, EUROCRYPT 2023): the products of two
+# outputs of a bin vanish; guess outputs to be free of noise until these equations determine all
+# monomials. 149 with dense linear algebra (exponent 2.8), 135 if Wiedemann's algorithm could use
+# the code's sparsity to the full. ferret_b11 has so many outputs in a bin that nothing need be
+# guessed, 92 and 74: that is why its larger iterations, half as many bytes an OT, are not used
+# here.
 CODE = Code(secrets=69454, bins=512, depth=10)
 
 
-class _Silent(softspoken._Extension):
+class _Ferret(RandomOtEnd):
     """What both ends share: iterations, and what is left of the last one."""
 
     sender_speaks = True
-    _outputs: NDArray[np.uint64]
-    _seeds: NDArray[np.uint64]
 
-    def _start(self, session: bytes) -> None:
+    def __init__(self, channel: Channel, session: bytes, lane: int, direction: int) -> None:
+        self._channel = channel
         self._code = CODE
-        self._matrix = hashlib.sha256(
-            b"securemedian lpn" + session + int(self._stream).to_bytes(8, "little")
-        ).digest()
+        self._tweaks = tweak_stream(lane, direction)
+        self._scratch = Scratch()
+        self._hash = Hash(self._scratch, b"securemedian pi", session)
+        # what keys of this lane and direction are derived from; all of it is public
+        self._derivation = session + int(self._tweaks).to_bytes(8, "little")
+        self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()
         self._iterations = 0
-        self._nodes = 0  # hashed so far: the next tweak of a tree
-        self.left = 0
+        # hashed so far: the next tweak of a tree
+        self._nodes = 0
+        self._seeds: Blocks | None = None
+        self._outputs: Blocks = np.empty((0, 2), np.uint64)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(index={self.index}, <secrets>)"
 
     def prepare(self) -> None:
-        """Make the seeds of the first iteration, once: the receiver speaks, the sender waits for it."""
-        if not hasattr(self, "_seeds"):
-            self._seeds = self._bootstrap()[: self._code.seeds]
+        if self._seeds is None:
+            self._seeds = self.bootstrap()[: self._code.seeds]
 
-    def _bootstrap(self) -> NDArray[np.uint64]:
-        raise NotImplementedError
+    def expand(self, keys: Blocks, blocks: int) -> Words:
+        return self._hash.expand(keys, self.index - len(keys), self._tweaks, blocks)
 
-    def _trees(self, masks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The leaves (trees, 2^depth, 2) of one group, from the seeds (trees, depth, 2) that serve it."""
-        raise NotImplementedError
+    @abstractmethod
+    def bootstrap(self) -> Blocks:
+        """Make the seeds of the first iteration: the receiver speaks, the sender waits for it."""
+
+    @abstractmethod
+    def grow_trees(self, masks: Blocks) -> Blocks:
+        """Return the leaves (trees, 2^depth, 2) of one group of trees.
+
+        `masks` (trees, depth, 2) are the seeds that serve the group. Sends or receives its message.
+        """
+
+    def add_noise(self, outputs: Blocks) -> None:
+        """Put the choice bits of the noise in the outputs of the group that was grown last."""
+        return
 
     def _parts(self, count: int) -> Iterator[tuple[slice, slice]]:
-        """Where the next `count` correlated OTs go in an array of them, and where they stand in `_outputs`."""
+        """Iterate as often as it takes to give `count` correlated OTs, and yield where they are.
+
+        Of each run of them: where it goes in an array of `count`, where it stands in `_outputs`.
+        """
         done = 0
         while done < count:
             if self.left == 0:
@@ -153,68 +202,71 @@ class _Silent(softspoken._Extension):
 
     def _iterate(self) -> None:
         self.prepare()
+        assert self._seeds is not None
         code = self._code
-        secrets = self._seeds[: code.secrets].copy()  # the outputs overwrite the seeds
+        # a copy: the outputs overwrite the seeds
+        secrets = self._seeds[: code.secrets].copy()
         masks = self._seeds[code.secrets :].reshape(code.bins, code.depth, 2).copy()
         if self._iterations == 0:
             self._outputs = np.empty((code.outputs, 2), np.uint64)
             self._seeds = self._outputs[: code.seeds]
         draws = Stream(self._matrix[:16], nonce=self._iterations)
         for group in code.groups():
-            leaves = self._trees(masks[group]).reshape(-1, 2)
-            words = self._buffer("draws", len(leaves) * lpn.LOCALITY // 2)
+            self._tree_hash = self._hash_of(group)
+            leaves = self.grow_trees(masks[group]).reshape(-1, 2)
+            words = self._scratch.array("draws", len(leaves) * lpn.LOCALITY // 2)
             draws.fill(words)
             out = self._outputs[group.start << code.depth : group.stop << code.depth]
             lpn.encode(leaves, secrets, words.view(np.uint32).reshape(-1, lpn.LOCALITY), out)
-            self._mark(out)
+            self.add_noise(out)
         self._iterations += 1
 
-    def _mark(self, outputs: NDArray[np.uint64]) -> None:
-        """Put in the noise."""
+    def _hash_of(self, group: slice) -> Hash:
+        """Return the hash of a group of trees of this iteration, under a key that no other has."""
+        counters = (self._iterations, group.start)
+        numbered = b"".join(counter.to_bytes(8, "little") for counter in counters)
+        return Hash(self._scratch, b"securemedian trees", self._derivation, numbered)
 
-    def _level(
-        self, parents: NDArray[np.uint64], level: int, sums: NDArray[np.uint64]
-    ) -> NDArray[np.uint64]:
-        """The nodes of `level`, and the XOR of its left and of its right ones."""
+    def _level(self, parents: Blocks, level: int, sums: Blocks) -> Blocks:
+        """Return the nodes of `level`, and in `sums` the XOR of its left and of its right ones."""
         trees, width, _ = parents.shape
-        lefts = self._buffer("lefts", trees, width, 2)
+        lefts = self._scratch.array("lefts", trees, width, 2)
         flat = lefts.reshape(-1, 2)
         extension.sigma_and_tweak(
-            parents.reshape(-1, 2), np.uint64(self._nodes), self._stream | TREE_TWEAKS, flat
+            parents.reshape(-1, 2), np.uint64(self._nodes), self._tweaks | TREE_TWEAKS, flat
         )
         self._nodes += trees * width
-        self._encrypt(flat)
+        self._tree_hash.finish(flat)
         children = self._nodes_of(trees, level)
         lpn.grow(parents, lefts, children, sums)
         return children
 
-    def _nodes_of(self, trees: int, level: int) -> NDArray[np.uint64]:
-        return self._buffer(f"nodes{level % 2}", trees, 2 << level, 2)
+    def _nodes_of(self, trees: int, level: int) -> Blocks:
+        return self._scratch.array(f"nodes{level % 2}", trees, 2 << level, 2)
 
 
-class RandomOtReceiver(_Silent, softspoken.RandomOtReceiver):
-    """Makes random choice bits and the key of each choice. Waits for the sender."""
+class FerretReceiver(_Ferret, RandomOtReceiver):
+    """The receiver's end, which waits for the sender once `prepare` has spoken."""
 
     def __init__(
         self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int
     ) -> None:
-        super().__init__(channel, session, leaves, lane, direction)
-        self._start(session)
+        super().__init__(channel, session, lane, direction)
+        self._softspoken = SoftSpokenReceiver(channel, session, leaves, lane, direction)
 
-    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        words = self._check(count)
-        keys = self._buffer("keys", count, 2)
-        choices = self._buffer("choices", words)
+    def extend(self, count: int) -> tuple[Words, Blocks]:
+        choices = self._scratch.array("choices", checked_block(count) // 64)
+        keys = self._scratch.array("keys", count, 2)
         for part, source in self._parts(count):
             blocks = self._outputs[source]
             packing.bit_planes(blocks, choices[part.start // 64 : part.stop // 64].reshape(1, -1))
-            extension.sigma_and_tweak(blocks, np.uint64(self.index), self._stream, keys[part])
+            extension.sigma_and_tweak(blocks, np.uint64(self.index), self._tweaks, keys[part])
             self.index += len(blocks)
-        return choices, self._encrypt(keys)
+        return choices, self._hash.finish(keys)
 
-    def _bootstrap(self) -> NDArray[np.uint64]:
+    def bootstrap(self) -> Blocks:
         count = self._code.bootstrap
-        choices, rows = self._correlate(count)
+        choices, rows = self._softspoken.correlate(count)
         blocks = np.empty((count, 2), np.uint64)
         extension.transpose_and_tweak(rows, np.uint64(0), np.uint64(0), blocks)
         bits = np.empty(count, np.uint8)
@@ -222,14 +274,15 @@ class RandomOtReceiver(_Silent, softspoken.RandomOtReceiver):
         blocks[:, 0] = (blocks[:, 0] & ~np.uint64(1)) | bits
         return blocks
 
-    def _trees(self, masks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def grow_trees(self, masks: Blocks) -> Blocks:
         trees, depth, _ = masks.shape
-        # of each level the XOR of the nodes on the side that leads off the path, which is side `bits`
+        # of each level the XOR of the nodes on the side that leads off the path: side `bits`
         given = self._channel.recv("ferret.sums", np.uint64, masks.shape) ^ masks
         bits = (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
         sums = np.empty((trees, 2, 2), np.uint64)
         nodes = self._nodes_of(trees, 0)
-        nodes[:] = given[:, :1]  # one of them true, the other, on the path, ^ Delta, here and below
+        # one of them is true, the other, on the path, ^ Delta, here and below
+        nodes[:] = given[:, :1]
         paths = 1 - bits[:, 0]
         for level in range(1, depth):
             nodes = self._level(nodes, level, sums)
@@ -238,13 +291,13 @@ class RandomOtReceiver(_Silent, softspoken.RandomOtReceiver):
         self._paths = paths
         return nodes
 
-    def _mark(self, outputs: NDArray[np.uint64]) -> None:
+    def add_noise(self, outputs: Blocks) -> None:
         bins = outputs.reshape(len(self._paths), -1, 2)
         bins[np.arange(len(bins)), self._paths, 0] ^= np.uint64(1)
 
 
-class RandomOtSender(_Silent, softspoken.RandomOtSender):
-    """Makes two random keys per OT. Holds Delta, which never leaves this object. Waits for nobody after `prepare`."""
+class FerretSender(_Ferret, RandomOtSender):
+    """The sender's end, which waits for nobody after `prepare`. Holds Delta."""
 
     def __init__(
         self,
@@ -256,34 +309,36 @@ class RandomOtSender(_Silent, softspoken.RandomOtSender):
         direction: int,
         roots: Stream,
     ) -> None:
-        super().__init__(channel, session, delta, leaves, lane, direction)
-        self._start(session)
+        super().__init__(channel, session, lane, direction)
+        self._softspoken = SoftSpokenSender(channel, session, delta, leaves, lane, direction)
         self._roots = roots
-        low, high = self._sigma_delta  # what SoftSpokenOT's tweaked columns are correlated by
+        # what SoftSpokenOT's tweaked columns are correlated by
+        low, high = self._softspoken.sigma_delta
         self._delta = np.array([low | np.uint64(1), high])
         self._sigma_delta = (self._delta[0] ^ self._delta[1], self._delta[0])
 
-    def extend(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        self._check(count)
-        keys0 = self._buffer("keys0", count, 2)
-        keys1 = self._buffer("keys1", count, 2)
+    def extend(self, count: int) -> tuple[Blocks, Blocks]:
+        keys0 = self._scratch.array("keys0", checked_block(count), 2)
+        keys1 = self._scratch.array("keys1", count, 2)
         for part, source in self._parts(count):
             blocks = self._outputs[source]
-            extension.sigma_and_tweak(blocks, np.uint64(self.index), self._stream, keys0[part])
+            extension.sigma_and_tweak(blocks, np.uint64(self.index), self._tweaks, keys0[part])
             self.index += len(blocks)
         extension.xor_constant(keys0, *self._sigma_delta, keys1)
-        return self._encrypt(keys0), self._encrypt(keys1)
+        return self._hash.finish(keys0), self._hash.finish(keys1)
 
-    def _bootstrap(self) -> NDArray[np.uint64]:
+    def bootstrap(self) -> Blocks:
         count = self._code.bootstrap
+        rows = self._softspoken.correlate(count)
         blocks = np.empty((count, 2), np.uint64)
-        extension.transpose_and_tweak(self._correlate(count), np.uint64(0), np.uint64(0), blocks)
+        extension.transpose_and_tweak(rows, np.uint64(0), np.uint64(0), blocks)
         blocks[:, 0] &= ~np.uint64(1)
         return blocks
 
-    def _trees(self, masks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def grow_trees(self, masks: Blocks) -> Blocks:
         trees, depth, _ = masks.shape
-        message = masks.copy()  # new each time: the channel may still be sending the last
+        # new each time: the channel may still be sending the last
+        message = masks.copy()
         sums = np.empty((trees, 2, 2), np.uint64)
         nodes = self._nodes_of(trees, 0)
         roots = self._roots.words(2 * trees).reshape(trees, 2)

@@ -1,39 +1,42 @@
-"""Random 1-of-2^m OT from m random 1-of-2 OTs, and what it takes to use one (protocols.md section 4; Naor and Pinkas,
-CRYPTO 1999).
+"""Random 1-of-2^m OT from m random 1-of-2 OTs, and what it takes to use one.
 
-The sender's pad at position i is XOR_j chunk i of r_{j, i_j}, where i_j is bit j of i; the receiver, with c_j the
-choice of OT j, knows the keys r_{j, c_j} and so the pad at position c alone. Every position takes its own chunk of the
-keys: XORing whole keys would make four pads of two OTs sum to zero. Where 2^m chunks do not fit the 128 bits of a key,
-the keys are first expanded by the hash of the extension, under tweaks of their own.
+Naor and Pinkas, CRYPTO 1999. The sender's pad at position i is XOR_j chunk i of r_{j, i_j}, where
+i_j is bit j of i; the receiver, with c_j the choice of OT j, knows the keys r_{j, c_j} and so the
+pad at position c alone. Every position takes its own chunk of the keys: XORing whole keys would
+make four pads of two OTs sum to zero. Where 2^m chunks do not fit the 128 bits of a key, the keys
+are first expanded by the hash of the extension, under tweaks of their own.
 
 Online the receiver sends d = c ^ x (m bits, uniform) and the sender message i under pad i ^ d.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import Bits, Ring, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import quads
 from securemedian.mpc.kernels import tables as kernels
-from securemedian.mpc.ot.softspoken import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 
 
 def slot_bits(width: int) -> int:
-    """Bits a chunk takes in a table: `width` rounded up to a power of two, so that no chunk spans two words."""
+    """Return the bits that a chunk takes in a table.
+
+    They are `width` rounded up to a power of two, so that no chunk spans two words.
+    """
     if not 1 <= width <= 64:
         raise LocalProtocolError(f"a message has 1 to 64 bits, not {width}")
     return 1 << (width - 1).bit_length()
 
 
 def table_words(index_bits: int, width: int) -> int:
-    """uint64 words of one table."""
+    """Return the uint64 words of one table."""
     return -(-(slot_bits(width) << index_bits) // 64)
 
 
 def block_items(index_bits: int, wanted: int) -> int:
-    """Tables made from one block of OTs when `wanted` are still missing."""
+    """Return how many tables to make from one block of OTs when `wanted` are still missing."""
     return min(_most_items(index_bits), -(-wanted // ALIGN) * ALIGN)
 
 
@@ -41,8 +44,8 @@ def _most_items(index_bits: int) -> int:
     return BLOCK // index_bits // ALIGN * ALIGN
 
 
-def _masks(index_bits: int, width: int) -> NDArray[np.uint64]:
-    """masks[j, b]: the bits of a table that belong to positions whose bit j is b."""
+def _masks(index_bits: int, width: int) -> Words:
+    """Return masks[j, b], the bits of a table that belong to positions whose bit j is b."""
     slot = slot_bits(width)
     position = np.repeat(np.arange(1 << index_bits), slot)
     position = np.pad(position, (0, -position.size % 64), constant_values=-1)
@@ -58,10 +61,8 @@ def _masks(index_bits: int, width: int) -> NDArray[np.uint64]:
     return np.array(rows)
 
 
-def sender_tables(
-    extension: RandomOtSender, index_bits: int, width: int, items: int
-) -> NDArray[np.uint64]:
-    """`items` (see `block_items`) random tables, shape (items, table_words)."""
+def sender_tables(extension: RandomOtSender, index_bits: int, width: int, items: int) -> Words:
+    """Make `items` (see `block_items`) random tables, shape (items, table_words)."""
     keys0, keys1 = extension.extend(items * index_bits)
     words = table_words(index_bits, width)
     if words > 2:
@@ -73,8 +74,8 @@ def sender_tables(
 
 def receiver_pads(
     extension: RandomOtReceiver, index_bits: int, width: int, items: int
-) -> tuple[NDArray[np.uint8], NDArray]:
-    """The receiver's side: random positions and the pads there (the smallest dtype of `width` bits)."""
+) -> tuple[Bits, Ring]:
+    """Make the receiver's side of them: random positions, and the pads there, `width` bits each."""
     choice_words, keys = extension.extend(items * index_bits)
     words = table_words(index_bits, width)
     if words > 2:
@@ -85,8 +86,8 @@ def receiver_pads(
     return choices, pads
 
 
-def sender_quads(extension: RandomOtSender, width: int, items: int) -> NDArray:
-    """1-of-4 tables taken apart: pads (4, items) of `width` bits."""
+def sender_quads(extension: RandomOtSender, width: int, items: int) -> Ring:
+    """Make 1-of-4 tables and take them apart: pads (4, items) of `width` bits."""
     pads = np.empty((4, items), ring.dtype(width))
     quads.split_tables(
         sender_tables(extension, 2, width, items),
@@ -98,12 +99,12 @@ def sender_quads(extension: RandomOtSender, width: int, items: int) -> NDArray:
 
 
 class OneOfNSender:
-    """Chosen 1-of-2^m OT, made and used at once. 1 <= m <= 8, messages of 1 to 64 bits."""
+    """Send by chosen 1-of-2^m OT, made and used at once: 1 <= m <= 8, messages of 1 to 64 bits."""
 
     def __init__(self, channel: Channel, extension: RandomOtSender) -> None:
         self._channel, self._extension = channel, extension
 
-    def send(self, messages: NDArray, width: int) -> None:
+    def send(self, messages: Ring, width: int) -> None:
         """Transfer one of the 2^m messages of each row of a (count, 2^m) array."""
         count, positions = messages.shape
         index_bits = _index_bits(positions)
@@ -125,13 +126,13 @@ class OneOfNSender:
 
 
 class OneOfNReceiver:
-    """The other end of `OneOfNSender`."""
+    """Receive what `OneOfNSender` sends."""
 
     def __init__(self, channel: Channel, extension: RandomOtReceiver) -> None:
         self._channel, self._extension = channel, extension
 
-    def receive(self, choices: NDArray[np.uint8], index_bits: int, width: int) -> NDArray:
-        """The message at each choice (0..2^m - 1)."""
+    def receive(self, choices: Bits, index_bits: int, width: int) -> Ring:
+        """Return the message at each choice (0..2^m - 1)."""
         _index_bits(1 << index_bits)
         received = []
         for start in range(0, choices.size, _most_items(index_bits)):

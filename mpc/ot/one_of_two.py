@@ -1,33 +1,50 @@
-"""1-of-2 OT of ring elements: random, made chosen or correlated with one short message each way (Beaver, CRYPTO 1995).
+"""1-of-2 OT of ring elements: random, chosen or correlated (Beaver, CRYPTO 1995).
 
-From a random OT (sender r_0, r_1; receiver c, r_c) and a choice x the receiver sends d = c ^ x, which is uniform. With
-r'_i = r_{i ^ d} the receiver knows r'_x, so
+A random OT (sender r_0, r_1; receiver c, r_c) becomes one of the other forms with one short message
+each way. For a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d} the
+receiver knows r'_x, so
 
-    chosen      the sender sends m_i - r'_i for i = 0, 1;                    the receiver ends with m_x
-    correlated  the sender sends delta + r'_0 - r'_1 and keeps -r'_0;        the receiver ends with r'_0 + x delta
+    chosen      the sender sends m_i - r'_i for i = 0, 1;
+                the receiver ends with m_x
+    correlated  the sender sends delta + r'_0 - r'_1 and keeps -r'_0;
+                the receiver ends with r'_0 + x delta
 
-and the two ends of the correlated form are additive shares of x delta. A batch is used once: its first request or reply
-takes it.
+and the two ends of the correlated form are additive shares of x delta. A batch is used once: its
+first request or reply takes it.
 
-Arrays are ring elements of `bits` bits; requests are packed bits, replies packed to `bits` bits a value.
+Arrays are ring elements of `bits` bits; requests are packed bits, replies packed to `bits` bits per
+value.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import Bits, Ring, Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import packing
+from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
 
-Ring = NDArray[Any]
-Words = NDArray[np.uint64]
+
+def sender_keys(extension: RandomOtSender, bits: int, items: int) -> tuple[Ring, Ring]:
+    """Make `items` random OTs (a block, see `extension`) and return both keys of each, as elements
+    of Z_2^bits.
+    """
+    keys0, keys1 = extension.extend(items)
+    return ring.reduce(keys0[:, 0], bits), ring.reduce(keys1[:, 0], bits)
+
+
+def receiver_keys(extension: RandomOtReceiver, bits: int, items: int) -> tuple[Bits, Ring]:
+    """Make the receiver's side of it: the choice bits and the keys they choose."""
+    choices, keys = extension.extend(items)
+    unpacked = np.empty(items, np.uint8)
+    packing.unpack_bits(choices, unpacked)
+    return unpacked, ring.reduce(keys[:, 0], bits)
 
 
 class _Once:
-    """A batch of correlations that refuses a second use."""
+    """Refuse a second use of a batch of correlations."""
 
     _used = False
 
@@ -41,7 +58,7 @@ class _Once:
 
 @dataclass
 class OtSender(_Once):
-    """`count` random OTs at the sender."""
+    """Hold random OTs at the sender, and turn them into chosen or correlated ones."""
 
     bits: int
     keys0: Ring = field(repr=False)
@@ -55,7 +72,7 @@ class OtSender(_Once):
         return np.where(flip, self.keys1, self.keys0), np.where(flip, self.keys0, self.keys1)
 
     def chosen(self, request: Words, messages0: Ring, messages1: Ring) -> Words:
-        """The reply that transfers m_x."""
+        """Return the reply that transfers m_x."""
         pads = self._permuted(request)
         pair = [
             ring.reduce(m - pad, self.bits)
@@ -64,7 +81,7 @@ class OtSender(_Once):
         return ring.pack(np.concatenate(pair), self.bits)
 
     def correlated(self, request: Words, deltas: Ring) -> tuple[Words, Ring]:
-        """The reply, and the sender's share -r'_0 of x delta."""
+        """Return the reply, and the sender's share -r'_0 of x delta."""
         pad0, pad1 = self._permuted(request)
         return ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits), ring.reduce(
             np.zeros_like(pad0) - pad0, self.bits
@@ -73,26 +90,26 @@ class OtSender(_Once):
 
 @dataclass
 class OtReceiver(_Once):
-    """`count` random OTs at the receiver: choices c as 0/1 bytes and keys r_c."""
+    """Hold random OTs at the receiver: choices c and keys r_c."""
 
     bits: int
-    choices: NDArray[np.uint8] = field(repr=False)
+    choices: Bits = field(repr=False)
     keys: Ring = field(repr=False)
 
-    def request(self, choices: NDArray[np.uint8]) -> Words:
-        """d = c ^ x, packed."""
+    def request(self, choices: Bits) -> Words:
+        """Return the request d = c ^ x, packed."""
         self._use()
         words = np.empty(ring.packed_words(choices.size, 1), np.uint64)
         packing.pack_bits(self.choices ^ choices, words)
         return words
 
-    def finish_chosen(self, choices: NDArray[np.uint8], reply: Words) -> Ring:
-        """m_x."""
+    def finish_chosen(self, choices: Bits, reply: Words) -> Ring:
+        """Return m_x."""
         pair = ring.unpack(reply, self.bits, 2 * choices.size).reshape(2, -1)
         return ring.reduce(np.where(choices.astype(bool), pair[1], pair[0]) + self.keys, self.bits)
 
-    def finish_correlated(self, choices: NDArray[np.uint8], reply: Words) -> Ring:
-        """The receiver's share r'_0 + x delta."""
+    def finish_correlated(self, choices: Bits, reply: Words) -> Ring:
+        """Return the receiver's share r'_0 + x delta."""
         return ring.reduce(
             self.keys + choices * ring.unpack(reply, self.bits, choices.size), self.bits
         )

@@ -1,14 +1,26 @@
 """Correlations: what they must satisfy, and that each is made and handed out once."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, ring
+from securemedian.mpc.correlations.base import Demand, Ends, Half, Kind
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import extension as kernels
-from securemedian.mpc.ot.softspoken import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.extension import BLOCK
+from securemedian.mpc.ot.softspoken import (
+    SoftSpokenReceiver,
+    SoftSpokenSender,
+)
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.preprocessing import DaBits, Demand, RandomOts, Tables, Triples
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from tests.parties import make_parties, run_both
 
@@ -21,7 +33,7 @@ def pair(extension: str = "softspoken") -> list[Party]:
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_triples_multiply(width: int, extension: str) -> None:
     parties = pair(extension)
-    one, other = run_both(lambda j: parties[j].pool.triples(Triples(width), 50))
+    one, other = run_both(lambda j: parties[j].pool.take(Triples(width), 50, 50))
     a, b, c = (x ^ y for x, y in zip(one, other, strict=True))
     assert b.shape == c.shape == (width, 50) and (c == (a & b)).all()
     for shares in (*one, *other):
@@ -34,7 +46,7 @@ def test_triples_multiply(width: int, extension: str) -> None:
 def test_dabits_agree(bits: int, extension: str) -> None:
     parties = pair(extension)
     one, other = run_both(
-        lambda j: parties[j].pool.dabits(DaBits(bits), *((30, 20) if j == 0 else (20, 30)))
+        lambda j: parties[j].pool.take(DaBits(bits), *((30, 20) if j == 0 else (20, 30)))
     )
     assert (ring.reduce(one[1] + other[1], bits) == one[0] ^ other[0]).all()
     assert len(one[0]) == 50 and 0 < (one[0] ^ other[0]).sum() < 50
@@ -45,7 +57,7 @@ def test_dabits_agree(bits: int, extension: str) -> None:
 def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
     parties = pair(extension)
     (sent0, pads0), (sent1, pads1) = run_both(
-        lambda j: parties[j].pool.tables(kind, *((70, 9) if j == 0 else (9, 70)))
+        lambda j: parties[j].pool.take(kind, *((70, 9) if j == 0 else (9, 70)))
     )
     for tables, pads in ((sent0, pads1), (sent1, pads0)):
         choices = pads.astype(np.uint64) & np.uint64(2**kind.index_bits - 1)
@@ -55,10 +67,88 @@ def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
         ) in (70, 9)
 
 
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_quads_agree(extension: str) -> None:
+    parties = pair(extension)
+    one, other = run_both(
+        lambda j: parties[j].pool.take(Quads(9), *((400, 300) if j == 0 else (300, 400)))
+    )
+    for (pads, _, _), (_, positions, chosen) in ((one, other), (other, one)):
+        assert (pads[positions, np.arange(len(positions))] == chosen).all()
+        assert set(positions.tolist()) == {0, 1, 2, 3} and pads.max() < 512
+
+
+def test_triples_are_taken_in_both_roles_alike() -> None:
+    """Else a single word would be stretched over the others of the other role."""
+    parties = pair()
+    with pytest.raises(LocalProtocolError, match="words taken as the sender"):
+        run_both(lambda j: parties[j].pool.take(Triples(1), *((1, 4) if j == 0 else (4, 1))))
+
+
+@dataclass(frozen=True)
+class Products(Kind[tuple[Half, Half]]):
+    """A kind of this test's own, with a correction: shares of the product of a receiver's bits and
+    words that the sender chooses, all of them `value`, as XOR shares.
+    """
+
+    value: int
+
+    ots = 1
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        return 8, 8
+
+    def send(self, ends: Ends, items: int) -> Half:
+        keys0, keys1 = ends.sender.extend(items)
+        ends.channel.send("products", keys0[:, 0] ^ keys1[:, 0] ^ np.uint64(self.value))
+        return (keys0[:, 0].copy(),)
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        choices, keys = ends.receiver.extend(items)
+        return boolean.unpack_bits(choices, items), keys[:, 0].copy()
+
+    def finish(self, ends: Ends, half: Half) -> Half:
+        choices, keys = half
+        return choices, keys ^ choices * ends.channel.recv("products", np.uint64, keys.shape)
+
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Half, Half]:
+        return sent, received
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_a_kind_of_ones_own_needs_nothing_but_its_class(extension: str) -> None:
+    """The pool makes it among others, over several blocks, and hands it out."""
+    parties = pair(extension)
+    demand = Demand({Products(5): (BLOCK + 1, 300), DaBits(8): (200, 200), Triples(1): (3, 3)})
+    run_both(lambda j: parties[j].pool.reserve(demand))
+    assert parties[0].pool.fingerprint == parties[1].pool.fingerprint
+    made = parties[0].pool.ots
+    ((sent,), _), (_, (choices, received)) = run_both(
+        lambda j: parties[j].pool.take(
+            Products(5), *((BLOCK + 1, 300) if j == 0 else (300, BLOCK + 1))
+        )
+    )
+    assert (sent ^ received == choices * np.uint64(5)).all() and 0.4 < choices.mean() < 0.6
+    bits = run_both(lambda j: parties[j].pool.take(DaBits(8), 200, 200))
+    assert (ring.reduce(bits[0][1] + bits[1][1], 8) == bits[0][0] ^ bits[1][0]).all()
+    assert parties[0].pool.ots == made
+
+
+def test_kinds_are_made_in_the_order_of_their_names_and_numbers() -> None:
+    """Both parties must agree on it, so it is part of the protocol."""
+    kinds: list[Kind[Any]] = [
+        *(Triples(1), Tables(4, 2), Tables(4, 1), Tables(3, 1)),
+        *(RandomOts(8), Quads(4), DaBits(64), DaBits(5)),
+    ]
+    ordered = sorted(kinds, key=lambda kind: kind.rank)
+    assert ordered == [DaBits(5), DaBits(64), Quads(4), RandomOts(8), *reversed(kinds[:4])]
+
+
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
     parties = pair()
     with pytest.raises(LocalProtocolError, match="at most 64 bits"):
-        run_both(lambda j: parties[j].pool.tables(Tables(7, 1), 1, 1))
+        run_both(lambda j: parties[j].pool.take(Tables(7, 1), 1, 1))
 
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
@@ -69,9 +159,9 @@ def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot(extension: str) -> N
     made = parties[0].pool.ots
     run_both(lambda j: parties[j].pool.reserve(demand))
     assert parties[0].pool.ots == parties[1].pool.ots == made  # nothing was missing
-    run_both(lambda j: parties[j].pool.triples(Triples(1), 10))
+    run_both(lambda j: parties[j].pool.take(Triples(1), 10, 10))
     assert parties[0].pool.ots == made  # taken from stock
-    one, other = run_both(lambda j: parties[j].pool.triples(Triples(1), 5000))
+    one, other = run_both(lambda j: parties[j].pool.take(Triples(1), 5000, 5000))
     assert parties[0].pool.ots > made
     assert ((one[2] ^ other[2]) == ((one[0] ^ other[0]) & (one[1] ^ other[1]))).all()
 
@@ -83,8 +173,8 @@ def test_demands_add_and_multiply() -> None:
 
 
 def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds, and is consumed
-    once.
+    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds,
+    and is consumed once.
     """
     used: dict[str, set[tuple[int, int]]] = {"sender": set(), "receiver": set()}
 
@@ -93,11 +183,11 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not fresh & used[role]
         used[role] |= fresh
 
-    for role, cls in (("sender", RandomOtSender), ("receiver", RandomOtReceiver)):
+    for role, cls in (("sender", SoftSpokenSender), ("receiver", SoftSpokenReceiver)):
         original = cls.extend
 
         def extend(self, count, role=role, original=original):  # type: ignore[no-untyped-def]
-            record(role, self.index, int(self._stream), count)
+            record(role, self.index, int(self._tweaks), count)
             return original(self, count)
 
         monkeypatch.setattr(cls, "extend", extend)
@@ -109,7 +199,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for lane in range(2):
         for demand in demands * 2:
             run_both(lambda j: sides[j][lane].pool.reserve(demand))  # noqa: B023
-            run_both(lambda j: sides[j][lane].pool.triples(Triples(2), 9))  # noqa: B023
+            run_both(lambda j: sides[j][lane].pool.take(Triples(2), 9, 9))  # noqa: B023
     assert (
         used["sender"] == used["receiver"]
         and len(used["sender"]) == sides[0][0].pool.ots + sides[0][1].pool.ots
@@ -121,7 +211,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stock_hands_nothing_out_twice(extension: str) -> None:
     parties = pair(extension)
     first, second = (
-        run_both(lambda j: parties[j].pool.random_ots(RandomOts(64), 100, 100)) for _ in range(2)
+        run_both(lambda j: parties[j].pool.take(RandomOts(64), 100, 100)) for _ in range(2)
     )
     assert not set(first[0][0].keys0.tolist()) & set(second[0][0].keys0.tolist())
 
@@ -139,7 +229,7 @@ def test_a_lane_is_made_once() -> None:
 def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys expanded for wide tables are hashed under streams that no extension has."""
     parties = pair()
-    sender = parties[0].pool._sender
+    sender = parties[0].pool._ends.sender
     streams: list[int] = []
     original = kernels.sigma_and_tweak
     monkeypatch.setattr(
@@ -150,7 +240,7 @@ def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
             original(keys, index, stream, out),
         ),
     )
-    parties[1].pool._receiver.extend(128)
+    parties[1].pool._ends.receiver.extend(128)
     keys0, _ = sender.extend(128)
     sender.expand(keys0, 3)
     assert len(set(streams)) == 3 and all(stream >= 1 << 32 for stream in streams)

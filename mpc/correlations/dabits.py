@@ -1,0 +1,58 @@
+"""Random bits shared over XOR and over Z_2^l, what turns a bit into a number: 1 OT and l bits each.
+
+A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c b at the receiver
+and -r_0 at the sender, and [b ^ c] = b + c - 2 b c. For it the sender corrects the random OT by
+r_0 - r_1 + b, the only message of a kind beside those of the extension.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from securemedian.mpc import ring
+from securemedian.mpc.arrays import Bits, Ring
+from securemedian.mpc.correlations.base import Ends, Half, Kind
+from securemedian.mpc.kernels import packing
+from securemedian.mpc.ot import one_of_two
+
+
+@dataclass(frozen=True)
+class DaBits(Kind[tuple[Bits, Ring]]):
+    """A bit as XOR shares and as additive shares over Z_2^bits.
+
+    Handed out are the bits and their ring shares. Those of which party 0 was the OT sender come
+    first, at both parties: that is the order of a batch's halves.
+    """
+
+    bits: int
+
+    ots = 1
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        size = 1 + ring.dtype(self.bits).itemsize
+        return size, size
+
+    def send(self, ends: Ends, items: int) -> Half:
+        keys0, keys1 = one_of_two.sender_keys(ends.sender, self.bits, items)
+        chosen = np.empty(items, np.uint8)
+        packing.unpack_bits(ends.randomness.words(items // 64), chosen)
+        correction = ring.reduce(keys0 - keys1 + chosen, self.bits)
+        ends.channel.send("dabits", ring.pack(correction, self.bits))
+        # b - 2 (-r_0)
+        return chosen, ring.reduce(chosen + keys0 + keys0, self.bits)
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        return one_of_two.receiver_keys(ends.receiver, self.bits, items)
+
+    def finish(self, ends: Ends, half: Half) -> Half:
+        choices, keys = half
+        correction = ends.channel.recv(
+            "dabits", np.uint64, (ring.packed_words(keys.size, self.bits),)
+        )
+        product = keys + choices * ring.unpack(correction, self.bits, keys.size)
+        return choices, ring.reduce(choices - product - product, self.bits)
+
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Bits, Ring]:
+        first, second = (sent, received) if party_id == 0 else (received, sent)
+        return np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))

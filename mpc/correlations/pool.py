@@ -1,0 +1,171 @@
+"""The pool of one party on one lane: it makes, stocks and hands out correlations."""
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.correlations.base import Demand, Ends, HandedOut, Kind, Stock
+from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.prg import Stream
+
+# Kinds in the order in which both parties make them, each with how many items.
+Orders = list[tuple[Kind[Any], int]]
+
+
+@dataclass
+class Spent:
+    """Count what making correlations took: seconds, whole frames, and rounds (see mpc.channel)."""
+
+    seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rounds: int = 0
+
+
+class Pool:
+    """Make, stock and hand out the correlations of one party on one lane.
+
+    Both parties `reserve` and `take` the same numbers of the same kinds in the same order: as many
+    as the sender here as the other takes as the receiver.
+    """
+
+    def __init__(
+        self,
+        party_id: int,
+        channel: Channel,
+        sender: RandomOtSender,
+        receiver: RandomOtReceiver,
+        randomness: Stream,
+    ) -> None:
+        self._party_id = party_id
+        self._ends = Ends(channel, sender, receiver, randomness)
+        self._sent: defaultdict[Kind[Any], Stock] = defaultdict(Stock)
+        self._received: defaultdict[Kind[Any], Stock] = defaultdict(Stock)
+        # in `reserve`
+        self.spent = Spent()
+
+    @property
+    def ots(self) -> int:
+        """Return the OTs made so far, both directions."""
+        return self._ends.sender.index + self._ends.receiver.index
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """Return the OTs that the extensions have left, as the sender and as the receiver."""
+        return self._ends.sender.left, self._ends.receiver.left
+
+    @property
+    def stock(self) -> dict[Kind[Any], tuple[int, int]]:
+        """Return the items left of each kind, as the OT sender and as the receiver."""
+        kinds = self._sent.keys() | self._received.keys()
+        return {kind: (self._sent[kind].count, self._received[kind].count) for kind in kinds}
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Return a digest of the stock, equal at both parties while they hold the same items."""
+        directions = [
+            (self._ends.sender.index, self._sent),
+            (self._ends.receiver.index, self._received),
+        ]
+        if self._party_id == 1:
+            directions.reverse()
+        state = [
+            (
+                index,
+                sorted((repr(kind), stock.count) for kind, stock in stocks.items() if stock.count),
+            )
+            for index, stocks in directions
+        ]
+        return hashlib.sha256(repr(state).encode()).digest()
+
+    def random_keys(self, count: int, sending: bool) -> None:
+        """Make `count` random OTs (one block) in one direction and drop them, to time them."""
+        (self._ends.sender if sending else self._ends.receiver).extend(count)
+
+    def take(self, kind: Kind[HandedOut], as_sender: int, as_receiver: int) -> HandedOut:
+        """Hand out items of a kind, and make first what the stock lacks of them."""
+        by_party = (as_sender, as_receiver) if self._party_id == 0 else (as_receiver, as_sender)
+        self.reserve(Demand({kind: by_party}))
+        sent, received = self._sent[kind].take(as_sender), self._received[kind].take(as_receiver)
+        return kind.hand_out(self._party_id, sent, received)
+
+    def keep_only(self, demand: Demand) -> None:
+        """Drop the stock of kinds that `demand` has no use for. At both parties, like `reserve`."""
+        for stocks in (self._sent, self._received):
+            for kind in stocks.keys() - demand.counts.keys():
+                del stocks[kind]
+
+    def reserve(self, demand: Demand) -> None:
+        """Make what the stock lacks of `demand`, and count what it takes.
+
+        Two rounds at most, however much it is.
+        """
+        start, traffic = time.perf_counter(), self._ends.channel.traffic
+        before = replace(traffic)
+        to_send, to_receive = self._missing(demand)
+        if self._ends.sender.sender_speaks:
+            self._make_where_senders_speak(to_send, to_receive)
+        else:
+            self._make_where_receivers_speak(to_send, to_receive)
+        self.spent.seconds += time.perf_counter() - start
+        self.spent.bytes_sent += traffic.bytes_sent - before.bytes_sent
+        self.spent.bytes_received += traffic.bytes_received - before.bytes_received
+        self.spent.rounds += traffic.rounds - before.rounds
+
+    def _missing(self, demand: Demand) -> tuple[Orders, Orders]:
+        """Return what is to be made as the sender and as the receiver."""
+        me, peer = self._party_id, 1 - self._party_id
+        kinds = sorted(demand.counts, key=lambda kind: kind.rank)
+        # At least one item in either direction: a batch too small to be halved still takes none of
+        # the other.
+        return (
+            [(kind, max(1, demand.counts[kind][me]) - self._sent[kind].count) for kind in kinds],
+            [
+                (kind, max(1, demand.counts[kind][peer]) - self._received[kind].count)
+                for kind in kinds
+            ],
+        )
+
+    # The order of messages. Each party begins with the half of the work in which its own end of the
+    # extension speaks, because its messages wait for nothing: they are on their way while it works,
+    # and the peer's are there when it comes to the other half. A sender's correction of a block (of
+    # DaBits) follows that block's messages of the extension, if any, on the same channel.
+
+    def _make_where_receivers_speak(self, to_send: Orders, to_receive: Orders) -> None:
+        """Receive everything, send everything, finish everything.
+
+        The extension's messages go from receiver to sender, so on the way to this party there are
+        first all of those that its sender waits for, and then all the corrections.
+        """
+        begun = [(kind, kind.receive(self._ends, items)) for kind, items in _blocks(to_receive)]
+        for kind, items in _blocks(to_send):
+            self._sent[kind].put(kind.send(self._ends, items))
+        for kind, half in begun:
+            self._received[kind].put(kind.finish(self._ends, half))
+
+    def _make_where_senders_speak(self, to_send: Orders, to_receive: Orders) -> None:
+        """Prepare, send everything, then receive and finish block by block.
+
+        The extension's messages go from sender to receiver, so on the way to this party there are
+        each block's messages and then its correction, before the next block's. Before all of them
+        the peer's sender waits for what this party's receiver says in `prepare`.
+        """
+        if any(missing > 0 for _, missing in to_receive):
+            self._ends.receiver.prepare()
+        for kind, items in _blocks(to_send):
+            self._sent[kind].put(kind.send(self._ends, items))
+        for kind, items in _blocks(to_receive):
+            self._received[kind].put(kind.finish(self._ends, kind.receive(self._ends, items)))
+
+
+def _blocks(orders: Orders) -> Iterator[tuple[Kind[Any], int]]:
+    """Yield the blocks, with their numbers of items, that make at least what is missing."""
+    for kind, missing in orders:
+        while missing > 0:
+            items = kind.block(missing)
+            yield kind, items
+            missing -= items

@@ -1,0 +1,65 @@
+"""Random AND triples, what an AND of shared bits needs (Beaver, CRYPTO 1991): 2 OTs per bit.
+
+A triple comes from one random OT in each direction: with u the receiver's choice and r_0, r_1 the
+sender's keys, r_u = r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the product of u and r_0 ^ r_1.
+Each party's a is its choice in one direction, its b_k bit k of r_0 ^ r_1 in the other; the products
+of a party's own bits it adds by itself.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from securemedian.mpc.arrays import Blocks, Words
+from securemedian.mpc.correlations.base import Ends, Half, Kind
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import packing
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
+
+
+@dataclass(frozen=True)
+class Triples(Kind[tuple[Words, Words, Words]]):
+    """XOR shares of random bits a and b_1..b_width, and of c_k = a & b_k; 64 of them to an item.
+
+    Handed out are shares of a (words,), b (width, words) and c (width, words). As many items are
+    taken as the sender as are taken as the receiver.
+    """
+
+    width: int
+
+    # an item is a word of 64 triples' halves
+    ots = 64
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        return 16 * self.width, 8 + 8 * self.width
+
+    def block(self, missing: int) -> int:
+        # 64 OTs per item, and a block is a multiple of ALIGN of them
+        step = ALIGN // 64
+        return min(BLOCK // 64, -(-missing // step) * step)
+
+    def send(self, ends: Ends, items: int) -> Half:
+        keys0, keys1 = ends.sender.extend(items * self.ots)
+        planes0 = self._bit_planes(keys0)
+        return planes0 ^ self._bit_planes(keys1), planes0
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        choices, keys = ends.receiver.extend(items * self.ots)
+        return choices.copy(), self._bit_planes(keys)
+
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Words, Words, Words]:
+        b, product_sent = cast(tuple[Words, Words], sent)
+        a, product_received = cast(tuple[Words, Words], received)
+        if b.shape[-1] != a.size:
+            raise LocalProtocolError(
+                f"{self}: {b.shape[-1]} words taken as the sender, {a.size} as the receiver"
+            )
+        return a, b, (a & b) ^ product_sent ^ product_received
+
+    def _bit_planes(self, keys: Blocks) -> Words:
+        """Return bits 0..width-1 of every key, packed: (width, len(keys) / 64)."""
+        planes = np.empty((self.width, len(keys) // 64), np.uint64)
+        packing.bit_planes(keys, planes)
+        return planes

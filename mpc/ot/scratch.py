@@ -1,0 +1,19 @@
+"""Work arrays that are allocated once and used again."""
+
+import numpy as np
+
+from securemedian.mpc.arrays import Words
+
+
+class Scratch:
+    """Hold one piece of memory per name, as large as was ever asked for."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Words] = {}
+
+    def array(self, name: str, *shape: int) -> Words:
+        """Return a contiguous array over the memory of that name; what it holds is left over."""
+        size = int(np.prod(shape))
+        if name not in self._memory or self._memory[name].size < size:
+            self._memory[name] = np.empty(size, np.uint64)
+        return self._memory[name][:size].reshape(shape)
