@@ -129,7 +129,7 @@ def _add_open(actions: "Verbs") -> None:
     add_method(action)
     add_method_options(action)
     add_range_options(action)
-    action.set_defaults(run=_as_coordinator(_open))
+    action.set_defaults(run=_open)
 
 
 def _as_coordinator(
@@ -146,13 +146,18 @@ def _as_coordinator(
     return run
 
 
-def _open(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+def _open(options: argparse.Namespace) -> None:
+    """Open a round; what is wrong with its options is said before anything connects."""
     model = files.read_vector(options.model) if options.model else None
     dim = options.dim if options.dim is not None or model is None else model.size
     if dim is None:
         raise ConfigError("say how many values an update has: --dim, or --model FILE.npy")
-    params = round_params(options, dim=dim)
-    print(coordinator.open(params, model, range_policy(options), options.reset))
+    params, policy = round_params(options, dim=dim), range_policy(options)
+
+    def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
+        print(coordinator.open(params, model, policy, options.reset))
+
+    _as_coordinator(act)(options)
 
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:

@@ -10,6 +10,8 @@ import pytest
 from securemedian import cli
 from securemedian.clients import files
 from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.options import options_of
 
 
 @pytest.mark.parametrize(
@@ -107,3 +109,33 @@ def test_start_models_are_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert cli.main(["init", "digits", str(tmp_path / "start.npy"), "--seed", "4"]) == 0
     assert files.read_vector(tmp_path / "start.npy").shape == (2410,)
+
+
+@pytest.mark.parametrize("verb", ["round open unused.toml --max-clients 3 --dim 5", "demo"])
+def test_a_flag_of_another_method_is_one_line(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is read or asked of a server, which would refuse it as well."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*verb.split(), "--method", "radix", "--schedule", "bisect"]) == 2
+    error = capsys.readouterr().err
+    assert "schedule is an option of bucketed: leave it out for radix" in error
+    assert error.count("\n") == 1
+
+
+def test_plan_refuses_a_flag_of_another_method(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--clients", "3", "--dim", "200", "--method"]
+    assert cli.main([*given, "bucketed", "--trim", "0.2"]) == 2
+    assert "trim is an option of trimmed-mean" in capsys.readouterr().err
+    assert cli.main([*given, "radix", "--ring-bits", "32"]) == 2
+    assert "plan settles ring_bits of radix by itself" in capsys.readouterr().err
+
+
+def test_help_groups_options_by_their_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["round", "open", "--help"])
+    shown = capsys.readouterr().out
+    for method in METHODS.values():
+        for option in options_of(method):
+            assert shown.count(f"\n  --{option.replace('_', '-')} ") == 1
+    assert "options of bucketed:\n  --schedule" in shown

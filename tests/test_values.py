@@ -190,7 +190,7 @@ def test_stream_continues_and_skips() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"method": "mean"},
+        {"method": "mode"},
         {"dim": 0},
         {"max_clients": 1},
         {"min_clients": 1},

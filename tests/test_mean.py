@@ -1,0 +1,125 @@
+"""The mean: against numpy at its edges, what is opened, and through real daemons."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from securemedian.laboratory import plaintext
+from securemedian.mpc import ring, share
+from securemedian.mpc.channel import local_pair
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import run_round
+from securemedian.mpc.protocol import ProtocolParams
+from tests.daemons import Pair
+from tests.parties import make_parties, run_both
+from tests.test_privacy import Recorder, looks_uniform
+
+Lanes = tuple[list[Party], list[Party]]
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Lanes:
+    return make_parties(lanes=2)
+
+
+def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
+    """What both servers open of the clients' values (n, d), signed."""
+    weights = params.weights_of(list(params.weights) or [""] * len(values))
+    uploads = [
+        share.split(params.method.encode(row, params.max_clients, Published()), params.width)
+        for row in values
+    ]
+    one, other = run_both(
+        lambda j: run_round(
+            lanes[j], params, ProtocolParams(), [pair[j] for pair in uploads], weights=weights
+        )
+    )
+    assert (one.values == other.values).all()
+    assert one.cost.ots == 0 and one.cost.preprocessing_bytes_sent == 0
+    return ring.signed(one.values, params.ring_bits)[0]
+
+
+@pytest.mark.parametrize("bits", [5, 8, 13, 16, 31, 32, 33, 63, 64])
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 8])
+def test_the_sum_is_exact_and_keeps_its_sign(lanes: Lanes, clients: int, bits: int) -> None:
+    """Random values, all the largest, all the smallest, and what saturates."""
+    rng = np.random.default_rng(bits)
+    params = RoundParams(Mean(ring_bits=bits, fraction_bits=0), 250, max(2, clients))
+    top = 2 ** (bits - 2 - (params.max_clients - 1).bit_length())
+    inside = rng.integers(-top, top, (clients, 100)).astype(float)
+    inside[:, :2] = [top - 1 if top < 2**53 else 0, -top]
+    beyond = rng.choice([np.inf, -np.inf, 4.0 * top, -4.0 * top], (clients, 150))
+    values = np.concatenate([inside, beyond], axis=1)
+    want = [
+        sum(
+            int(min(max(value, -top), top - 1))
+            if np.isfinite(value)
+            else (top - 1 if value > 0 else -top)
+            for value in column
+        )
+        for column in values.T
+    ]
+    assert opened_sum(lanes, params, values).tolist() == want
+
+
+def test_weights_multiply_and_divide(lanes: Lanes) -> None:
+    weights = {"a": 5, "b": 1, "c": 4}
+    params = RoundParams(Mean(weights=weights, weight_cap=0.5), 300, 3)
+    values = np.random.default_rng(1).normal(size=(3, 300))
+    total = opened_sum(lanes, params, values)
+    got = params.method.decode(ring.reduce(total, 64)[None], 10, Published())[0]
+    assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4]), atol=2**-23, rtol=0)
+
+
+def test_the_ring_holds_the_sum_of_all() -> None:
+    """Headroom is for the total weight: 8 clients of 2^24 fractions fit in 31 bits and not in 28."""
+    RoundParams(Mean(ring_bits=31), 10, 8)
+    with pytest.raises(ConfigError, match="fraction_bits must be a whole number from 0 to 23"):
+        RoundParams(Mean(ring_bits=28), 10, 8)
+    heavy = {"a": 1 << 30, "b": 1 << 30, "c": 1 << 30}
+    with pytest.raises(ConfigError, match="total weight of 3221225472: use 34 or more"):
+        RoundParams(Mean(ring_bits=32, fraction_bits=0, weights=heavy, weight_cap=0.4), 10, 3)
+
+
+def test_the_sum_alone_is_opened() -> None:
+    """Each server hears the sizes and the other's share of the sum, which is uniform."""
+    pairs = [tuple(Recorder(end) for end in local_pair())]
+    params = RoundParams(Mean(), 4096, 4)
+    opened_sum(make_parties(pairs=pairs), params, np.zeros((4, 4096)))  # type: ignore[arg-type]
+    for end in pairs[0]:
+        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]  # type: ignore[attr-defined]
+        assert [label for label, _ in heard] == ["sizes", "open.ring"]
+        assert looks_uniform(heard[1][1])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    started = Pair(tmp_path_factory.mktemp("mean"))
+    try:
+        started.start("s0", "s1")
+        started.link()
+        yield started
+    finally:
+        started.close()
+
+
+def test_through_real_daemons(pair: Pair) -> None:
+    """Unweighted, and weighted by name: the servers know which weight is whose."""
+    updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
+    shares = dict(zip(pair.names, [3, 1, 2], strict=True))
+    for options in ({}, {"weights": shares, "weight_cap": 0.6}):
+        given = {"method": "mean", "dim": 200, "max_clients": 3} | options
+        round_id = pair.open(reset=True, **given)
+        for name, update in zip(pair.names, updates, strict=True):
+            pair.submit(name, update)
+        pair.wait("published")
+        weights = list(shares.values()) if options else None
+        params = RoundParams.from_dict(given)
+        (want,) = plaintext.published(updates, params, None, None, weights)
+        assert np.array_equal(pair.result(round_id), want)
+        assert np.allclose(want, np.average(updates, axis=0, weights=weights), atol=1e-6)
