@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
 from securemedian.clients.cli import add_round_options, range_policy, round_params
-from securemedian.laboratory.cli import add_data_options, fault, network
+from securemedian.laboratory.options import (
+    add_data_options,
+    add_fault_options,
+    fault,
+    network,
+)
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.params import RangePolicy
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from securemedian.laboratory.training_run import Figures, Plan
+    from securemedian.laboratory.training_run import Figures, Scenario
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -49,6 +54,7 @@ def add_verbs(verbs: "Verbs") -> None:
     verb.add_argument("--rounds", type=int, default=8, metavar="T", help="(default: %(default)s)")
     add_round_options(verb)
     add_data_options(verb)
+    add_fault_options(verb)
     verb.add_argument(
         "--faulty",
         type=int,
@@ -95,16 +101,16 @@ def _demo(options: argparse.Namespace) -> None:
         )
 
 
-def _plan(options: argparse.Namespace) -> "Plan":
+def _plan(options: argparse.Namespace) -> "Scenario":
     from securemedian.laboratory import data, models
-    from securemedian.laboratory.training_run import Plan
+    from securemedian.laboratory.training_run import Scenario
 
     if options.rounds < 1:
         raise ConfigError(f"--rounds must be 1 or more, not {options.rounds}")
     images = data.load(options.data)
     model = network(options, images)
     dim = models.start(model, options.seed).size
-    return Plan(
+    return Scenario(
         data=images,
         directory=options.data,
         clients=options.clients,
@@ -122,7 +128,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
 
 
 def _run(
-    plan: "Plan", rounds: int, baselines: bool, directory: Path, console: "Console"
+    plan: "Scenario", rounds: int, baselines: bool, directory: Path, console: "Console"
 ) -> dict[str, Any]:
     """All rounds and, if wanted, the baselines."""
     from securemedian.laboratory import plaintext, training_run
@@ -143,7 +149,7 @@ def _run(
 
 
 def _report(
-    plan: "Plan", figures: "list[Figures]", curves: dict[str, list[float]]
+    plan: "Scenario", figures: "list[Figures]", curves: dict[str, list[float]]
 ) -> dict[str, Any]:
     """Everything measured, as the JSON has it."""
     last = figures[-1]

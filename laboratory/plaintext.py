@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from securemedian.mpc import encode, ring
@@ -57,6 +56,8 @@ def _values(
     if params.method == "pairwise" or params.encoding == "fixed":
         return _fixed(updates, params.width, params) / 2.0**params.fraction_bits
     if params.encoding == "bfloat16":
+        import torch
+
         return (
             torch.from_numpy(updates.astype(np.float32))
             .to(torch.bfloat16)
