@@ -1,7 +1,6 @@
 """Updates and results in .npy and .npz files; never pickled objects."""
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,25 @@ from securemedian.mpc.errors import ConfigError, InputError
 
 
 def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """The array of a .npy file or the named arrays of a .npz file. InputError if it is neither."""
+    """Return the array of a .npy file or the named arrays of a .npz file.
+
+    Raises InputError if it is neither.
+    """
     try:
         loaded = np.load(path, allow_pickle=False)
-        return (
-            loaded
-            if isinstance(loaded, np.ndarray)
-            else {name: loaded[name] for name in loaded.files}
-        )
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no .npy or .npz file of plain numbers: {error}") from error
+    # numpy parses the header as Python and the archive by zipfile: a damaged file raises whatever
+    # the tokenizer, the decompressor or the allocation of an absurd shape raises
+    except Exception as error:
+        raise InputError(f"{path} is no .npy or .npz file of plain numbers") from error
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise InputError(f"{path} is an archive that has more in it than arrays")
+    return arrays
 
 
 def read_vector(path: Path) -> NDArray[Any]:

@@ -1,0 +1,21 @@
+"""Options of the whole test run."""
+
+import sys
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fuzz-examples",
+        type=int,
+        default=60,
+        metavar="N",
+        help="inputs per parser in tests/test_fuzz.py; 0: until stopped (default: %(default)s)",
+    )
+
+
+@pytest.fixture(scope="session")
+def fuzz_examples(pytestconfig: pytest.Config) -> int:
+    """How many inputs a fuzzer tries."""
+    return int(pytestconfig.getoption("--fuzz-examples")) or sys.maxsize

@@ -1,0 +1,163 @@
+"""What an installation puts on a machine: one import name, whatever folders lie beside the user."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("mpc", "settings", "servers", "clients", "laboratory", "benchmarks", "scripts")
+LIMIT_S = 240.0
+
+# What a user runs in a folder of their own: both servers, two clients and a round.
+PROGRAM = """
+import subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+
+import clients, scripts, servers
+import numpy as np
+
+assert clients.MINE and scripts.MINE and servers.MINE, "another folder's were imported"
+from securemedian import Client, ClientConfig, Coordinator, RoundParams, SecureMedianError
+
+subprocess.run([sys.executable, "-m", "securemedian", "keygen", "keys", "--clients", "2"], check=True)
+daemons = [
+    subprocess.Popen([sys.executable, "-m", "securemedian", "serve", f"keys/{name}.toml"])
+    for name in ("s0", "s1")
+]
+try:
+    params = RoundParams.from_dict({"method": "radix", "dim": 4, "max_clients": 2})
+    with (
+        Coordinator.from_config("keys/coordinator.toml") as coordinator,
+        Client.from_config("keys/client-1.toml") as one,
+        Client.from_config("keys/client-2.toml") as two,
+    ):
+        deadline = time.monotonic() + 200
+        while True:
+            try:
+                coordinator.open(params)
+                break
+            except SecureMedianError:
+                assert time.monotonic() < deadline and all(d.poll() is None for d in daemons)
+                time.sleep(0.2)
+        one.submit(np.float32([1, 2, 3, 4]))
+        two.submit(np.float32([4, 3, 2, 1]))
+        assert one.result(60).tolist() == [1, 2, 2, 1]
+finally:
+    for daemon in daemons:
+        daemon.terminate()
+    for daemon in daemons:
+        daemon.wait(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the files that a release is made of, links included."""
+    copy = tmp_path_factory.mktemp("sources") / "checkout"
+    copy.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "results", "*.nbi", "*.nbc")
+    for name in ("securemedian", *FOLDERS):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """Build a wheel or an sdist without the network, as pip does within its own environment."""
+    program = f"from setuptools import build_meta as b; print(b.build_{kind}({str(into)!r}))"
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=source,
+        check=True,
+        timeout=LIMIT_S,
+        capture_output=True,
+    )
+    (made,) = into.iterdir()
+    return made
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """The checksum of every file in a wheel but its own list of them."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            entry.filename: entry.CRC
+            for entry in archive.infolist()
+            if not entry.filename.endswith("/RECORD")
+        }
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", sources, tmp_path_factory.mktemp("wheel"))
+
+
+def test_a_wheel_has_one_name_and_all_sources(wheel: Path) -> None:
+    names = contents(wheel)
+    roots = {name.split("/")[0] for name in names}
+    assert {root for root in roots if not root.endswith(".dist-info")} == {"securemedian"}
+    ours = {
+        f"securemedian/{path.relative_to(ROOT).as_posix()}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    ours |= {f"securemedian/{path.name}" for path in (ROOT / "securemedian").glob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == ours
+    assert "securemedian/py.typed" in names
+
+
+def test_an_sdist_builds_the_same_wheel(
+    sources: Path, wheel: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sdist = build("sdist", sources, tmp_path_factory.mktemp("sdist"))
+    shutil.unpack_archive(sdist, tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    again = build("wheel", unpacked, tmp_path_factory.mktemp("again"))
+    assert contents(again) == contents(wheel)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder, with packages of its own by the names of ours."""
+    for name in FOLDERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    return tmp_path
+
+
+def run(program: str, folder: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(where)},
+        timeout=LIMIT_S,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_wheel_is_imported_beside_a_users_own_folders(
+    wheel: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    installed = tmp_path_factory.mktemp("site-packages")
+    shutil.unpack_archive(wheel, installed, "zip")
+    program = (
+        "import clients, securemedian\n"
+        "from securemedian import *\n"
+        "import securemedian.cli, securemedian.servers.daemon, securemedian.mpc.ring\n"
+        "assert clients.MINE\n"
+        f"assert securemedian.mpc.ring.__file__.startswith({str(installed)!r})\n"
+    )
+    done = run(program, folder, installed)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_round_in_a_folder_with_clients_servers_and_scripts_of_its_own(folder: Path) -> None:
+    done = run(PROGRAM, folder, ROOT)
+    assert done.returncode == 0, done.stderr
