@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,12 +19,17 @@ class Processes:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # Ctrl-C reaches the main thread only, so it cannot come between a start and its entry here
+        self._starter = ThreadPoolExecutor(1)
 
     def start(self, name: str, module: str, *arguments: str) -> None:
         """Run `python -m MODULE ARGUMENTS` with its output in NAME.log."""
+        self._starter.submit(self._start, name, [sys.executable, "-m", module, *arguments]).result()
+
+    def _start(self, name: str, command: list[str]) -> None:
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -41,11 +48,13 @@ class Processes:
 
     def stop(self) -> None:
         """Send SIGTERM to each, and SIGKILL to those still there STOP_LIMIT_S later."""
+        self._starter.shutdown()
         for process in self._running.values():
             process.terminate()
+        deadline = time.monotonic() + STOP_LIMIT_S
         for process in self._running.values():
             try:
-                process.wait(STOP_LIMIT_S)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
