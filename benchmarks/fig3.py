@@ -15,7 +15,7 @@ from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 
-METHODS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
+LABELS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
 
 Result = Mapping[str, Any]
 
@@ -72,13 +72,13 @@ def _of(results: Sequence[Result], method: str) -> list[Result]:
 
 
 def _table(results: Sequence[Result]) -> Any:
-    columns = ["clients", *(f"{method} {unit}" for method in METHODS for unit in ("s", "MB"))]
+    columns = ["clients", *(f"{method} {unit}" for method in LABELS for unit in ("s", "MB"))]
     rows = [
         [
             str(same[0]["clients"]),
             *(report.figure(value) for r in same for value in (r["seconds"], report.megabytes(r))),
         ]
-        for same in zip(*(_of(results, method) for method in METHODS), strict=True)
+        for same in zip(*(_of(results, method) for method in LABELS), strict=True)
     ]
     title = f"Figure 3: medians of {results[0]['dim']:,} coordinates; MB: both directions"
     return report.table(title, columns, rows)
@@ -92,7 +92,7 @@ def _beside(results: Sequence[Result]) -> Any:
         figures = ours["seconds"], report.megabytes(ours), theirs.seconds, theirs.megabytes
         rows.append(
             [
-                f"{METHODS[method]}, n = {ours['clients']}",
+                f"{LABELS[method]}, n = {ours['clients']}",
                 *map(report.figure, figures),
                 theirs.source,
             ]
@@ -111,7 +111,7 @@ def _panels(results: Sequence[Result]) -> list[Panel]:
                 [r["clients"] for r in _of(results, method)],
                 [ours(r) for r in _of(results, method)],
             )
-            for method, name in METHODS.items()
+            for method, name in LABELS.items()
         ]
         lines += [
             Line(f"{method}, the paper's backend", [10], [getattr(figure, theirs)])

@@ -18,14 +18,19 @@ from securemedian.clients.options import (
     range_policy,
     round_params,
 )
-from securemedian.laboratory.cli import add_data_options, fault, network
+from securemedian.laboratory.options import (
+    add_data_options,
+    add_fault_options,
+    fault,
+    network,
+)
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.ranges.registry import policy_from
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from securemedian.laboratory.training_run import Figures, Plan
+    from securemedian.laboratory.training_run import Figures, Scenario
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -50,6 +55,7 @@ def add_verbs(verbs: "Verbs") -> None:
     add_method_options(verb, leave_out=("weights", "weight_cap", "result_to"))
     add_range_options(verb)
     add_data_options(verb)
+    add_fault_options(verb)
     verb.add_argument(
         "--faulty",
         type=int,
@@ -96,16 +102,16 @@ def _demo(options: argparse.Namespace) -> None:
         )
 
 
-def _plan(options: argparse.Namespace) -> "Plan":
+def _plan(options: argparse.Namespace) -> "Scenario":
     from securemedian.laboratory import data, models
-    from securemedian.laboratory.training_run import Plan
+    from securemedian.laboratory.training_run import Scenario
 
     if options.rounds < 1:
         raise ConfigError(f"--rounds must be 1 or more, not {options.rounds}")
     images = data.load(options.data)
     model = network(options, images)
     dim = models.start(model, options.seed).size
-    return Plan(
+    return Scenario(
         data=images,
         directory=options.data,
         clients=options.clients,
@@ -123,7 +129,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
 
 
 def _run(
-    plan: "Plan", rounds: int, baselines: bool, directory: Path, console: "Console"
+    plan: "Scenario", rounds: int, baselines: bool, directory: Path, console: "Console"
 ) -> dict[str, Any]:
     """All rounds and, if wanted, the baselines."""
     from securemedian.laboratory import plaintext, training_run
@@ -144,7 +150,7 @@ def _run(
 
 
 def _report(
-    plan: "Plan", figures: "list[Figures]", curves: dict[str, list[float]]
+    plan: "Scenario", figures: "list[Figures]", curves: dict[str, list[float]]
 ) -> dict[str, Any]:
     """Everything measured, as the JSON has it."""
     last = figures[-1]

@@ -7,13 +7,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from securemedian.laboratory.training_run import Figures, Plan
+from securemedian.laboratory.training_run import Figures, Scenario
 
 
 class Board(Live):
     """The live table of rounds, with a line below it that says what is going on."""
 
-    def __init__(self, console: Console, plan: Plan, rounds: int) -> None:
+    def __init__(self, console: Console, plan: Scenario, rounds: int) -> None:
         super().__init__(console=console, refresh_per_second=8)
         self._rounds, self._done = rounds, 0
         params = plan.params

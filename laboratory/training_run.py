@@ -1,4 +1,7 @@
-"""A training run over real processes, measured: both servers, the clients' workers, this process as the coordinator."""
+"""Run and measure a training run over real processes.
+
+Both servers and the clients' workers are child processes; this process is the coordinator.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,26 +14,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Coordinator
-from securemedian.laboratory import models, plaintext
+from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
+from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.scripts import daemons, keygen
-from securemedian.scripts.daemons import Watch
-from securemedian.scripts.processes import Processes
+from securemedian.scripts import keygen
+
+# never a verb of the command: it records updates in the clear
+WORKER = "securemedian.laboratory.worker"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is trained, by whom, and which clients misbehave: the last `faulty` ones."""
+class Scenario:
+    """Say what is trained, by whom, and which clients misbehave: the last `faulty` ones.
+
+    `directory` is where `data` was read from, None for the digits. `images` is the number of images
+    per client, None for all there are.
+    """
 
     data: Dataset
-    directory: Path | None  # the one `data` was read from
+    directory: Path | None
     clients: int
-    images: int | None  # of each client
+    images: int | None
     seed: int
     params: RoundParams
     range: RangePolicy | None
@@ -44,13 +54,14 @@ class Plan:
             raise ConfigError(
                 f"--faulty must be from 0 to the number of clients, {self.clients}, not {self.faulty}"
             )
-        self.trainer(0)  # raises now what it would raise in a worker
+        # raises now what it would raise in a worker
+        self.trainer(0)
 
     def fault_of(self, index: int) -> Attack:
         return self.fault if index >= self.clients - self.faulty else NO_ATTACK
 
     def trainer(self, index: int) -> Trainer:
-        """What client `index`'s worker trains with."""
+        """Return what client `index`'s worker trains with."""
         return Trainer.of_part(
             self.data,
             index,
@@ -68,18 +79,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class Figures:
-    """One round, measured."""
+    """Hold what was measured in one round.
+
+    `accuracy` is the published model's on the test images, `plain_mean` and `plain_median` those of
+    the same updates' mean and exact median. `matches_plaintext` says whether the published float32
+    vector equals the one computed in the clear, bit by bit. `seconds` runs from opening to
+    publishing, training included; `protocol_seconds` once the uploads were in; `ahead_seconds`
+    before that, for correlations made while the clients trained.
+    """
 
     round: int
-    accuracy: float  # of the published model on the test images
-    plain_mean: float  # of the mean of the same updates, computed in the clear
-    plain_median: float  # of their exact median
-    matches_plaintext: (
-        bool  # the published float32 vector equals the one computed in the clear, bit by bit
-    )
-    seconds: float  # from opening to publishing, training included
-    protocol_seconds: float  # once the uploads were in
-    ahead_seconds: float  # before that: correlations made while the clients trained
+    accuracy: float
+    plain_mean: float
+    plain_median: float
+    matches_plaintext: bool
+    seconds: float
+    protocol_seconds: float
+    ahead_seconds: float
     ots: int
     bytes_s0_to_s1: int
     bytes_s1_to_s0: int
@@ -88,30 +104,26 @@ class Figures:
 
 
 class TrainingRun:
-    """The processes of a plan, running; `round` runs one round."""
+    """Hold the running processes of a scenario; `round` runs one round."""
 
     def __init__(
-        self, plan: Plan, directory: Path, processes: Processes, coordinator: Coordinator
+        self, scenario: Scenario, directory: Path, processes: Processes, coordinator: Coordinator
     ) -> None:
-        self._plan, self._directory, self._processes, self._coordinator = (
-            plan,
-            directory,
-            processes,
-            coordinator,
-        )
-        self._start: NDArray[np.float32] | None = models.start(
-            plan.model, plan.seed
-        )  # sent with the first round
+        self._scenario, self._directory = scenario, directory
+        self._processes, self._coordinator = processes, coordinator
+        # sent with the first round
+        self._start: NDArray[np.float32] | None = models.start(scenario.model, scenario.seed)
 
-    def round(self, watch: Watch) -> Figures:
-        """Open a round, wait for its result, and compare it with the updates that the workers recorded."""
+    def round(self, show: ShowStatus) -> Figures:
+        """Open a round, wait for its result, and compare it with what the workers recorded."""
         began = time.monotonic()
+        scenario = self._scenario
         round_id = self._coordinator.open(
-            self._plan.params, self._start, self._plan.range if self._start is not None else None
+            scenario.params, self._start, scenario.range if self._start is not None else None
         )
         self._start = None
         before, width = self._coordinator.model(round_id)
-        status = daemons.until_published(self._processes, self._coordinator, round_id, watch)
+        status = daemons.until_published(self._processes, self._coordinator, round_id, show)
         results = self._coordinator.results(round_id)
         seconds = time.monotonic() - began
         updates = np.stack(
@@ -120,7 +132,7 @@ class TrainingRun:
                 for name in status["included"]
             ]
         )
-        accuracy = self._plan.accuracy
+        accuracy = scenario.accuracy
         cost = status["cost"]
         return Figures(
             round=status["number"],
@@ -128,7 +140,7 @@ class TrainingRun:
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
             matches_plaintext=np.array_equal(
-                results, plaintext.published(updates, self._plan.params, before, width)
+                results, plaintext.published(updates, scenario.params, before, width)
             ),
             seconds=seconds,
             protocol_seconds=cost["seconds"],
@@ -142,39 +154,44 @@ class TrainingRun:
 
 
 @contextmanager
-def running(plan: Plan, directory: Path) -> Iterator[TrainingRun]:
-    """Start everything in `directory` (keys, configurations, logs, recorded updates), and end it on the way out."""
-    keygen.make_all(directory, plan.clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
+def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
+    """Start all processes, with keys, logs and recorded updates in `directory`, and end them after."""
+    keygen.make_all(
+        directory, scenario.clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
+    )
     with Processes(directory) as processes:
         daemons.start(processes, directory)
-        for index, name in enumerate(keygen.client_names(plan.clients)):
-            processes.start(name, *_worker(plan, index, directory, name))
+        for index, name in enumerate(keygen.client_names(scenario.clients)):
+            processes.start(name, WORKER, *_worker(scenario, index, directory, name))
         with Coordinator.from_config(directory / "coordinator.toml") as coordinator:
-            yield TrainingRun(plan, directory, processes, coordinator)
+            yield TrainingRun(scenario, directory, processes, coordinator)
 
 
-def _worker(plan: Plan, index: int, directory: Path, name: str) -> list[str]:
-    """The arguments of one client's `securemedian train`."""
-    fault = plan.fault_of(index)
-    arguments = ["train", str(directory / f"{name}.toml"), "--record", str(directory)]
-    arguments += ["--part", f"{index + 1}/{plan.clients}", "--seed", str(plan.seed)]
+def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[str]:
+    """Return what one client's worker is started with."""
+    fault = scenario.fault_of(index)
+    arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
+    arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]
     arguments += ["--fault", fault.name, "--fault-from", str(fault.first)]
-    arguments += ["--network", plan.model.name, "--split", plan.split]
-    if plan.directory is not None:
-        arguments += ["--data", str(plan.directory)]
-    if plan.images is not None:
-        arguments += ["--images", str(plan.images)]
+    arguments += ["--network", scenario.model.name, "--split", scenario.split]
+    if scenario.directory is not None:
+        arguments += ["--data", str(scenario.directory)]
+    if scenario.images is not None:
+        arguments += ["--images", str(scenario.images)]
     return arguments
 
 
 def baseline(
-    plan: Plan, rounds: int, combine: Callable[[NDArray[Any]], NDArray[np.float32]]
+    scenario: Scenario, rounds: int, combine: Callable[[NDArray[Any]], NDArray[np.float32]]
 ) -> list[float]:
-    """Accuracies of training without any protection, from the same start, seeds and faults, on its own trajectory."""
-    model = models.start(plan.model, plan.seed)
-    trainers = [plan.trainer(index) for index in range(plan.clients)]
+    """Return the accuracies of training without any protection, on a trajectory of its own.
+
+    Start, seeds and faults are the same.
+    """
+    model = models.start(scenario.model, scenario.seed)
+    trainers = [scenario.trainer(index) for index in range(scenario.clients)]
     accuracies = []
     for number in range(1, rounds + 1):
         model = combine(np.stack([trainer.update(model, number) for trainer in trainers]))
-        accuracies.append(plan.accuracy(model))
+        accuracies.append(scenario.accuracy(model))
     return accuracies

@@ -1,6 +1,12 @@
-"""A client that trains: it receives each round's model, trains on its own images, submits, and waits for the next."""
+"""Train as a client: receive each round's model, train on one's own images, submit, wait for the next.
 
+`run` is what `securemedian train` does. `main` does the same for clients of the laboratory, which
+may misbehave and write down what they send.
+"""
+
+import argparse
 import itertools
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -11,18 +17,28 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
-from securemedian.laboratory.data import SOURCES, Dataset, split
+from securemedian.laboratory.data import SOURCES, Dataset, load, split
+from securemedian.laboratory.options import (
+    add_fault_options,
+    add_worker_options,
+    fault,
+    network,
+)
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One client's images and how it trains on them. The same values give the same updates, whoever runs it."""
+    """Hold one client's images and how it trains on them.
+
+    The same values give the same updates, whoever runs it. `seed` is the training run's and the
+    client's index.
+    """
 
     model: models.Model
     images: NDArray[np.float32] = field(repr=False)
     labels: NDArray[np.int64] = field(repr=False)
-    seed: tuple[int, int]  # of the training run, of this client
+    seed: tuple[int, int]
     attack: Attack = NO_ATTACK
 
     @classmethod
@@ -37,9 +53,9 @@ class Trainer:
         how: str = "iid",
         model: models.Model | None = None,
     ) -> Self:
-        """Client `index` (0-based) of `parts` on its own part of the training images, which are split as `how` says.
+        """Return client `index` (0-based) of `parts`, with its part of the images split as `how` says.
 
-        The model is by default the data set's own.
+        The model is by default the data set's own. Raises ConfigError if there is no such part.
         """
         if not 0 <= index < parts:
             raise ConfigError(f"there is no part {index + 1} of {parts}: parts are counted from 1")
@@ -49,7 +65,10 @@ class Trainer:
         return cls(model, data.images[mine], data.labels[mine], (seed, index), attack)
 
     def update(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """The parameters this client sends in round `number`, trained from `start`. It sees no other client's."""
+        """Return the parameters that this client sends in round `number`, trained from `start`.
+
+        An attack of a single client sees no other client's update.
+        """
         rng = self._rng(number)
         trained = self._train(start, number, rng)
         if not self.attack.active(number):
@@ -59,7 +78,7 @@ class Trainer:
         )[0]
 
     def trained(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """What this client has before an attack makes something else of it."""
+        """Return what this client has before an attack makes something else of it."""
         return self._train(start, number, self._rng(number))
 
     def _rng(self, number: int) -> np.random.Generator:
@@ -76,28 +95,77 @@ class Trainer:
         return models.train(self.model, start, self.images, labels, rng)
 
 
+def trainer(options: argparse.Namespace, attack: Attack = NO_ATTACK) -> Trainer:
+    """Return the trainer that the options of `add_worker_options` describe."""
+    models.use_one_thread()
+    images, (index, parts) = load(options.data), options.part
+    return Trainer.of_part(
+        images,
+        index,
+        parts,
+        options.seed,
+        options.images,
+        attack,
+        options.split,
+        network(options, images),
+    )
+
+
 def run(
     client: Client, trainer: Trainer, rounds: int | None = None, record: Path | None = None
 ) -> None:
-    """Take part in `rounds` rounds, or in all that come. A submission that goes wrong is reported.
+    """Take part in `rounds` rounds, or in all that come, and report a submission that goes wrong.
 
-    `record` names a directory that receives every update IN THE CLEAR as round-NUMBER-NAME.npy, to compare results in
-    demos: not for private data.
+    `record` is for the laboratory alone: a directory that receives every update IN THE CLEAR as
+    round-NUMBER-NAME.npy, to compare results with. Not for private data.
     """
-    private: NDArray[Any] | None = None  # the last result, where only the clients know it
+    # the last result, where only the clients know it
+    private: NDArray[Any] | None = None
     for _ in itertools.count() if rounds is None else range(rounds):
-        round = client.wait_for_round()
-        start = round.model if private is None or round.number == 1 else private
+        current = client.wait_for_round()
+        start = current.model if private is None or current.number == 1 else private
         if start is None:
             raise ConfigError(
-                f"round {round.id} publishes no model to train from: the coordinator has to open it with --model"
+                f"round {current.id} publishes no model to train from: "
+                "the coordinator has to open it with --model"
             )
-        update = trainer.update(np.asarray(start, np.float32), round.number)
+        update = trainer.update(np.asarray(start, np.float32), current.number)
         if record is not None:
-            np.save(record / f"round-{round.number}-{client.config.name}.npy", update)
+            np.save(record / f"round-{current.number}-{client.config.name}.npy", update)
         try:
             client.submit(update)
-            print(f"round {round.number}: update submitted", flush=True)
-            private = client.result() if round.params.result_to == "clients" else None
+            print(f"round {current.number}: update submitted", flush=True)
+            private = client.result() if current.params.result_to == "clients" else None
         except SecureMedianError as error:
-            print(f"round {round.number}: {error}", flush=True)
+            print(f"round {current.number}: {error}", flush=True)
+
+
+def main() -> None:
+    """Train as a client of the laboratory, which may misbehave and whose updates are recorded.
+
+    No verb of the command: the demo starts it as `python -m securemedian.laboratory.worker`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m securemedian.laboratory.worker",
+        description="A client for demos on one machine: never use it with private data.",
+    )
+    add_worker_options(parser)
+    add_fault_options(parser)
+    parser.add_argument(
+        "--record",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="write every update there IN THE CLEAR, as round-NUMBER-NAME.npy",
+    )
+    options = parser.parse_args()
+    try:
+        trains = trainer(options, fault(options))
+        with Client.from_config(options.config) as client:
+            run(client, trains, options.rounds, options.record)
+    except SecureMedianError as error:
+        sys.exit(f"worker: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,1 @@
-"""The `securemedian` command and what belongs to no single party.
-
-Read the modules in dependency order: `keygen`, `plaintext`, `processes`, `daemons`, `training_run`, `show`, `demo`,
-`experiments`, `cli`.
-"""
+"""Making keys and configurations (`keygen`); and the shell scripts that set this checkout up."""

@@ -10,17 +10,21 @@ from importlib import import_module
 from securemedian import __version__
 from securemedian.mpc.errors import SecureMedianError
 
-# each has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options
-VERB_MODULES = (
-    "securemedian.scripts.keygen",
-    "securemedian.servers.cli",
-    "securemedian.clients.cli",
-    "securemedian.laboratory.cli",
-    "securemedian.laboratory.demo",
-    "securemedian.laboratory.experiments.cli",
-    "securemedian.benchmarks.cli",
-    "securemedian.benchmarks.plan",
-)
+# Each module has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options.
+VERBS = {
+    "the service": (
+        "securemedian.scripts.keygen",
+        "securemedian.servers.cli",
+        "securemedian.clients.cli",
+        "securemedian.laboratory.cli",
+        "securemedian.benchmarks.plan",
+    ),
+    "the laboratory, on one machine and with no private data": (
+        "securemedian.laboratory.demo",
+        "securemedian.laboratory.experiments.cli",
+        "securemedian.benchmarks.cli",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,14 +43,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="securemedian",
+        usage="securemedian [-h] [--version] VERB ...",
         description=(
-            "Coordinate-wise medians of many clients' updates, computed by two servers "
+            "Compute coordinate-wise medians of many clients' updates with two servers,\n"
             "of which neither learns anything but the result."
         ),
-        epilog="`securemedian demo` shows it at work on this machine. `securemedian VERB --help` explains a verb.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"securemedian {__version__}")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for module in VERB_MODULES:
-        import_module(module).add_verbs(verbs)
+    # listed below instead, by group
+    verbs = parser.add_subparsers(
+        required=True, metavar="VERB", prog="securemedian", help=argparse.SUPPRESS
+    )
+    listed = []
+    for title, modules in VERBS.items():
+        known = len(verbs._choices_actions)
+        for module in modules:
+            import_module(module).add_verbs(verbs)
+        own = [f"  {verb.dest:<12}{verb.help}" for verb in verbs._choices_actions[known:]]
+        listed.append("\n".join([f"{title}:", *own]))
+    parser.epilog = "\n\n".join([*listed, "`securemedian VERB --help` explains a verb."])
     return parser

@@ -116,13 +116,14 @@ def test_a_frame_the_server_could_not_read_is_answered_with_id_0() -> None:
 
 
 def test_a_refused_key_is_told_at_once_and_with_what_to_do() -> None:
-    with serving(echo) as server, connected(server, STRANGER, timeout_s=30) as connection:
+    with serving(echo) as server, connected(server, STRANGER, timeout_s=120) as connection:
         start = time.monotonic()
         with pytest.raises(ServerUnreachable, match="does not know this key") as caught:
             connection.ask("info")
         assert STRANGER.public.decode() in str(caught.value)
         assert STRANGER.secret.decode() not in str(caught.value)
-        assert time.monotonic() - start < 5
+        # far from the limit, on a busy machine too
+        assert time.monotonic() - start < 60
 
 
 def test_the_wrong_server_key_and_nobody_there_end_at_the_limit() -> None:
@@ -137,30 +138,29 @@ def test_the_wrong_server_key_and_nobody_there_end_at_the_limit() -> None:
 
 
 def test_a_server_that_says_nothing_ends_at_the_limit_and_its_late_answer_is_dropped() -> None:
-    silent = threading.Event()
+    given_up = threading.Event()
 
-    def slow_once(message: wire.Message) -> Answer:
-        if not silent.is_set():
-            silent.set()
-            time.sleep(1.0)
+    def late(message: wire.Message) -> Answer:
+        assert given_up.wait(60)
         return echo(message)
 
-    with serving(slow_once) as server, connected(server, timeout_s=0.7) as connection:
+    with serving(late) as server, connected(server, timeout_s=3) as connection:
         with pytest.raises(ServerUnreachable, match="did not answer 'first'"):
             connection.ask("first")
+        given_up.set()
         assert connection.ask("second").type == "second"
 
 
 def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
     with (
         serving(echo, max_message_bytes=10_000) as server,
-        connected(server, timeout_s=30) as connection,
+        connected(server, timeout_s=120) as connection,
     ):
         connection.ask("hello")
         start = time.monotonic()
         with pytest.raises(ServerUnreachable, match="max_message_bytes"):
             connection.ask("upload", {}, {"share": np.zeros(20_000, np.uint8)})
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 60
         assert connection.ask("hello").type == "hello"  # it connects again
 
 
@@ -320,14 +320,14 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
         client = Client(config)
         found: list[str] = []
         waiting = threading.Thread(
-            target=lambda: found.append(client.wait_for_round(20).id), daemon=True
+            target=lambda: found.append(client.wait_for_round(120).id), daemon=True
         )
         waiting.start()
-        assert seen.wait(5)
+        assert seen.wait(60)
     time.sleep(0.7)  # longer than a request may take
     pair.state = "open"
     with serving(lambda message: pair.handle(message, 0), endpoint=server.address):
-        waiting.join(10)
+        waiting.join(60)
     client.close()
     assert found == ["1-a"]
     with (

@@ -342,8 +342,8 @@ def test_clients_at_one_server_only_are_left_out_and_named(pair):
 
 
 def test_too_few_clients_fail_the_round_at_its_deadline(pair):
-    round_id = pair.open(**PAIRWISE, min_clients=3, deadline_s=1.0)
-    assert 0 < pair.status()["deadline_in_s"] <= 1
+    round_id = pair.open(**PAIRWISE, min_clients=3, deadline_s=3.0)
+    assert 0 < pair.status()["deadline_in_s"] <= 3
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1], to=["s0"])
     for server in ("s0", "s1"):
@@ -518,9 +518,12 @@ def test_a_key_that_is_not_on_the_list_gets_no_answer(pair):
         stranger = pair.stranger(keys, server)
         assert stranger.is_ignored(wire.pack("info", {"id": 1}))
         stranger.close()
-        assert {"port": "clients", "key": keys.public.decode()}.items() <= next(
-            e for e in pair.events(server) if e["event"] == "key-refused"
-        ).items()
+        refused = {"event": "key-refused", "port": "clients", "key": keys.public.decode()}
+        wait_until(
+            lambda server=server, refused=refused: any(
+                refused.items() <= event.items() for event in pair.events(server)
+            )
+        )
 
 
 def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
@@ -547,8 +550,11 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
         wire.pack("failed", {"round": round_id, "code": "closed", "reason": "mine"})
     )
     intruder.close()
-    assert any(
-        event["event"] == "key-refused" and event["port"] == "peer" for event in pair.events("s1")
+    wait_until(
+        lambda: any(
+            event["event"] == "key-refused" and event["port"] == "peer"
+            for event in pair.events("s1")
+        )
     )
     assert pair.status("s0")["state"] == pair.status("s1")["state"] == "open"
 
@@ -557,7 +563,7 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
 
 
 def test_s0_waits_for_s1_says_so_and_gives_up(alone):
-    alone.configure("s0", peer_wait_s=3)
+    alone.configure("s0", peer_wait_s=6)
     alone.start("s0")
     coordinator = alone.caller("coordinator", "s0")
     info, status = coordinator.ask("info").fields, coordinator.ask("status").fields
@@ -627,7 +633,8 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     start = time.monotonic()
     assert alone.stop("s1", signal.SIGKILL) == -signal.SIGKILL
     status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
-    assert time.monotonic() - start < SETTINGS["peer_timeout_s"] + 5
+    # by the peer's silence, before the lanes' own limit
+    assert time.monotonic() - start < SETTINGS["channel_timeout_s"]
     assert "s1" in status["reason"] and not status["peer_linked"]
     with pytest.raises(RoundFailed, match="s1"):
         alone.result(round_id)

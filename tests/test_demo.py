@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,20 @@ from securemedian import cli
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+from securemedian.laboratory import data, models, processes, training_run
+from securemedian.laboratory.attacks import NO_ATTACK
+from securemedian.laboratory.training_run import Scenario, TrainingRun
+from securemedian.mpc.params import RoundParams
+
+pytestmark = pytest.mark.slow
+
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 COMMAND = [sys.executable, "-m", "securemedian", "demo"]
 LIMIT_S = 240  # the first start on a machine compiles the kernels
 
 
 def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
-    """Run the demo to its end; its JSON."""
+    """Run the demo to its end and return its JSON."""
     path = tmp_path / "figures.json"
     done = subprocess.run(
         [*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S
@@ -66,20 +75,57 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     assert figures["baselines"]["mean"][-1] < 0.5 < figures["baselines"]["median"][-1]
 
 
-def test_pairwise(tmp_path: Path) -> None:
-    figures = demo(
-        tmp_path, "--rounds", "2", "--method", "pairwise", "--clients", "4", "--images", "200"
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
+    """Both servers and four workers on 200 images each, for the demos of several methods."""
+    models.use_one_thread()
+    scenario = Scenario(
+        data=data.load(),
+        directory=None,
+        clients=4,
+        images=200,
+        seed=1,
+        params=RoundParams("radix", 10, 4),
+        range=None,
+        fault=NO_ATTACK,
+        faulty=0,
+        model=models.MODELS["digits"],
     )
-    check(figures, 2)
-    assert figures["final"]["secure"] == pytest.approx(figures["final"]["plain_median"], abs=0.01)
-    assert figures["baselines"] == {}
+    with training_run.running(scenario, tmp_path_factory.mktemp("demo")) as started:
+        yield started
 
 
 @pytest.mark.parametrize(
-    "options", ["--method radix", "--method radix --encoding buckets", "--method trimmed-mean"]
+    "options",
+    [
+        "--method pairwise",
+        "--method radix",
+        "--method radix --encoding buckets",
+        "--method trimmed-mean",
+    ],
 )
-def test_the_other_methods(tmp_path: Path, options: str) -> None:
-    check(demo(tmp_path, "--rounds", "2", "--images", "200", *options.split()), 2)
+def test_the_other_methods(
+    options: str, running: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's command in this process, whose servers and workers are there already."""
+
+    @contextmanager
+    def started(scenario: Scenario, _: Path) -> Iterator[TrainingRun]:
+        yield TrainingRun(scenario, running._directory, running._processes, running._coordinator)
+
+    monkeypatch.setattr(training_run, "running", started)
+    # the demo's, for a process that ends with it
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    path = tmp_path / "figures.json"
+    arguments = ["--clients", "4", "--images", "200", "--rounds", "2", *options.split()]
+    assert cli.main(["demo", "--json", str(path), *arguments]) == 0
+    figures = json.loads(path.read_text())
+    check(figures, 2)
+    assert figures["settings"]["params"]["method"] == options.split()[1]
+    assert figures["baselines"] == {}
+    if "pairwise" in options:
+        median = figures["final"]["plain_median"]
+        assert figures["final"]["secure"] == pytest.approx(median, abs=0.01)
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not there")
@@ -120,27 +166,44 @@ def test_mistakes_are_told_before_anything_starts(
 def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        [*COMMAND, "--rounds", "1000"],
+        [*COMMAND, "--rounds", "1000", "--clients", "2"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as running:
         deadline = time.monotonic() + LIMIT_S
-        while not list(
-            tmp_path.glob("securemedian-demo-*/client-3.log")
-        ):  # the last process to be started
+        # the last process to be started
+        while not list(tmp_path.glob("securemedian-demo-*/client-2.log")):
             assert time.monotonic() < deadline and running.poll() is None
             time.sleep(0.1)
         running.send_signal(number)
-        _, errors = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 128 + number
     directory = next(tmp_path.glob("securemedian-demo-*"))
     assert str(directory) in errors.decode()
     assert not processes_naming(directory)
 
 
+def test_ctrl_c_while_a_process_is_being_started_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the process is there and `Popen` has not returned yet."""
+    popen = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        started = popen(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        return started
+
+    monkeypatch.setattr(processes.subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt), processes.Processes(tmp_path) as group:
+        group.start("server", "http.server", "0", "--directory", str(tmp_path))
+    assert not processes_naming(tmp_path)
+
+
 def processes_naming(directory: Path) -> list[str]:
-    """Command lines with a file of `directory`, of processes that are still there."""
+    """Return the command lines with a file of `directory`, of processes that are still there."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -21,7 +21,7 @@ from securemedian.laboratory import (  # noqa: E402
     models,
     plaintext,
 )
-from securemedian.laboratory.experiments import catalogue, engine, saved, summaries  # noqa: E402
+from securemedian.laboratory.experiments import catalogue, runner, saved, summaries  # noqa: E402
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
 from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
@@ -38,9 +38,9 @@ def digits() -> data.Dataset:
     return data.load()
 
 
-def plan(digits: data.Dataset, name: str = "fig4", **chosen: Any) -> catalogue.Plan:
+def design(digits: data.Dataset, name: str = "fig4", **chosen: Any) -> catalogue.Design:
     chosen = {"images": 60, "rounds": 3, "seeds": [1], "secure": False} | chosen
-    return catalogue.plan(catalogue.EXPERIMENTS[name], digits, {}, chosen)
+    return catalogue.design(catalogue.EXPERIMENTS[name], digits, {}, chosen)
 
 
 def experiment(*options: str) -> int:
@@ -76,16 +76,16 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     """Both methods with one pair of daemons. The bucketed run is interrupted after its first round, and goes on with
     the model, the range and the number it had. A result that differs is refused.
     """
-    secure = plan(digits, secure=True)
+    secure = design(digits, secure=True)
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     radix = secure.run(1, "radix", "gaussian")
     with Service(3, nothing) as service:
-        through = {radix.id: engine.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        through = {radix.id: runner.carry_out(radix, 2, digits, service, tmp_path, nothing)}
         with pytest.raises(KeyboardInterrupt):
-            engine.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
+            runner.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
         # these servers are at this very run: but it is another's turn first
-        engine.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
-        through[bucketed.id] = engine.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
+        runner.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
+        through[bucketed.id] = runner.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
         other = replace(bucketed, seed=2)
         with monkeypatch.context() as patch, pytest.raises(SecureMedianError, match="defect"):
             patch.setattr(
@@ -93,11 +93,11 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
                 "published",
                 lambda updates, *_: np.zeros((1, updates.shape[1]), np.float32),
             )
-            engine.carry_out(other, 1, digits, service, tmp_path, nothing)
+            runner.carry_out(other, 1, digits, service, tmp_path, nothing)
     assert saved.load(tmp_path, other) is None
     for run, rounds in ((radix, 2), (bucketed, 3)):
         plain = replace(run, secure=False)
-        clear = engine.carry_out(plain, rounds, digits, None, tmp_path, nothing)
+        clear = runner.carry_out(plain, rounds, digits, None, tmp_path, nothing)
         assert models_of(through[run.id]) == models_of(clear)
         assert len(set(models_of(clear))) == rounds
         assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.id].rounds)
@@ -108,13 +108,13 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: data.Dataset) -> None:
-    run = plan(digits).run(1, "bucketed", "gaussian")
-    whole = engine.carry_out(run, 4, digits, None, tmp_path / "..", nothing)
+    run = design(digits).run(1, "bucketed", "gaussian")
+    whole = runner.carry_out(run, 4, digits, None, tmp_path / "..", nothing)
     with pytest.raises(KeyboardInterrupt):
-        engine.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
+        runner.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
     assert saved.load(tmp_path, run) is None
     seen: list[int] = []
-    resumed = engine.carry_out(
+    resumed = runner.carry_out(
         run, 4, digits, None, tmp_path, lambda record: seen.append(len(record.rounds))
     )
     assert seen == [2, 3, 4]
@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["fig4", *SMALL, "--seeds", "1", "--faults", "bitflip", "--out", str(tmp_path)]
-    carry_out, calls = engine.carry_out, []
+    carry_out, calls = runner.carry_out, []
 
     def twice(*arguments: Any) -> Record:
         calls.append(arguments)
@@ -137,12 +137,12 @@ def test_ctrl_c_leaves_what_was_finished(
             raise KeyboardInterrupt
         return carry_out(*arguments)
 
-    monkeypatch.setattr(engine, "carry_out", twice)
+    monkeypatch.setattr(runner, "carry_out", twice)
     assert experiment(*options) == 130
     finished = sorted((tmp_path / "runs").glob("*.json"))
     assert len(finished) == 2
     times = [path.stat().st_mtime_ns for path in finished]
-    monkeypatch.setattr(engine, "carry_out", carry_out)
+    monkeypatch.setattr(runner, "carry_out", carry_out)
     capsys.readouterr()
     assert experiment(*options) == 0
     assert "2 of 3 runs are there already" in capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_what_was_finished(
 
 
 def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
-    first = plan(digits).run(1, "bucketed", "bitflip")
+    first = design(digits).run(1, "bucketed", "bitflip")
     changed = {
         "data": "x",
         "data_digest": "x",
@@ -188,7 +188,7 @@ def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path)
 
 
 def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
-    run = plan(digits).run(1, "mean")
+    run = design(digits).run(1, "mean")
     for ending, look in ((".json", saved.load), (".npz", saved.load_checkpoint)):
         (tmp_path / f"{run.id}{ending}").write_text("{")
         with pytest.raises(ConfigError, match=re.escape(f"{run.id}{ending} is damaged")):
@@ -203,7 +203,7 @@ def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
 
 
 def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> None:
-    usual = plan(digits, clients=5, attackers=2, first=2)
+    usual = design(digits, clients=5, attackers=2, first=2)
     honest, flipped = (
         Players(usual.run(1, "mean", attack), digits) for attack in ("none", "bitflip")
     )
@@ -219,7 +219,7 @@ def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> Non
 def test_colluding_attackers_see_the_honest_updates(digits: data.Dataset) -> None:
     from securemedian.laboratory.attacks import ATTACKS
 
-    usual = plan(digits, clients=6, attackers=2, first=1)
+    usual = design(digits, clients=6, attackers=2, first=1)
     honest = Players(usual.run(1, "mean"), digits)
     start = honest.start()
     trained = honest.updates(start, 1)
@@ -237,10 +237,10 @@ def test_colluding_attackers_see_the_honest_updates(digits: data.Dataset) -> Non
 
 
 def test_threads_change_no_update(digits: data.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = plan(digits).run(1, "mean")
+    run = design(digits).run(1, "mean")
     start = Players(run, digits).start()
     alone = Players(run, digits).updates(start, 1)
-    monkeypatch.setattr("scripts.experiments.players.THREADS_PAY_FROM", 0)
+    monkeypatch.setattr("securemedian.laboratory.experiments.players.THREADS_PAY_FROM", 0)
     assert np.array_equal(Players(run, digits).updates(start, 1), alone)
 
 

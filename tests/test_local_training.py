@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from securemedian.laboratory import data, models
+from securemedian import cli
+from securemedian.laboratory import data, models, worker
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
@@ -94,3 +95,21 @@ def test_accuracy_of_a_ruined_model() -> None:
     digits = data.load()
     ruined = np.full(models.start(DIGITS, 1).size, np.nan)
     assert models.accuracy(DIGITS, ruined, digits.test_images, digits.test_labels) < 0.2
+
+
+@pytest.mark.parametrize(
+    "option", [["--fault", "gaussian"], ["--fault-from", "1"], ["--record", "."]]
+)
+def test_a_real_client_can_neither_misbehave_nor_record(
+    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train` refuses what the laboratory's worker takes."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "client-1.toml", *option])
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {' '.join(option)}" in capsys.readouterr().err
+    # the same option, and a mistake that is found when all options are understood
+    others = [] if option[0] == "--record" else ["--record", "."]
+    monkeypatch.setattr("sys.argv", ["worker", "none.toml", *option, *others, "--part", "2/1"])
+    with pytest.raises(SystemExit, match="worker: there is no part 2 of 1"):
+        worker.main()

@@ -38,16 +38,16 @@ def program(tmp_path: Path, text: str) -> list[str]:
 
 
 def test_every_party_gets_its_job_and_is_heard(tmp_path: Path) -> None:
-    results = processes.run(program(tmp_path, WRITES), 3, TASKS, 2, pin=True, limit_s=30)
+    results = processes.run(program(tmp_path, WRITES), 3, TASKS, 2, pin=True, limit_s=120)
     assert [party[0]["seconds"] for party in results] == [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]]
 
 
 def test_one_that_stops_ends_the_others_and_is_quoted(tmp_path: Path) -> None:
-    text = "import json, sys, time\nif json.load(sys.stdin)['rank'] == 1: sys.exit('no such card')\ntime.sleep(60)"
+    text = "import json, sys, time\nif json.load(sys.stdin)['rank'] == 1: sys.exit('no such card')\ntime.sleep(300)"
     start = time.monotonic()
     with pytest.raises(processes.PeerFailed, match="stopped with 1: no such card"):
-        processes.run(program(tmp_path, text), 2, TASKS, 1, pin=False, limit_s=50)
-    assert time.monotonic() - start < 40
+        processes.run(program(tmp_path, text), 2, TASKS, 1, pin=False, limit_s=250)
+    assert time.monotonic() - start < 120
 
 
 def test_one_that_never_ends_is_ended(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_one_that_never_ends_is_ended(tmp_path: Path) -> None:
 
 def test_results_that_are_missing_are_a_failure(tmp_path: Path) -> None:
     with pytest.raises(processes.PeerFailed, match="0 of 1 results: hello"):
-        processes.run(program(tmp_path, "print('hello')"), 1, TASKS, 1, pin=False, limit_s=30)
+        processes.run(program(tmp_path, "print('hello')"), 1, TASKS, 1, pin=False, limit_s=120)
 
 
 def test_what_is_installed_is_kept_while_its_pins_stand(

@@ -153,9 +153,10 @@ def test_predicted_is_counted_between_two_processes() -> None:
 def test_a_large_model_is_planned_in_seconds(name: str) -> None:
     params = RoundParams.from_dict({"dim": 1_663_370, "max_clients": 8} | ROUNDS[name])
     predict(replace(params, dim=200), [1] * 8, ProtocolParams())  # compiles
-    start = time.perf_counter()
+    # processor time, so that other users of the machine are not in it
+    start = time.process_time()
     large = predict(params, [1] * 8, ProtocolParams())
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert large.costs[0].bytes_sent > 10e6 and large.memory < 1 << 30
 
 

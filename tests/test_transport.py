@@ -99,12 +99,13 @@ def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair):
     zero, one = pair.lanes(b"\x01" * 16, timeout_s=0.2)
     with pytest.raises(ChannelTimeout, match="0.2 s"):
         zero.recv()
-    slow, _ = pair.lanes(b"\x02" * 16, timeout_s=60)
+    slow, _ = pair.lanes(b"\x02" * 16, timeout_s=120)
     threading.Timer(0.1, slow.close).start()
     start = time.monotonic()
     with pytest.raises(ChannelClosed):
         slow.recv()
-    assert time.monotonic() - start < 5
+    # not at its limit: busy machines included
+    assert time.monotonic() - start < 60
     with pytest.raises(ChannelClosed):
         slow.send([b"late"])
 

@@ -21,8 +21,8 @@ USUAL = 0.1  # the p0 = p1 of every other experiment
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was asked for, whole."""
+class Design:
+    """Hold what was asked for, whole: the experiment's defaults, and what was chosen instead."""
 
     data: Dataset = field(repr=False)
     data_digest: str
@@ -40,8 +40,9 @@ class Plan:
     extensions: dict[str, str]
 
     def run(
-        self, seed: int, method: str, attack: str = "none", range: RangePolicy | None = None
+        self, seed: int, method: str, attack: str = "none", policy: RangePolicy | None = None
     ) -> Run:
+        """Return one training run of this design; `policy` is by default the method's own."""
         secure = methods.SECURE.get(method)
         model = models.MODELS[self.model]
         return Run(
@@ -55,7 +56,7 @@ class Plan:
             seed=seed,
             method=method,
             options=dict(secure.options) if secure else {},
-            range=range or (secure.range if secure else methods.CONSTANT),
+            range=policy or (secure.range if secure else methods.CONSTANT),
             attack=attack,
             attackers=self.attackers,
             first=self.first,
@@ -112,7 +113,7 @@ class Result:
         )
 
 
-Draw = Callable[[Path, str, Plan, Sequence[Result]], list[Path]]
+Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Experiment:
     figure: str
     needs: str
     duration: str  # rough, with the defaults
-    curves: Callable[[Plan], list[Curve]]
+    curves: Callable[[Design], list[Curve]]
     draw: Draw
     model: str | None = None  # None: the data set's
     clients: int = 3
@@ -150,10 +151,13 @@ class Experiment:
         return list(self.attacks) if self.attacks else list(ATTACKS)
 
 
-def plan(
+def design(
     experiment: Experiment, data: Dataset, extensions: dict[str, str], chosen: dict[str, Any]
-) -> Plan:
-    """The experiment's defaults and what was `chosen` instead. ConfigError for what does not fit together."""
+) -> Design:
+    """Return the experiment's defaults with what was `chosen` instead.
+
+    Raises ConfigError for what does not fit together.
+    """
     values: dict[str, Any] = {
         "model": experiment.model or SOURCES[data.name].model,
         "split": "iid",
@@ -170,60 +174,62 @@ def plan(
     if "images" not in values:
         most = len(data.labels) // max(1, values["clients"])
         values["images"] = min(experiment.images, most) if experiment.images else None
-    made = Plan(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
+    made = Design(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
     _check(experiment, made)
     return made
 
 
-def _check(experiment: Experiment, plan: Plan) -> None:
+def _check(experiment: Experiment, design: Design) -> None:
     for what, asked, known in (
-        ("model", [plan.model], models.MODELS),
-        ("attack", plan.attacks, ATTACKS),
+        ("model", [design.model], models.MODELS),
+        ("attack", design.attacks, ATTACKS),
     ):
         for name in asked:
             if name not in known:
                 raise ConfigError(f"there is no {what} {name!r}: choose from {', '.join(known)}")
     try:
-        models.check_fits(models.MODELS[plan.model], plan.data)
+        models.check_fits(models.MODELS[design.model], design.data)
     except ConfigError as error:
         raise ConfigError(
             f"{experiment.name} is of {experiment.needs}, whose folder --data names: {error}"
         ) from error
-    if plan.rounds < 1:
-        raise ConfigError(f"--rounds must be 1 or more, not {plan.rounds}")
-    if plan.first < 1:
-        raise ConfigError(f"--from must be 1 or more, not {plan.first}: rounds are counted from 1")
-    if plan.clients < 2:
-        raise ConfigError(f"--clients must be 2 or more, not {plan.clients}")
-    if not plan.attackers and set(plan.attacks) != {"none"}:
+    if design.rounds < 1:
+        raise ConfigError(f"--rounds must be 1 or more, not {design.rounds}")
+    if design.first < 1:
+        raise ConfigError(
+            f"--from must be 1 or more, not {design.first}: rounds are counted from 1"
+        )
+    if design.clients < 2:
+        raise ConfigError(f"--clients must be 2 or more, not {design.clients}")
+    if not design.attackers and set(design.attacks) != {"none"}:
         raise ConfigError("an attack needs attackers: say how many with --attackers")
-    for seed in plan.seeds:
+    for seed in design.seeds:
         if seed < 0:
             raise ConfigError(f"--seeds must be 0 or more, not {seed}")
-        split(plan.data.labels, plan.clients, seed, plan.split, plan.images)
-    if not 0 <= plan.attackers < plan.clients:
+        split(design.data.labels, design.clients, seed, design.split, design.images)
+    if not 0 <= design.attackers < design.clients:
         raise ConfigError(
-            f"--attackers must be from 0 to {plan.clients - 1}, not {plan.attackers}: somebody is honest"
+            f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: somebody is honest"
         )
-    for method in plan.methods:
-        methods.check(method, plan.clients, plan.attackers)
+    for method in design.methods:
+        methods.check(method, design.clients, design.attackers)
         if method in methods.SECURE:
-            plan.run(plan.seeds[0], method).params(dim=1)
+            design.run(design.seeds[0], method).params(dim=1)
 
 
 # Which runs
 
 
-def _by_attack(plan: Plan) -> list[Curve]:
+def _by_attack(design: Design) -> list[Curve]:
     """A panel an attack, a line a method."""
     return [
         Curve(
-            _panel(plan, attack),
+            _panel(design, attack),
             methods.label(method),
-            [plan.run(seed, method, attack) for seed in plan.seeds],
+            [design.run(seed, method, attack) for seed in design.seeds],
         )
-        for attack in plan.attacks
-        for method in plan.methods
+        for attack in design.attacks
+        for method in design.methods
     ]
 
 
@@ -232,18 +238,18 @@ def _policy(name: str, p: float) -> RangePolicy:
     return POLICIES[name](**dict.fromkeys(options_of(POLICIES[name]), p))
 
 
-def _by_range(plan: Plan) -> list[Curve]:
+def _by_range(design: Design) -> list[Curve]:
     """Every policy of the bucket range, over orders of magnitude of p0 = p1."""
-    if list(plan.methods) != ["bucketed"] or len(plan.attacks) != 1:
+    if list(design.methods) != ["bucketed"] or len(design.attacks) != 1:
         raise ConfigError(
             "an experiment on the bucket range is of the bucketed median, under one attack or none"
         )
-    (attack,) = plan.attacks
+    (attack,) = design.attacks
     return [
         Curve(
             "",
             policy,
-            [plan.run(seed, "bucketed", attack, _policy(policy, p)) for seed in plan.seeds],
+            [design.run(seed, "bucketed", attack, _policy(policy, p)) for seed in design.seeds],
             x=p,
         )
         for policy in POLICIES
@@ -251,18 +257,18 @@ def _by_range(plan: Plan) -> list[Curve]:
     ]
 
 
-def _panel(plan: Plan, attack: str) -> str:
-    if attack == "none" or not plan.attackers:
+def _panel(design: Design, attack: str) -> str:
+    if attack == "none" or not design.attackers:
         return "no fault"
-    who = "one client" if plan.attackers == 1 else f"{plan.attackers} clients"
-    return f"{attack}: {who} from round {plan.first}"
+    who = "one client" if design.attackers == 1 else f"{design.attackers} clients"
+    return f"{attack}: {who} from round {design.first}"
 
 
 # How they are drawn
 
 
 def _accuracy_by_round(
-    stem: Path, figure: str, plan: Plan, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[Result]
 ) -> list[Path]:
     panels = [
         Panel(
@@ -273,11 +279,11 @@ def _accuracy_by_round(
         )
         for name in dict.fromkeys(result.curve.panel for result in results)
     ]
-    return plots.save(stem, f"{figure}: {plan.subject}", panels)
+    return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
 def _accuracy_by_range(
-    stem: Path, figure: str, plan: Plan, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[Result]
 ) -> list[Path]:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
@@ -293,19 +299,21 @@ def _accuracy_by_range(
         )
     usual = [result.line(result.curve.line) for result in results if result.curve.x == USUAL]
     panels = [
-        Panel(f"after {plan.rounds} rounds", "p0 = p1", "test accuracy (%)", final, log_x=True),
+        Panel(f"after {design.rounds} rounds", "p0 = p1", "test accuracy (%)", final, log_x=True),
         Panel(f"p0 = p1 = {USUAL}", "round", "test accuracy (%)", usual),
     ]
-    return plots.save(stem, f"{figure}: {plan.subject}", panels)
+    return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _accuracy_grid(stem: Path, figure: str, plan: Plan, results: Sequence[Result]) -> list[Path]:
+def _accuracy_grid(
+    stem: Path, figure: str, design: Design, results: Sequence[Result]
+) -> list[Path]:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))
     value = {
         (result.curve.line, result.curve.runs[0].attack): result.final_mean for result in results
     }
-    x_label = f"attack by {plan.attackers} of {plan.clients} clients from round {plan.first}"
+    x_label = f"attack by {design.attackers} of {design.clients} clients from round {design.first}"
     grid = Grid(
         x_label,
         "method",
@@ -313,9 +321,7 @@ def _accuracy_grid(stem: Path, figure: str, plan: Plan, results: Sequence[Result
         rows,
         [[value[row, column] for column in columns] for row in rows],
     )
-    title = (
-        f"{figure}: test accuracy (%) after {plan.rounds} rounds, {plan.model} on {plan.data.name}"
-    )
+    title = f"{figure}: test accuracy (%) after {design.rounds} rounds, {design.model} on {design.data.name}"
     return plots.save_grid(stem, title, grid)
 
 

@@ -16,7 +16,7 @@ from securemedian.mpc.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from securemedian.laboratory.experiments.catalogue import Experiment, Plan
+    from securemedian.laboratory.experiments.catalogue import Design, Experiment
     from securemedian.laboratory.experiments.progress import Board
     from securemedian.laboratory.experiments.runs import Record, Run
 
@@ -146,12 +146,14 @@ def _experiment(options: argparse.Namespace) -> None:
     plots.check()
     models.use_one_thread()
     chosen = {name: getattr(options, name) for name in (*CHOSEN, "secure")}
-    plan = catalogue.plan(experiment, data.load(options.data, options.dataset), extensions, chosen)
-    folder = options.out or Path("results", "experiments", plan.stem(experiment))
+    design = catalogue.design(
+        experiment, data.load(options.data, options.dataset), extensions, chosen
+    )
+    folder = options.out or Path("results", "experiments", design.stem(experiment))
     saved.prepare(folder / "runs")
     # unwinds, so that the servers are ended then, too
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    _run(experiment, plan, folder, options.fresh, console)
+    _run(experiment, design, folder, options.fresh, console)
 
 
 def _extend(paths: Sequence[Path]) -> dict[str, str]:
@@ -212,34 +214,37 @@ def _list(console: "Console") -> None:
 
 
 def _run(
-    experiment: "Experiment", plan: "Plan", folder: Path, fresh: bool, console: "Console"
+    experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
     """All runs, then what came of them."""
     from securemedian.laboratory.experiments import saved, summaries
     from securemedian.laboratory.experiments.catalogue import Result
     from securemedian.laboratory.experiments.progress import Board
 
-    curves = experiment.curves(plan)
+    curves = experiment.curves(design)
     runs = {run.id: run for curve in curves for run in curve.runs}
     if fresh:
         for run in runs.values():
             saved.forget(folder / "runs", run)
-    records = _records(runs, plan, folder / "runs", Board(console, len(runs), plan.rounds))
+    records = _records(runs, design, folder / "runs", Board(console, len(runs), design.rounds))
     results = [
         Result(
             curve,
             [
-                [100 * one for one in records[run.id].accuracies(plan.rounds, plan.data.classes)]
+                [
+                    100 * one
+                    for one in records[run.id].accuracies(design.rounds, design.data.classes)
+                ]
                 for run in curve.runs
             ],
         )
         for curve in curves
     ]
     command = shlex.join(["securemedian", *sys.argv[1:]])
-    summary = summaries.summary(experiment, plan, results, records, command)
-    stem = folder / plan.stem(experiment)
+    summary = summaries.summary(experiment, design, results, records, command)
+    stem = folder / design.stem(experiment)
     saved.write_json(stem.with_suffix(".json"), summary)
-    paths = experiment.draw(stem, experiment.figure, plan, results)
+    paths = experiment.draw(stem, experiment.figure, design, results)
     console.print(summaries.table(summary))
     console.print(
         f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}, and runs/"
@@ -247,25 +252,27 @@ def _run(
 
 
 def _records(
-    runs: "dict[str, Run]", plan: "Plan", folder: Path, board: "Board"
+    runs: "dict[str, Run]", design: "Design", folder: Path, board: "Board"
 ) -> "dict[str, Record]":
     """What is known of every run once the missing ones have been carried out."""
-    from securemedian.laboratory.experiments import engine, saved
+    from securemedian.laboratory.experiments import runner, saved
     from securemedian.laboratory.experiments.service import Service
 
     done = {
-        id: record
-        for id, run in runs.items()
-        if (record := saved.load(folder, run)) and record.covers(plan.rounds)
+        run_id: record
+        for run_id, run in runs.items()
+        if (record := saved.load(folder, run)) and record.covers(design.rounds)
     }
-    missing = {id: run for id, run in runs.items() if id not in done}
+    missing = {run_id: run for run_id, run in runs.items() if run_id not in done}
     with board, ExitStack() as stack:
         board.found(done)
         service = None
         if any(run.secure for run in missing.values()):
-            service = stack.enter_context(Service(plan.clients, board.servers))
-        for id, run in missing.items():
+            service = stack.enter_context(Service(design.clients, board.servers))
+        for run_id, run in missing.items():
             board.begin(run)
-            done[id] = engine.carry_out(run, plan.rounds, plan.data, service, folder, board.round)
-            board.finished(done[id])
+            done[run_id] = runner.carry_out(
+                run, design.rounds, design.data, service, folder, board.round
+            )
+            board.finished(done[run_id])
     return done

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig
-from securemedian.laboratory import plaintext
+from securemedian.laboratory import daemons, plaintext
+from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.experiments.runs import Cost
+from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.params import RoundParams
-from securemedian.scripts import daemons, keygen
-from securemedian.scripts.daemons import Watch
-from securemedian.scripts.processes import Processes
+from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training
@@ -36,8 +36,8 @@ POLL_S = 0.02
 class Service:
     """Both servers, started when the first round needs them and kept for all that follow. Leaving it ends them."""
 
-    def __init__(self, clients: int, watch: Watch) -> None:
-        self._names, self._watch = keygen.client_names(clients), watch
+    def __init__(self, clients: int, show: ShowStatus) -> None:
+        self._names, self._show = keygen.client_names(clients), show
         self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
         self._open = ExitStack()  # of the servers and the connections to them
         self._kept: Training | None = None  # what S0 has; None: the servers are not running
@@ -74,7 +74,7 @@ class Service:
             with suppress(SecureMedianError):  # the servers may be what is wrong
                 self._coordinator.abort(round_id, str(error))
             raise
-        status = daemons.until_published(self._processes, self._coordinator, round_id, self._watch)
+        status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
         if not np.array_equal(results, plaintext.published(updates, params, model, width)):
             raise SecureMedianError(
@@ -91,7 +91,7 @@ class Service:
         """Start the servers, with `training` as what S0 has kept: a run goes on where it was interrupted."""
         self._open.close()
         self._kept = None
-        self._watch({"phase": "being started (the first start compiles)", "progress": (0, 0)})
+        self._show({"phase": "being started (the first start compiles)", "progress": (0, 0)})
         directory = self._directory
         store = Store(Path(config.load(directory / "s0.toml").state_dir))
         store.save_training(training)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 import securemedian
 from securemedian.laboratory import report
-from securemedian.laboratory.experiments.catalogue import Experiment, Plan, Result
+from securemedian.laboratory.experiments.catalogue import Design, Experiment, Result
 from securemedian.laboratory.experiments.runs import Cost, Record
 
 
@@ -24,24 +24,24 @@ def machine() -> dict[str, Any]:
 
 def summary(
     experiment: Experiment,
-    plan: Plan,
+    design: Design,
     results: Sequence[Result],
     records: Mapping[str, Record],
     command: str,
 ) -> dict[str, Any]:
-    settings = {name: value for name, value in vars(plan).items() if name != "data"}
+    settings = {name: value for name, value in vars(design).items() if name != "data"}
     return {
         "experiment": experiment.name,
         "figure": experiment.figure,
         "command": command,
         "machine": machine(),
-        "settings": settings | {"data": plan.data.name},
+        "settings": settings | {"data": design.data.name},
         "seconds": sum(
-            _seconds(records[run.id], plan.rounds)
+            _seconds(records[run.id], design.rounds)
             for result in results
             for run in result.curve.runs
         ),
-        "results": [_curve(result, records, plan.rounds) for result in results],
+        "results": [_curve(result, records, design.rounds) for result in results],
     }
 
 

@@ -1,4 +1,4 @@
-"""S0 and S1 on this machine, as child processes of this one."""
+"""Start S0 and S1 on this machine as child processes, and wait for what they compute."""
 
 import time
 from collections.abc import Callable
@@ -9,20 +9,25 @@ from typing import Any
 
 from securemedian.clients.client import Coordinator
 from securemedian.clients.config import ClientConfig
+from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable
-from securemedian.scripts.processes import Processes
 
-START_LIMIT_S = 300.0  # for both servers: the first start compiles the kernels
+# for both servers: the first start compiles the kernels
+START_LIMIT_S = 300.0
 PROBE_S = 2.0
 POLL_S = 0.1
 
-Watch = Callable[[dict[str, Any]], None]  # is shown S0's status while a round lasts
+# is called with S0's status while a round lasts
+ShowStatus = Callable[[dict[str, Any]], None]
 
 
 def start(processes: Processes, directory: Path) -> None:
-    """Start both servers with the keys that `keygen` made in `directory`, and wait until they have found each other."""
+    """Start both servers with what `keygen` wrote to `directory`, and wait until they are linked.
+
+    Raises ServerUnreachable if they are not within START_LIMIT_S.
+    """
     for server in ("s0", "s1"):
-        processes.start(server, "serve", str(directory / f"{server}.toml"))
+        processes.start(server, "securemedian", "serve", str(directory / f"{server}.toml"))
     config = ClientConfig.load(directory / "coordinator.toml")
     deadline = time.monotonic() + START_LIMIT_S
     with Coordinator(replace(config, reply_timeout_s=PROBE_S)) as coordinator:
@@ -36,20 +41,24 @@ def start(processes: Processes, directory: Path) -> None:
 
 
 def _linked(coordinator: Coordinator) -> bool:
-    """Whether both servers answer and have found each other."""
+    """Return whether both servers answer and have found each other."""
     with suppress(ServerUnreachable):
         return all(server.ask("info").fields["peer_linked"] for server in coordinator.servers)
     return False
 
 
 def until_published(
-    processes: Processes, coordinator: Coordinator, round_id: str, watch: Watch
+    processes: Processes, coordinator: Coordinator, round_id: str, show: ShowStatus
 ) -> dict[str, Any]:
-    """S0's last status of a round. RoundFailed says why there is no result."""
-    while True:  # the servers end every round within its limits, and a dead server ends the loop
+    """Return S0's last status of a round, once it is published.
+
+    Raises RoundFailed, which says why there is no result.
+    """
+    # bounded: the servers end every round within its limits, and a dead server ends the loop
+    while True:
         processes.check()
         status = coordinator.status(round_id)
-        watch(status)
+        show(status)
         if status["state"] == "failed":
             raise RoundFailed(f"round {status['number']}: {status['reason']}")
         if status["state"] == "published":

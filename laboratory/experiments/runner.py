@@ -1,4 +1,4 @@
-"""One training run from its start, or from where it was interrupted, to its last round."""
+"""Carry out one training run from its start, or from where it was interrupted, to its last round."""
 
 import hashlib
 import time
@@ -19,17 +19,18 @@ from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.training import Training
 
 Float32s = NDArray[np.float32]
-Watch = Callable[[Record], None]  # is shown what is known so far, after every round
+# is called with what is known so far, after every round
+ShowRecord = Callable[[Record], None]
 
 
 class Diverged(SecureMedianError):
-    """A value of the run is no longer a number: there is no next round."""
+    """Say that a value of the run is no longer a number: there is no next round."""
 
     code = "diverged"
 
 
 def carry_out(
-    run: Run, rounds: int, data: Dataset, service: Service | None, folder: Path, watch: Watch
+    run: Run, rounds: int, data: Dataset, service: Service | None, folder: Path, show: ShowRecord
 ) -> Record:
     """Train for `rounds` rounds, saving each. `service` is needed by runs that are `secure`."""
     players = Players(run, data)
@@ -37,7 +38,7 @@ def carry_out(
         Record(),
         Training(run.range, players.start(), np.array(run.range.initial, np.float32)),
     )
-    watch(record)
+    show(record)
     while not record.covers(rounds):
         if run.secure and service:
             service.ready(training)
@@ -51,7 +52,7 @@ def carry_out(
         except Diverged:
             record = replace(record, diverged=True)
         saved.save_checkpoint(folder, run, record, training)
-        watch(record)
+        show(record)
     saved.finish(folder, run, record)
     return record
 
@@ -59,16 +60,21 @@ def carry_out(
 def _round(
     run: Run, before: Training, players: Players, service: Service | None
 ) -> tuple[Training, Cost | None]:
-    """The run after one more round. Raises Diverged where a value is no number."""
+    """Return the run after one more round.
+
+    Raises Diverged where a value is no number.
+    """
 
     def play(model: Float32s) -> Float32s:
         updates = players.updates(model, before.number)
-        if np.isnan(updates).any():  # which no client would be let submit
+        # no client would be let submit these
+        if np.isnan(updates).any():
             raise Diverged("an update is not a number")
         return updates
 
     model, cost = _model(before), None
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is seen below
+    # what overflows is seen below
+    with np.errstate(over="ignore", invalid="ignore"):
         if run.method not in methods.SECURE:
             after = before.after(methods.combine(run.method, play(model), run.attackers))
         elif run.secure:
@@ -83,5 +89,6 @@ def _round(
 
 
 def _model(training: Training) -> Float32s:
-    assert training.model is not None  # every run starts with one
+    # every run starts with one
+    assert training.model is not None
     return training.model

@@ -1,9 +1,9 @@
-"""Child processes of the `securemedian` command: each with a log of its own, and all ended by their process ids,
-whatever happens.
-"""
+"""Run child processes, each with a log of its own, and end all of them by process id whatever happens."""
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,25 +14,31 @@ STOP_LIMIT_S = 15.0
 
 
 class Processes:
-    """A context whose end ends them all."""
+    """Hold the running processes; the end of this context ends them all."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # Ctrl-C reaches the main thread only, so it cannot come between a start and its entry here
+        self._starter = ThreadPoolExecutor(1)
 
-    def start(self, name: str, *arguments: str) -> None:
-        """Run `securemedian ARGUMENTS` with its output in NAME.log."""
+    def start(self, name: str, module: str, *arguments: str) -> None:
+        """Run `python -m MODULE ARGUMENTS` with its output in NAME.log."""
+        self._starter.submit(self._start, name, [sys.executable, "-m", module, *arguments]).result()
+
+    def _start(self, name: str, command: list[str]) -> None:
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", "securemedian", *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us, and we end them in order
+                # Ctrl-C is for this process, which ends the others in order
+                start_new_session=True,
             )
 
     def check(self) -> None:
-        """SecureMedianError with the last line of its log if one has ended by itself."""
+        """Raise SecureMedianError with the last line of its log if a process has ended by itself."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 last = self._log(name).read_text("utf-8", "replace").strip().rpartition("\n")[2]
@@ -41,12 +47,14 @@ class Processes:
                 )
 
     def stop(self) -> None:
-        """SIGTERM to each, and SIGKILL to those that are still there after STOP_LIMIT_S."""
+        """Send SIGTERM to each, and SIGKILL to those still there STOP_LIMIT_S later."""
+        self._starter.shutdown()
         for process in self._running.values():
             process.terminate()
+        deadline = time.monotonic() + STOP_LIMIT_S
         for process in self._running.values():
             try:
-                process.wait(STOP_LIMIT_S)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -1,0 +1,106 @@
+"""The options of everything that trains: what is trained, on which images, and which clients misbehave."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from securemedian.laboratory.attacks import ATTACKS, Attack
+from securemedian.laboratory.data import SOURCES, SPLITS
+from securemedian.laboratory.models import MODELS
+from securemedian.mpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from securemedian.laboratory.data import Dataset
+    from securemedian.laboratory.models import Model
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a client trains, on what, and from which seed."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="the folder of MNIST's IDX files, plain or .gz, or of CIFAR-10's binary files "
+        "(default: scikit-learn's 8x8 digits)",
+    )
+    parser.add_argument(
+        "--network", choices=MODELS, help="the model that is trained (default: the data's own)"
+    )
+    parser.add_argument(
+        "--images",
+        type=int,
+        metavar="N",
+        help="training images of each client (default: all, divided evenly)",
+    )
+    parser.add_argument(
+        "--split",
+        default="iid",
+        metavar="HOW",
+        help=f"how the images are divided among the clients: {SPLITS} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="of the start model, the split and the training (default: %(default)s)",
+    )
+
+
+def add_worker_options(parser: argparse.ArgumentParser) -> None:
+    """Add what one client's worker is told: its configuration, its data, its part and its rounds."""
+    parser.add_argument("config", help="this client's client.toml")
+    add_data_options(parser)
+    parser.add_argument(
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="train on part I of N of the images (default: 1/1)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="leave after N rounds (default: stay)"
+    )
+
+
+def add_fault_options(parser: argparse.ArgumentParser) -> None:
+    """Add which fault a client of the laboratory has, and from which round on."""
+    parser.add_argument(
+        "--fault",
+        choices=ATTACKS,
+        default="none",
+        help="misbehave, to see what a median does about it (default: none)",
+    )
+    parser.add_argument(
+        "--fault-from",
+        type=int,
+        default=3,
+        metavar="T",
+        help="the first round of the fault (default: %(default)s)",
+    )
+
+
+def fault(options: argparse.Namespace) -> Attack:
+    """Return the attack that the options name.
+
+    Raises ConfigError if one client alone cannot carry it out.
+    """
+    attack = ATTACKS[options.fault]
+    if attack.sees_honest:
+        alone = ", ".join(name for name, other in ATTACKS.items() if not other.sees_honest)
+        raise ConfigError(
+            f"--fault {attack.name} needs the updates of the honest clients, which no client of a "
+            f"real round sees: `securemedian experiment` simulates it. Here choose one of {alone}"
+        )
+    return attack(options.fault_from)
+
+
+def network(options: argparse.Namespace, data: "Dataset") -> "Model":
+    """Return the model that the options name, or else the one of the data set."""
+    return MODELS[options.network or SOURCES[data.name].model]
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, parts = text.partition("/")
+    if not (index.isdecimal() and parts.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 2/3")
+    return int(index) - 1, int(parts)

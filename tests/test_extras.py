@@ -1,0 +1,91 @@
+"""Check what works without the extras, and that a verb that needs one says so in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HIDDEN = {
+    "train": ["torch", "sklearn"],
+    "bench": ["matplotlib"],
+}
+# verbs and the status and last line that each must end with
+PROGRAM = """
+import contextlib, io, json, sys
+hidden, commands = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(hidden))
+from securemedian import cli
+ends = []
+for command in commands:
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(errors):
+        status = cli.main(command.split())
+    ends.append([status, errors.getvalue()])
+sys.stdout.write(json.dumps(ends))
+"""
+MODULES = """
+import importlib, json, pkgutil, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[1])))
+import securemedian
+for floor in ("mpc", "settings", "servers", "clients", "scripts", "cli"):
+    package = importlib.import_module(f"securemedian.{floor}")
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{package.__name__}."):
+        importlib.import_module(module.name)
+"""
+
+
+def without(extra: str, *commands: str) -> list[tuple[int, str]]:
+    """Return status and output of commands of one process in which an extra is not installed."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([HIDDEN[extra], commands])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(status, said) for status, said in json.loads(done.stdout)]
+
+
+def test_the_service_is_imported_without_any_extra() -> None:
+    hidden = [name for names in HIDDEN.values() for name in names]
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES, json.dumps(hidden)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "commands"),
+    [
+        (
+            "train",
+            [
+                "init mlp {folder}/start.npy",
+                "train {folder}/client-1.toml",
+                "demo --rounds 1",
+                "experiment fig4 --out {folder}",
+            ],
+        ),
+        ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
+    ],
+)
+def test_a_verb_names_the_extra_it_lacks_in_one_line(
+    extra: str, commands: list[str], tmp_path: Path
+) -> None:
+    for status, said in without(extra, *(line.format(folder=tmp_path) for line in commands)):
+        assert status == 2
+        assert said.startswith("securemedian: ") and said.count("\n") == 1
+        assert f"pip install 'securemedian[{extra}]'" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_needs_no_extra_works_without_it() -> None:
+    for extra in HIDDEN:
+        for status, said in without(
+            extra, "experiment --list", "plan --dim 10 --clients 3 --method bucketed"
+        ):
+            assert status == 0, said
