@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 import msgpack
 
 from securemedian.mpc import ring
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
 SECURITY_BITS = 128  # SECURITY: base OTs, the width of OT extension, AES keys
@@ -31,12 +31,14 @@ RANGE_POLICIES = ("coordinate", "mean", "linf", "l1", "constant")
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {quoted(value)}")
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise ConfigError(
+            f"{name} must be a whole number from {low} to {high}, not {quoted(value)}"
+        )
 
 
 def digest(*values: Any) -> bytes:
@@ -57,7 +59,7 @@ def build(cls: type[T], values: object, where: str) -> T:
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ConfigError(
-            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            f"{where}: unknown {cut(', '.join(unknown), MAX_QUOTE)}; known are {', '.join(sorted(known))}"
         )
     missing = sorted(
         n
@@ -77,7 +79,7 @@ def build(cls: type[T], values: object, where: str) -> T:
             allowed.append(int)
         if type(value) not in allowed:  # type() and not isinstance(): True is no number
             raise ConfigError(
-                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {value!r}"
+                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, not {quoted(value)}"
             )
     try:
         return cls(**values)
