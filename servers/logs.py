@@ -1,4 +1,7 @@
-"""Structured logs: one line per event, JSON when standard error is no terminal. Callers never pass secrets or shares."""
+"""Structured logs: one line per event, JSON when standard error is no terminal.
+
+Callers never pass secrets or shares.
+"""
 
 import json
 import logging
@@ -7,6 +10,8 @@ import time
 from typing import Any
 
 from securemedian.mpc.errors import cut
+
+MAX_TRACEBACK = 20_000
 
 _logger = logging.getLogger("securemedian")
 
@@ -17,9 +22,6 @@ def event(
     """Log `name` with its fields; with `error`, its traceback too. Texts are cut: others may have written them."""
     fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
-
-
-MAX_TRACEBACK = 20_000
 
 
 def _printable(key: str, value: object) -> object:

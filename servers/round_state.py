@@ -119,14 +119,22 @@ class Effect(StrEnum):
     """What a line of the table does at this server. An effect that fails fails the round."""
 
     LOG = "log"
-    BEGIN = "begin: keep the training run that the round starts from"
-    PREPARE = "prepare: open the lanes, fill the pools"
-    BIND = "bind: repeat this number with these clients only"
-    START = "start the protocol"
-    PUBLISH = "publish: keep the training run that the round ends with"
-    DROP_SESSION = "drop the session"
-    DROP_UPLOADS = "drop the uploads"
-    ANSWER = "answer the coordinator"
+    # keep the training run that the round starts from; forget whom an earlier attempt binds, if it starts over
+    BEGIN = "begin"
+    # open the lanes, make the base OTs or keep them, fill the pools
+    PREPARE = "prepare"
+    # values may be opened from here on: remember that this number is for these clients only
+    BIND = "bind"
+    # run the protocol on the uploads of `included`
+    START = "start"
+    # keep the training run that the round ends with
+    PUBLISH = "publish"
+    # forget base OTs and pools, and end a run in hand
+    DROP_SESSION = "drop session"
+    # delete the shares
+    DROP_UPLOADS = "drop uploads"
+    # tell the coordinator whether its round is open
+    ANSWER = "answer"
 
 
 Action = RoundMessage | Effect
@@ -410,18 +418,10 @@ Pair = tuple[State, type]
 Table = dict[Pair, tuple[Line, ...]]
 
 
-def _in_each(states: Iterable[State], event: type, line: Line) -> Table:
-    """Return a table with the same line in several states."""
-    return {(state, event): (line,) for state in states}
-
-
-_FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS, Effect.ANSWER)
-# because the peer has to be told, and because it has told us
-_FAILS_HERE = Line(State.FAILED, (*_FAIL, Failed))
-_FAILED_THERE = Line(State.FAILED, _FAIL)
-_OBSTRUCTED = Line(State.FAILED, (*_FAIL, Failed), ServerRound.obstructed)
-_CLOSES = Line(State.CLOSING, (Effect.LOG, Close))
+_CLOSE = Line(State.CLOSING, (Effect.LOG, Close))
 _PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
+_FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
+_FAIL_ASKED = (*_FAIL, Effect.ANSWER)
 
 _BOTH: Table = {
     (State.RUNNING, Computed): (
@@ -434,45 +434,59 @@ _BOTH: Table = {
     ),
 }
 
-_LEADER: Table = _BOTH | {
-    (State.NEW, OpenAsked): (Line(State.OPENING, (Effect.LOG, Open)),),
-    (State.OPENING, Opened): (
-        Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Effect.ANSWER)),
-    ),
-    (State.OPEN, Stored): (
-        Line(State.CLOSING, (Uploaded, Effect.LOG, Close), ServerRound.full),
-        Line(State.OPEN, (Uploaded,)),
-    ),
-    (State.OPEN, Uploaded): (
-        Line(State.CLOSING, (Effect.LOG, Close), ServerRound.full),
-        Line(State.OPEN),
-    ),
-    (State.OPEN, CloseAsked): (_CLOSES,),
-    (State.OPEN, Overdue): (_CLOSES,),
-    (State.CLOSING, Held): (_OBSTRUCTED, Line(State.STARTING, (Effect.LOG, Run))),
-    (State.STARTING, Ready): (Line(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START)),),
-    **_in_each(LIVE, Failure, _FAILS_HERE),
-    **_in_each(LIVE, Failed, _FAILED_THERE),
-    **_in_each([state for state in LIVE if state is not State.OPEN], Overdue, _FAILS_HERE),
-}
 
-# S1 is asked and never asks: it is not `opening`, and not `starting`
-_LIVE_THERE = (State.OPEN, State.CLOSING, State.RUNNING)
+def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
+    """Return how each of these states fails; the peer is told unless it has said so itself."""
+    table: Table = {}
+    for state in states:
+        table[state, Failure] = table[state, Overdue] = (Line(State.FAILED, (*does, Failed)),)
+        table[state, Failed] = (Line(State.FAILED, does),)
+    return table
 
-_FOLLOWER: Table = _BOTH | {
-    # the lanes before the answer: what S0 sends on a lane that is not there yet is lost
-    (State.NEW, Open): (Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),),
-    (State.OPEN, Stored): (Line(State.OPEN, (Uploaded,)),),
-    (State.OPEN, Uploaded): (Line(State.OPEN),),
-    (State.OPEN, Close): (Line(State.CLOSING, (Effect.LOG, Held)),),
-    (State.CLOSING, Run): (
-        _OBSTRUCTED,
-        Line(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
-    ),
-    **_in_each(_LIVE_THERE, Failure, _FAILS_HERE),
-    **_in_each(_LIVE_THERE, Failed, _FAILED_THERE),
-    **_in_each(_LIVE_THERE, Overdue, _FAILS_HERE),
-}
+
+_LEADER: Table = (
+    _failing(LIVE, _FAIL_ASKED)
+    | _BOTH
+    | {
+        (State.NEW, OpenAsked): (Line(State.OPENING, (Effect.LOG, Open)),),
+        (State.OPENING, Opened): (
+            Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Effect.ANSWER)),
+        ),
+        (State.OPEN, Stored): (
+            Line(State.CLOSING, (Uploaded, Effect.LOG, Close), ServerRound.full),
+            Line(State.OPEN, (Uploaded,)),
+        ),
+        (State.OPEN, Uploaded): (
+            Line(State.CLOSING, (Effect.LOG, Close), ServerRound.full),
+            Line(State.OPEN),
+        ),
+        (State.OPEN, CloseAsked): (_CLOSE,),
+        # the deadline, which is no failure
+        (State.OPEN, Overdue): (_CLOSE,),
+        (State.CLOSING, Held): (
+            Line(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.obstructed),
+            Line(State.STARTING, (Effect.LOG, Run)),
+        ),
+        (State.STARTING, Ready): (Line(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START)),),
+    }
+)
+
+# S1 is asked and does not ask: it is never `opening` or `starting`.
+_FOLLOWER: Table = (
+    _failing((State.OPEN, State.CLOSING, State.RUNNING), _FAIL)
+    | _BOTH
+    | {
+        # the lanes before the answer: what S0 sends on a lane that is not there yet is lost
+        (State.NEW, Open): (Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),),
+        (State.OPEN, Stored): (Line(State.OPEN, (Uploaded,)),),
+        (State.OPEN, Uploaded): (Line(State.OPEN),),
+        (State.OPEN, Close): (Line(State.CLOSING, (Effect.LOG, Held)),),
+        (State.CLOSING, Run): (
+            Line(State.FAILED, (*_FAIL, Failed), ServerRound.obstructed),
+            Line(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
+        ),
+    }
+)
 
 TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
 
