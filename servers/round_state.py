@@ -383,11 +383,15 @@ class ServerRound:
         # the method's own rules for so many clients of these weights
         self.params.ranks_of(sum(self.params.weights_of(self.included)))
 
+    def whom_it_repeats(self) -> list[str]:
+        """Return the names of the clients of the earlier attempt that may have opened values."""
+        return sorted(self.names.get(client, "one that left the list") for client in self.repeats)
+
     def _repeats_whom(self) -> str:
-        names = sorted(self.names.get(client, "one that left the list") for client in self.repeats)
+        names = self.whom_it_repeats()
         return cut(
-            f"an earlier attempt at number {self.number} may have opened values of "
-            f"{len(names)} clients, and only these, all of them, may take part again, or the coordinator starts "
+            f"an earlier attempt at number {self.number} may have opened values of {len(names)} "
+            "clients, and only these, all of them, may take part again, or the coordinator starts "
             f"over with reset or a model: {', '.join(names)}"
         )
 

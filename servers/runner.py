@@ -110,6 +110,8 @@ class RoundRunner:
     def _log(self, entry: Entry) -> None:
         round_ = entry.round
         details: dict[str, Any] = {"round": round_.id, "number": round_.number}
+        if round_.state is State.OPEN and round_.repeats:
+            details |= {"repeats": round_.whom_it_repeats()}
         if round_.state in (State.RUNNING, State.PUBLISHED):
             details |= {
                 "included": [self._register.names[key] for key in round_.included],
