@@ -136,7 +136,6 @@ def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
         )
     try:
         return name, np.frombuffer(part, dtype=dtype).reshape(shape)
-    except (
-        ValueError
-    ) as error:  # no bytes for a shape with a 0, whose other lengths numpy cannot hold
+    except ValueError as error:
+        # a shape with a 0 needs no bytes, and its other lengths may be beyond numpy
         raise FrameError(f"array {quoted(name)}: bad shape {quoted(shape)}") from error

@@ -93,8 +93,8 @@ class Register:
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
-                f"uploads of {upload_bytes} bytes, {ENVELOPE_BYTES} of them for what comes with the words; "
-                f"{config.name} takes {config.max_message_bytes} (max_message_bytes)"
+                f"uploads of {upload_bytes} bytes; {config.name} takes {config.max_message_bytes} "
+                "(max_message_bytes)"
             )
         number, clients = self._bound
         round_ = ServerRound(

@@ -343,7 +343,7 @@ class Desk:
         return Answer()
 
     def _abort(self, call: Call) -> Answer:
-        self._rounds.abort(self._find(call), f"aborted by {call.name}: {cut(call.fields.reason)}")
+        self._rounds.abort(self._find(call), f"aborted by {call.name}: {call.fields.reason}")
         return Answer()
 
 

@@ -574,6 +574,16 @@ def test_no_request_below_the_limit_of_a_header_ends_a_server(tmp_path, party, c
     assert server.ask(client, "info").type == "info"
 
 
+def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(s0, monkeypatch):
+    def wordy(rounds: Rounds) -> None:
+        raise RoundBusy(LONG)
+
+    monkeypatch.setattr(Rounds, "live", property(wordy))
+    refused = s0.ask(s0.keys[0], "info")
+    assert refused.fields["code"] == "round-busy"
+    assert len(refused.fields["message"]) < 2 * MAX_TEXT
+
+
 def test_an_upload_with_a_long_form_is_refused_shortly(s0):
     round_id = s0.open()
     fields = {"round": round_id, "params": PARAMS.digest, "form": LONG}
