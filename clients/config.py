@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
 from securemedian.settings.keys import check_public_key
@@ -43,7 +43,7 @@ class ClientConfig:
         for name in ("reply_timeout_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    f"{name} must be more than 0 seconds and finite, not {getattr(self, name)!r}"
+                    f"{name} must be more than 0 seconds and finite, not {quoted(getattr(self, name))}"
                 )
 
     @classmethod

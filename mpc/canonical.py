@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 
 T = TypeVar("T")
 
@@ -40,7 +40,8 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ConfigError(
-            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            f"{where}: unknown {cut(', '.join(unknown), MAX_QUOTE)}; "
+            f"known are {', '.join(sorted(known))}"
         )
     missing = sorted(
         n
@@ -62,7 +63,7 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
         if type(value) not in allowed:
             raise ConfigError(
                 f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, "
-                f"not {value!r}"
+                f"not {quoted(value)}"
             )
     try:
         return cls(**values, **made)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import wire
-from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError, quoted
 
 # The number and the depth of a message.
 _POSITION = struct.Struct("<II")
@@ -88,7 +88,7 @@ class Channel:
         if message.type != label or number != self.traffic.messages_received:
             raise PeerProtocolError(
                 f"expected message {self.traffic.messages_received} {label!r}, "
-                f"got {number} {message.type!r}: "
+                f"got {number} {quoted(message.type)}: "
                 "the two servers do not run the same round or release"
             )
         if set(message.arrays) != {""}:
@@ -139,7 +139,7 @@ def _fields(number: int, depth: int) -> dict[str, Any]:
 def _position(message: wire.Message) -> tuple[int, int]:
     packed = message.fields.get("at")
     if type(packed) is not bytes or len(packed) != _POSITION.size:
-        raise PeerProtocolError(f"message {message.type!r} lacks its number and depth")
+        raise PeerProtocolError(f"message {quoted(message.type)} lacks its number and depth")
     number, depth = _POSITION.unpack(packed)
     return number, depth
 

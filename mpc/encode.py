@@ -7,7 +7,7 @@ All arithmetic is float64, so that clients, servers and tests get the same bits 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.ring import check_bits, reduce, signed
 
 
@@ -53,7 +53,7 @@ def from_fixed(elements: NDArray, bits: int, fraction_bits: int) -> NDArray[np.f
 def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
     if type(buckets) is not int or not 3 <= buckets <= 1 << 16:
         raise ConfigError(
-            f"buckets must be a whole number from 3 to 65536, not {buckets!r}: "
+            f"buckets must be a whole number from 3 to 65536, not {quoted(buckets)}: "
             "the outer two are unbounded and one must lie between"
         )
     width = np.asarray(width, np.float64)

@@ -1,7 +1,26 @@
 """The typed errors.
 
-Every failure that a caller may meet has a class of its own and a message that says what to do.
+Every failure that a caller may meet has a class of its own and a message that says what to do. What a
+message quotes from outside goes through `quoted`, and a text that others wrote through `cut`: an error
+that repeats a caller's megabyte is itself a message too long to send.
 """
+
+import reprlib
+
+MAX_QUOTE = 80
+MAX_TEXT = 1000
+
+
+def cut(text: str, limit: int = MAX_TEXT) -> str:
+    """Return `text`, or its first `limit` characters and how many there were."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def quoted(value: object, limit: int = MAX_QUOTE) -> str:
+    """Return the `repr` of a value from outside, cut to about `limit` characters."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    return cut(short.repr(value), limit)
 
 
 class SecureMedianError(Exception):
@@ -87,6 +106,12 @@ class DuplicateUpload(SecureMedianError):
     """The client's upload for this round is already stored; the first one counts."""
 
     code = "duplicate-upload"
+
+
+class ClientsDiffer(SecureMedianError):
+    """An attempt that may have opened values can be repeated with exactly its clients only."""
+
+    code = "clients-differ"
 
 
 class BadUpload(SecureMedianError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, get_type_hints
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,21 @@ def check_choices(instance: Any) -> None:
 def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise ConfigError unless `value` is one of the choices."""
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {quoted(value)}")
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:
     """Raise ConfigError unless `value` is a whole number in [low, high]; True is no number."""
     if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise ConfigError(
+            f"{name} must be a whole number from {low} to {high}, not {quoted(value)}"
+        )
 
 
 def check_number(name: str, value: object, low: float, high: float, what: str) -> None:
     """Raise ConfigError unless `value` is a number in (low, high]; `what` says what it must be."""
     if type(value) not in (int, float) or not low < value <= high:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be {what}, not {value!r}")
+        raise ConfigError(f"{name} must be {what}, not {quoted(value)}")
 
 
 def as_written(share: float) -> Fraction:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from securemedian.mpc.canonical import build, digest, flat
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.methods.base import Chunk, Method
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import check_one_of, check_whole, options_of, refuse_foreign
@@ -40,11 +40,11 @@ class RoundParams:
         if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
             raise ConfigError(
                 f"min_clients must be from 2 to max_clients ({self.max_clients}), "
-                f"not {self.min_clients!r}: the median of a single client is that client's update"
+                f"not {quoted(self.min_clients)}: the median of a single client is that client's update"
             )
         if type(self.deadline_s) not in (int, float) or not 0 < self.deadline_s <= 7 * 86400:
             raise ConfigError(
-                f"deadline_s must be more than 0 and at most a week, not {self.deadline_s!r}"
+                f"deadline_s must be more than 0 and at most a week, not {quoted(self.deadline_s)}"
             )
         results = self.method.most_results
         if results * self.dim > MAX_RESULT_VALUES:

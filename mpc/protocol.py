@@ -8,7 +8,7 @@ SECURITY   a security level or the choice of a primitive; agreed on as well.
 from dataclasses import dataclass
 from typing import Any
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_one_of, check_whole
 from securemedian.mpc.share import SLICE_ALIGN
 
@@ -35,7 +35,9 @@ class ProtocolParams:
     def __post_init__(self) -> None:
         check_one_of("ot_extension", self.ot_extension, OT_EXTENSIONS)
         if self.ot_field_bits not in (1, 2, 4, 8):
-            raise ConfigError(f"ot_field_bits must be 1, 2, 4 or 8, not {self.ot_field_bits!r}")
+            raise ConfigError(
+                f"ot_field_bits must be 1, 2, 4 or 8, not {quoted(self.ot_field_bits)}"
+            )
         check_whole("lanes", self.lanes, 1, 16)
         check_whole("chunk", self.chunk, SLICE_ALIGN, 1 << 24)
         check_whole("batch", self.batch, SLICE_ALIGN, 1 << 26)

@@ -8,7 +8,7 @@ wire and on disk an array is packed to l bits per value.
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.kernels import packing
 
 MIN_BITS, MAX_BITS = 2, 64
@@ -18,7 +18,7 @@ def check_bits(bits: int) -> int:
     """Return `bits`; raise ConfigError unless it is a whole number from 2 to 64."""
     if type(bits) is not int or not MIN_BITS <= bits <= MAX_BITS:
         raise ConfigError(
-            f"ring bits must be a whole number from {MIN_BITS} to {MAX_BITS}, not {bits!r}"
+            f"ring bits must be a whole number from {MIN_BITS} to {MAX_BITS}, not {quoted(bits)}"
         )
     return bits
 

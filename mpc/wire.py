@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc.errors import FrameError, LocalProtocolError
+from securemedian.mpc.errors import FrameError, LocalProtocolError, quoted
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -71,7 +71,7 @@ def unpack(parts: Sequence[Part]) -> Message:
         raise FrameError("the header does not have exactly the keys v, t, b, a")
     if header["v"] != VERSION:
         raise FrameError(
-            f"frame version {header['v']!r}, this program speaks {VERSION}: install the same release on both ends"
+            f"frame version {quoted(header['v'])}, this program speaks {VERSION}: install the same release on both ends"
         )
     kind, fields, described = header["t"], header["b"], header["a"]
     if not isinstance(kind, str) or not isinstance(fields, dict) or not isinstance(described, list):
@@ -82,7 +82,7 @@ def unpack(parts: Sequence[Part]) -> Message:
     for entry, part in zip(described, parts[1:], strict=True):
         name, array = _array(entry, part)
         if name in arrays:
-            raise FrameError(f"array {name!r} twice in one frame")
+            raise FrameError(f"array {quoted(name)} twice in one frame")
         arrays[name] = array
     return Message(kind, fields, arrays)
 
@@ -109,7 +109,7 @@ def _header(
     header: bytes = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields), "a": described})
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(
-            f"the header of a {type!r} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}"
+            f"the header of a {quoted(type)} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}"
         )
     return header
 
@@ -119,19 +119,23 @@ def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
         raise FrameError("an array description is not [name, dtype, shape]")
     name, dtype_name, shape = entry
     if not isinstance(name, str) or not isinstance(dtype_name, str) or dtype_name not in DTYPES:
-        raise FrameError(f"array {name!r}: unknown dtype {dtype_name!r}")
+        raise FrameError(f"array {quoted(name)}: unknown dtype {quoted(dtype_name)}")
     if (
         not isinstance(shape, list)
         or len(shape) > 8
         or not all(type(s) is int and 0 <= s < 1 << 48 for s in shape)
     ):
-        raise FrameError(f"array {name!r}: bad shape {shape!r}")
+        raise FrameError(f"array {quoted(name)}: bad shape {quoted(shape)}")
     dtype = DTYPES[dtype_name]
     expected = dtype.itemsize
     for length in shape:
         expected *= length
     if len(part) != expected:
         raise FrameError(
-            f"array {name!r}: {len(part)} bytes, shape {shape} of {dtype_name} needs {expected}"
+            f"array {quoted(name)}: {len(part)} bytes, shape {shape} of {dtype_name} needs {expected}"
         )
-    return name, np.frombuffer(part, dtype=dtype).reshape(shape)
+    try:
+        return name, np.frombuffer(part, dtype=dtype).reshape(shape)
+    except ValueError as error:
+        # a shape with a 0 needs no bytes, and its other lengths may be beyond numpy
+        raise FrameError(f"array {quoted(name)}: bad shape {quoted(shape)}") from error

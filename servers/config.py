@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
@@ -28,7 +28,7 @@ class Caller:
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME:
             raise ConfigError(
-                f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {self.name!r}"
+                f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {quoted(self.name)}"
             )
         check_public_key(self.public_key)
 
@@ -118,7 +118,7 @@ class ServerConfig:
             value, times = Counter(values).most_common(1)[0]
             if times > 1:
                 raise ConfigError(
-                    f"the {what} {value!r} is there {times} times: one key, one name and one role each"
+                    f"the {what} {quoted(value)} is there {times} times: one key, one name and one role each"
                 )
 
     @property

@@ -1,4 +1,7 @@
-"""Structured logs: one line an event, JSON when standard error is no terminal. Callers never pass secrets or shares."""
+"""Structured logs: one line per event, JSON when standard error is no terminal.
+
+Callers never pass secrets or shares.
+"""
 
 import json
 import logging
@@ -6,14 +9,25 @@ import sys
 import time
 from typing import Any
 
+from securemedian.mpc.errors import cut
+
+MAX_TRACEBACK = 20_000
+
 _logger = logging.getLogger("securemedian")
 
 
 def event(
     name: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
-    """Log `name` with its fields; with `error`, its traceback too."""
+    """Log `name` with its fields; with `error`, its traceback too. Texts are cut: others may have written them."""
+    fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
+
+
+def _printable(key: str, value: object) -> object:
+    """Return a value for a terminal: a text of others' must not make lines or escape sequences of its own."""
+    safe = type(value) is not str or value.isprintable() or key == "traceback"
+    return value if safe else repr(value)
 
 
 class _Line(logging.Formatter):
@@ -24,7 +38,7 @@ class _Line(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+            fields["traceback"] = cut(self.formatException(record.exc_info), MAX_TRACEBACK)
         if self._json:
             stamp = (
                 time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -37,7 +51,7 @@ class _Line(logging.Formatter):
                 "event": record.getMessage(),
             }
             return json.dumps(head | fields, default=str)
-        details = " ".join(f"{key}={value}" for key, value in fields.items())
+        details = " ".join(f"{key}={_printable(key, value)}" for key, value in fields.items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         return (
             f"{clock} {self._server} {record.levelname.lower():7} {record.getMessage()} {details}"

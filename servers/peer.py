@@ -1,9 +1,9 @@
-"""Whether the other server is there and configured alike, without I/O: hellos and the time in, changes out."""
+"""Watches whether the other server is there and configured alike, without I/O: hellos and time in, changes out."""
 
 from enum import StrEnum
 from typing import Any
 
-from securemedian.mpc.errors import ParametersDiffer, PeerUnavailable
+from securemedian.mpc.errors import MAX_QUOTE, ParametersDiffer, PeerUnavailable, cut, quoted
 from securemedian.servers.control import Hello
 
 
@@ -16,15 +16,18 @@ class Change(StrEnum):
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """The fields that differ with both values; "" if none does."""
+    """Return the fields that differ with both values; "" if none does."""
     names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
-    return "; ".join(
-        f"{name}: {ours.get(name)!r} here, {theirs.get(name)!r} there" for name in names
+    return cut(
+        "; ".join(
+            f"{cut(name, MAX_QUOTE)}: {quoted(ours.get(name))} here, {quoted(theirs.get(name))} there"
+            for name in names
+        )
     )
 
 
 class PeerWatch:
-    """The other server, `name`, as its hellos show it."""
+    """Watch the other server, `name`, by its hellos."""
 
     def __init__(
         self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float, now: float
@@ -52,7 +55,7 @@ class PeerWatch:
             raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
 
     def hello(self, message: Hello, now: float) -> Change | None:
-        """The peer is alive."""
+        """Take a sign of life."""
         restarted = self.linked and message.instance != self._instance
         change = Change.RESTARTED if restarted else None if self.linked else Change.LINKED
         self.linked, self._instance, self._until = True, message.instance, now + self._timeout_s
@@ -60,11 +63,11 @@ class PeerWatch:
         return change
 
     def bye(self) -> Change | None:
-        """The peer stops."""
+        """Take leave: the peer stops."""
         return self._lose(f"{self.name} was stopped")
 
     def tick(self, now: float) -> Change | None:
-        """Time has passed. Raises PeerUnavailable if the peer never appeared at all within its limit."""
+        """Let time pass. Raises PeerUnavailable if the peer never appeared at all within its limit."""
         if now < self._until:
             return None
         if not self._instance:

@@ -1,4 +1,7 @@
-"""What clients and the coordinator may ask, who may ask what, and the answers. docs/wire.md has the table."""
+"""What clients and the coordinator may ask, who may ask what, and the answers. docs/wire.md has the table.
+
+A new request is a line of `OPS`, its method of `Desk` and a dataclass for its fields.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,22 +14,26 @@ import securemedian
 from securemedian.mpc import wire
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
+    MAX_QUOTE,
     BadUpload,
     ConfigError,
     FrameError,
     LocalProtocolError,
     NotAllowed,
-    RoundClosed,
     RoundFailed,
     SecureMedianError,
     UnknownRound,
+    cut,
+    quoted,
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
+from securemedian.servers.control import is_round_id
 from securemedian.servers.engine import Engine
-from securemedian.servers.rounds import Entry, Rounds
-from securemedian.servers.session import CloseAsked, Failure, Round, State
+from securemedian.servers.register import Entry
+from securemedian.servers.round_state import ServerRound, State
+from securemedian.servers.rounds import Rounds
 
 CLIENT, COORDINATOR = "client", "coordinator"
 NO_ROUND: dict[str, Any] = {
@@ -35,6 +42,7 @@ NO_ROUND: dict[str, Any] = {
     "state": "none",
     "params": {},
     "reason": "",
+    "opened": "nothing",
     "clients": {},
     "included": [],
     "left_out": {},
@@ -49,50 +57,73 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class NoFields:
-    """Of a request that says it all by its name."""
+    """Say it all by the request's name."""
 
 
 @dataclass(frozen=True)
 class AnyRound:
-    round: str = ""  # the latest
+    """Name a round, or the latest by ""."""
+
+    round: str = ""
+
+    def __post_init__(self) -> None:
+        if self.round:
+            _check_round_id(self.round)
 
 
 @dataclass(frozen=True)
 class OneRound:
+    """Name a round."""
+
     round: str
+
+    def __post_init__(self) -> None:
+        _check_round_id(self.round)
 
 
 @dataclass(frozen=True)
-class UploadFields:
-    round: str
-    params: bytes  # the digest of those that the share was encoded with
+class UploadFields(OneRound):
+    """Name the round, the digest of the parameters that the share was encoded with, and the share's form."""
+
+    params: bytes
     form: str
 
 
 @dataclass(frozen=True)
 class OpenFields:
+    """Say what the coordinator wants to have computed, and from where."""
+
     params: dict[str, Any]
     range: dict[str, Any]
     reset: bool = False
 
 
 @dataclass(frozen=True)
-class AbortFields:
-    round: str
+class AbortFields(OneRound):
+    """Name the round, and say to everybody why it ends."""
+
     reason: str
+
+
+def _check_round_id(text: str) -> None:
+    if not is_round_id(text):
+        raise UnknownRound(f"no round is called {quoted(text)}: an id is NUMBER-HEX8, 7-3fa9c1d2")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request. Who asks was proved by the connection's key."""
+    """One request. Who asks was proved by the connection's key.
 
-    address: bytes  # where the answer goes
-    id: int  # the caller's number for it
+    The answer goes to `address` with the caller's number for it, `id`; `fields` are of the type that `OPS` names.
+    """
+
+    address: bytes
+    id: int
     op: str
     key: str
     name: str
     role: str
-    fields: Any  # of the type that the table names
+    fields: Any
     arrays: Arrays = field(repr=False)
 
 
@@ -121,8 +152,12 @@ class Desk:
         }
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
-        """Answer one request, now or (`open`) when S1 has spoken. A wrong one is answered too, and changes nothing."""
+        """Answer one request, now or (`open`) when S1 has spoken.
+
+        A wrong one is answered too, and changes nothing. Nothing that a request brings about ends the server.
+        """
         number, op = 0, ""
+        caller = self._callers[key][0]
         try:
             message = wire.unpack(parts)
             number, op = _take_id(message), message.type
@@ -130,26 +165,27 @@ class Desk:
             if (answer := OPS[op].handler(self, call)) is not None:
                 self._answer(call, answer)
         except SecureMedianError as error:
-            self._refuse(address, number, error)
             if op not in OPS or OPS[op].logged:
                 logs.event(
                     "request-refused",
                     logging.WARNING,
-                    caller=self._callers[key][0],
+                    caller=caller,
                     op=op,
                     code=error.code,
                     reason=str(error),
                 )
-        except Exception as error:  # a defect that one request shows must not end the server
-            self._refuse(
-                address, number, LocalProtocolError("a defect in this server: see its log")
-            )
-            logs.event("request-error", logging.ERROR, error, caller=self._callers[key][0], op=op)
+            self._refuse(address, number, error)
+        except Exception as error:
+            # a defect that one request shows
+            logs.event("request-error", logging.ERROR, error, caller=caller, op=op)
+            defect = LocalProtocolError("a defect in this server: see its log")
+            self._refuse(address, number, defect)
 
     def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
         """A request with its fields checked, by somebody who may make it."""
         if message.type not in OPS:
-            raise FrameError(f"no request is called {message.type!r}; there are {', '.join(OPS)}")
+            known = ", ".join(OPS)
+            raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
         op = OPS[message.type]
         name, role = self._callers[key]
         if role not in op.roles:
@@ -159,9 +195,8 @@ class Desk:
         if op.leader_only and self._config.party != 0:
             raise NotAllowed(f"s0 answers {message.type!r}: ask there")
         if not set(message.arrays) <= op.arrays:
-            raise FrameError(
-                f"{message.type!r} comes with an array it does not take: {', '.join(message.arrays)}"
-            )
+            names = quoted(", ".join(message.arrays))
+            raise FrameError(f"{message.type!r} comes with an array it does not take: {names}")
         return Call(
             address,
             number,
@@ -179,18 +214,21 @@ class Desk:
         )
 
     def _refuse(self, address: bytes, number: int, error: SecureMedianError) -> None:
-        self._reply(
-            address, wire.pack("error", {"id": number, "code": error.code, "message": str(error)})
-        )
+        """Answer with an error. A refusal that cannot be sent is logged: there is nobody left to tell."""
+        fields = {"id": number, "code": error.code, "message": cut(str(error))}
+        try:
+            self._reply(address, wire.pack("error", fields))
+        except Exception as failed:
+            logs.event("answer-lost", logging.ERROR, failed, code=error.code)
 
     def _find(self, call: Call) -> Entry:
-        return self._rounds.find(call.fields.round)
+        return self._rounds.register.find(call.fields.round)
 
     def _peer(self) -> dict[str, Any]:
         return {"peer_linked": self._rounds.peer.linked, "peer_problem": self._rounds.peer.problem}
 
     def _info(self, call: Call) -> Answer:
-        latest = self._rounds.latest
+        latest = self._rounds.register.latest
         server = {
             "party": self._config.party,
             "release": securemedian.__version__,
@@ -204,21 +242,23 @@ class Desk:
         return Answer(server | caller | now | self._peer())
 
     def _status(self, call: Call) -> Answer:
-        entry = self._find(call) if call.fields.round else self._rounds.latest
+        entry = self._find(call) if call.fields.round else self._rounds.register.latest
         return Answer((self._status_of(entry) if entry else NO_ROUND) | self._peer())
 
     def _status_of(self, entry: Entry) -> dict[str, Any]:
-        round = entry.round
-        busy = round.live  # the engine works for it: fills its pools, or runs it
+        round_ = entry.round
+        # the engine works for it: fills its pools, or runs it
+        busy = round_.live
         return {
-            "round": round.id,
-            "number": round.number,
-            "state": round.state.value,
-            "params": round.params.to_dict(),
-            "reason": round.reason,
-            "clients": round.whereabouts(),
-            "included": [round.names[key] for key in round.included],
-            "left_out": round.left_out,
+            "round": round_.id,
+            "number": round_.number,
+            "state": round_.state.value,
+            "params": round_.params.to_dict(),
+            "reason": round_.reason,
+            "opened": round_.opened,
+            "clients": round_.whereabouts(),
+            "included": [round_.names[key] for key in round_.included],
+            "left_out": round_.left_out,
             "phase": self._engine.phase if busy else "",
             "progress": list(self._engine.progress) if busy else [0, 0],
             "cost": entry.cost,
@@ -226,18 +266,17 @@ class Desk:
         }
 
     def _round(self, call: Call) -> Answer:
-        entry = self._rounds.latest
+        entry = self._rounds.register.latest
         if entry is None:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
-        round = entry.round
-        index = list(round.names).index(call.key)
+        round_ = entry.round
         return Answer(
             {
-                "round": round.id,
-                "number": round.number,
-                "params": round.params.to_dict(),
-                "index": index,
-                "state": round.state.value,
+                "round": round_.id,
+                "number": round_.number,
+                "params": round_.params.to_dict(),
+                "index": list(round_.names).index(call.key),
+                "state": round_.state.value,
             }
         )
 
@@ -261,13 +300,13 @@ class Desk:
 
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
-        round = entry.round
-        if round.params.result_to == "clients" and call.role != CLIENT:
-            raise NotAllowed(f"the result of round {round.id} is for its clients alone")
-        if round.state is State.FAILED:
-            raise RoundFailed(round.reason)
-        if round.state is not State.PUBLISHED:
-            return Answer({"form": "pending", "state": round.state.value})
+        round_ = entry.round
+        if round_.params.result_to == "clients" and call.role != CLIENT:
+            raise NotAllowed(f"the result of round {round_.id} is for its clients alone")
+        if round_.state is State.FAILED:
+            raise RoundFailed(round_.reason)
+        if round_.state is not State.PUBLISHED:
+            return Answer({"form": "pending", "state": round_.state.value})
         if entry.share is not None:
             return Answer({"form": "share"}, {"share": entry.share})
         if entry.results is None:
@@ -275,11 +314,11 @@ class Desk:
         return Answer({"form": "model"}, {"results": entry.results})
 
     def _open(self, call: Call) -> None:
-        def when_opened(round: Round, error: SecureMedianError | None) -> None:
+        def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
                 self._refuse(call.address, call.id, error)
             else:
-                self._answer(call, Answer({"round": round.id, "number": round.number}))
+                self._answer(call, Answer({"round": opened.id, "number": opened.number}))
 
         params = RoundParams.from_dict(self._with_keys(call.fields.params))
         self._rounds.open(
@@ -291,28 +330,21 @@ class Desk:
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
-        keys = {name: key for key, name in self._rounds.names.items()}
+        keys = {name: key for key, name in self._rounds.register.names.items()}
         unknown = sorted(str(name) for name in weights.keys() - keys.keys())
         if unknown:
+            names = cut(", ".join(unknown), MAX_QUOTE)
             raise ConfigError(
-                f"weights for {', '.join(unknown)}: no client of {self._config.name} has that name"
+                f"weights for {names}: no client of {self._config.name} has that name"
             )
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
     def _close(self, call: Call) -> Answer:
-        entry = self._find(call)
-        if entry.round.state is not State.OPEN:
-            raise RoundClosed(f"round {entry.round.id} is {entry.round.state} and cannot be closed")
-        self._rounds.feed(entry, CloseAsked())
+        self._rounds.close(self._find(call))
         return Answer()
 
     def _abort(self, call: Call) -> Answer:
-        entry = self._find(call)
-        if not entry.round.live:
-            raise RoundClosed(f"round {entry.round.id} is {entry.round.state} already")
-        self._rounds.feed(
-            entry, Failure(RoundFailed.code, f"aborted by {call.name}: {call.fields.reason}")
-        )
+        self._rounds.abort(self._find(call), f"aborted by {call.name}: {call.fields.reason}")
         return Answer()
 
 
@@ -332,8 +364,10 @@ class Op:
     fields: type
     roles: tuple[str, ...] = (CLIENT, COORDINATOR)
     arrays: frozenset[str] = frozenset()
-    leader_only: bool = False  # S0 alone answers
-    logged: bool = True  # when refused; what callers ask again and again is not
+    # S0 alone answers
+    leader_only: bool = False
+    # when refused; what callers ask again and again is not
+    logged: bool = True
 
 
 OPS: dict[str, Op] = {

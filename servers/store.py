@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.errors import BadUpload, ConfigError, SecureMedianError
+from securemedian.mpc.errors import BadUpload, ConfigError, SecureMedianError, quoted
 from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload, WordsUpload
+from securemedian.servers.control import is_round_id
 from securemedian.servers.training import Training
 
 _TRAINING = "training.npz"
@@ -39,11 +40,11 @@ class Spool:
             "words": (np.uint64, (self._layout.rows, self._layout.row_words)),
         }
         if form not in shapes:
-            raise BadUpload(f"the form of an upload is seed or words, not {form!r}")
+            raise BadUpload(f"the form of an upload is seed or words, not {quoted(form)}")
         dtype, shape = shapes[form]
         if share.dtype != dtype or share.shape != shape:
             raise BadUpload(
-                f"an upload of form {form!r} for this round is {np.dtype(dtype)} {shape}, "
+                f"an upload of form {quoted(form)} for this round is {np.dtype(dtype)} {shape}, "
                 f"not {share.dtype} {share.shape}: "
                 "encode it with the parameters that the server names"
             )
@@ -92,6 +93,9 @@ class Store:
         self._lock.close()
 
     def spool(self, round_id: str, layout: Layout) -> Spool:
+        """Return a new spool for a round, in a folder of that name."""
+        if not is_round_id(round_id):
+            raise SecureMedianError(f"{quoted(round_id)} is no round id and names no folder")
         return Spool(self._spools / round_id, layout)
 
     def load_training(self) -> Training:

@@ -1,6 +1,6 @@
 """The addresses of servers, as zmq writes them."""
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -10,5 +10,5 @@ def check_endpoint(endpoint: str) -> None:
         endpoint.startswith("tcp://") and host and port.isdecimal() and 0 < int(port) < 1 << 16
     ):
         raise ConfigError(
-            f"an address is tcp://HOST:PORT with a port from 1 to 65535, not {endpoint!r}"
+            f"an address is tcp://HOST:PORT with a port from 1 to 65535, not {quoted(endpoint)}"
         )

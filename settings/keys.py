@@ -6,7 +6,7 @@ from pathlib import Path
 import zmq.auth
 from zmq.utils import z85
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,5 @@ def check_public_key(key: str) -> None:
         usable = False
     if not usable:
         raise ConfigError(
-            f"{key!r} is no public key: paste the 40 characters after `public-key` in the .key file"
+            f"{quoted(key)} is no public key: paste the 40 characters after `public-key` in the .key file"
         )

@@ -82,6 +82,10 @@ class Caller:
         assert self._socket.poll(WAIT_S * 1000), "no answer"
         return wire.unpack(self._socket.recv_multipart())
 
+    def tell(self, parts: Sequence[wire.Part]) -> None:
+        """Any frame, without waiting for an answer."""
+        self._socket.send_multipart(parts)
+
     def is_ignored(self, parts: Sequence[wire.Part], limit_s: float = 1.0) -> bool:
         self._socket.send_multipart(parts)
         return not self._socket.poll(limit_s * 1000)
@@ -241,7 +245,14 @@ class Pair:
 
         def reached() -> dict[str, Any] | None:
             status = self.status(server)
-            assert status["state"] in (state, "opening", "open", "closing", "running"), (
+            assert status["state"] in (
+                state,
+                "opening",
+                "open",
+                "closing",
+                "starting",
+                "running",
+            ), (
                 status["state"],
                 status["reason"],
             )

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import zmq
 
+import securemedian
 from securemedian.mpc import encode, share, wire
 from securemedian.mpc.errors import (
     BadUpload,
+    ClientsDiffer,
     ConfigError,
     DuplicateUpload,
     FrameError,
@@ -26,6 +28,8 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.servers import config
+from securemedian.servers.register import ENVELOPE_BYTES
 from securemedian.settings.keys import KeyPair
 from tests.daemons import SETTINGS, Pair, wait_until
 
@@ -75,11 +79,13 @@ def daemons(tmp_path_factory):
 @pytest.fixture
 def pair(daemons):
     yield daemons
-    if (status := daemons.status())["state"] in ("open", "running"):
+    if (status := daemons.status())["state"] == "open":
         daemons.caller("coordinator", "s0").ask(
             "abort", round=status["round"], reason="the test is over"
         )
         wait_until(lambda: daemons.status("s1")["state"] == "failed")
+    for server in ("s0", "s1"):  # a run cannot be aborted
+        wait_until(lambda server=server: daemons.status(server)["state"] != "running")
 
 
 @pytest.fixture
@@ -386,8 +392,83 @@ def test_a_round_with_bad_parameters_is_not_opened(pair, change, error, message)
 
 
 def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair):
+    """And the longest that is opened arrives."""
+    words = (MAX_MESSAGE_BYTES - ENVELOPE_BYTES) // 8
     with pytest.raises(ConfigError, match="max_message_bytes"):
-        pair.open(**PAIRWISE | {"dim": MAX_MESSAGE_BYTES}, reset=True)
+        pair.open(**PAIRWISE | {"dim": words + 1}, reset=True)
+    with pytest.raises(ConfigError, match="max_message_bytes"):
+        pair.open(**PAIRWISE | {"dim": MAX_MESSAGE_BYTES // 8}, reset=True)
+    params = RoundParams.from_dict(PAIRWISE | {"dim": words})
+    round_id = pair.open(**params.to_dict(), reset=True)
+    share_ = {"share": np.zeros((params.layout.rows, params.layout.row_words), np.uint64)}
+    assert share_["share"].nbytes + ENVELOPE_BYTES == MAX_MESSAGE_BYTES
+    for server in ("s0", "s1"):
+        pair.caller("client-1", server).ask(
+            "upload", share_, round=round_id, params=params.digest, form="words"
+        )
+    wait_until(lambda: pair.status()["clients"]["client-1"] == "both")
+
+
+def test_a_long_request_is_refused_shortly_and_ends_no_server(pair):
+    long = "x" * 900_000
+    for server in ("s0", "s1"):
+        client = pair.caller("client-1", server)
+        with pytest.raises(UnknownRound) as refused:
+            client.ask("status", round=long)
+        assert len(str(refused.value)) < 1000
+        with pytest.raises(FrameError):
+            client.ask(long)
+        with pytest.raises(ConfigError):
+            client.ask("status", **{long: 1})
+        assert client.ask("info").fields["peer_linked"]
+        assert all(len(line) < 10_000 for line in pair.output(server).splitlines())
+
+
+def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair):
+    round_id = pair.open(**PAIRWISE)
+    pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="x" * 900_000)
+    for server in ("s0", "s1"):
+        failed = wait_until(
+            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
+        )
+        assert "aborted by coordinator: xxx" in failed["reason"]
+        assert len(failed["reason"]) < 3000 and failed["opened"] == "nothing"
+
+
+def test_malformed_messages_of_the_peer_end_no_server(alone):
+    """With S0's own key, at S1's port for S0."""
+    alone.start("s1")
+    s0 = alone.intruder("s0")
+    here = config.load(alone.folder / "s1.toml").protocol.agreement()
+    hello = {"instance": "x", "agreement": here | {"release": securemedian.__version__}}
+    asked = RoundParams.from_dict(PAIRWISE).to_dict()
+    fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
+    fields["start_over"] = False
+    before = set(alone.folder.rglob("*"))
+    frames = [
+        [b"junk"],
+        wire.pack("hello", hello | {"agreement": {b"lanes": 1, "lanes": 2}}),
+        wire.pack("held", {"round": "1-0000000a", "held": 7}),
+        [wire._header("bye", {}, [("a", "<u8", [1 << 40, 1 << 40, 0])]), b""],
+        wire.pack("open", fields | {"round": "1-../../../escaped"}),
+        wire.pack("open", fields | {"round": "1-0000000a", "session": bytes(300)}),
+        wire.pack("open", fields | {"round": "1-0000000a", "params": asked | {"weights": {1: []}}}),
+        wire.pack(
+            "failed", {"round": "1-0000000a", "code": "x" * 400_000, "reason": "x" * 400_000}
+        ),
+    ]
+    s0.tell(wire.pack("hello", hello))
+    client = alone.caller("client-1", "s1")
+    wait_until(lambda: client.ask("info").fields["peer_linked"])
+    for parts in frames:
+        s0.tell(parts)
+    s0.tell(wire.pack("open", fields | {"round": "1-0000000b"}))  # and a good one
+    opened = wait_until(lambda: client.ask("status").fields["round"])
+    assert opened == "1-0000000b"
+    s0.close()
+    new = {path.name for path in set(alone.folder.rglob("*")) - before}
+    assert new <= {"1-0000000b"}
+    assert alone.stop("s1") == 0
 
 
 @pytest.mark.parametrize(
@@ -630,6 +711,8 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     alone.start("s0", "s1")
     alone.link()
     round_id = start_long_round(alone)
+    with pytest.raises(RoundClosed, match="may have opened values"):
+        alone.caller("coordinator", "s0").ask("abort", round=round_id, reason="too slow")
     start = time.monotonic()
     assert alone.stop("s1", signal.SIGKILL) == -signal.SIGKILL
     status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
@@ -640,9 +723,19 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
         alone.result(round_id)
     with pytest.raises(PeerUnavailable):
         alone.open(**PAIRWISE, reset=True)
+    assert status["opened"] == "maybe"
     alone.start("s1")
     alone.link()
     values = updates()
+
+    # the attempt may have opened values: without client-3 it is not made again
+    round_id = alone.open(**PAIRWISE)
+    alone.submit("client-1", values[0])
+    alone.submit("client-2", values[1])
+    alone.caller("coordinator", "s0").ask("close", round=round_id)
+    status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
+    assert "client-1, client-2, client-3" in status["reason"] and status["opened"] == "nothing"
+    assert any(event.get("code") == ClientsDiffer.code for event in alone.events("s0"))
     assert np.array_equal(
         alone.result(run(alone, values, **PAIRWISE, reset=True)), exact_in_the_clear(values)
     )

@@ -1,13 +1,17 @@
 """servers.rounds and servers.requests without sockets: what a server does when peer, engine or disk fail it."""
 
+import itertools
+import logging
+from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 
 import securemedian
 from securemedian.mpc import pipeline, wire
-from securemedian.mpc.errors import ChannelTimeout, RoundBusy
+from securemedian.mpc.errors import MAX_TEXT, ChannelTimeout, RoundBusy, SecureMedianError
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.protocol import ProtocolParams
@@ -25,8 +29,11 @@ from securemedian.servers.control import (
     Run,
     Uploaded,
 )
+from securemedian.servers.peer_control import HELLO_S
+from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.requests import Desk
-from securemedian.servers.rounds import HELLO_S, KEPT_ROUNDS, Rounds
+from securemedian.servers.round_state import Failure
+from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
@@ -65,8 +72,9 @@ class FakeEngine:
 class Server:
     """One server and everything it says. It is linked from the start."""
 
-    def __init__(self, party: int, folder: Path) -> None:
-        self.config = config.load(SAMPLES / f"s{party}.toml")
+    def __init__(self, party: int, folder: Path, **changes) -> None:
+        self.config = replace(config.load(SAMPLES / f"s{party}.toml"), **changes)
+        self.folder = folder
         self.engine, self.sent, self.replies, self.now = FakeEngine(), [], [], 0.0
         self.rounds = Rounds(
             self.config, Store(folder), self.engine, self.sent.append, lambda: self.now
@@ -88,29 +96,32 @@ class Server:
         self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
         return self.replies[-1] if self.replies else None
 
-    def open(self) -> str:
+    def open(self, arrays=None, reset: bool = False) -> str:
         """Open a round at S0, with S1's consent."""
-        self.ask(
-            self.config.coordinators[0].public_key,
-            "open",
-            params=PARAMS.to_dict(),
-            range={},
-            reset=False,
-        )
+        self.ask(self.coordinator, "open", arrays, params=PARAMS.to_dict(), range={}, reset=reset)
+        if not self.sent or not isinstance(self.sent[-1], Open):
+            return ""
         round_id = self.sent[-1].round
         self.hear(Opened(round_id))
         return round_id
 
+    def upload(self, key: str, round_id: str) -> wire.Message:
+        return self.ask(
+            key,
+            "upload",
+            {"share": np.zeros(16, np.uint8)},
+            round=round_id,
+            params=PARAMS.digest,
+            form="seed",
+        )
+
     def upload_all(self, round_id: str) -> None:
         for client in self.config.clients:
-            self.ask(
-                client.public_key,
-                "upload",
-                {"share": np.zeros(16, np.uint8)},
-                round=round_id,
-                params=PARAMS.digest,
-                form="seed",
-            )
+            self.upload(client.public_key, round_id)
+
+    @property
+    def coordinator(self) -> str:
+        return self.config.coordinators[0].public_key
 
     @property
     def keys(self) -> list[str]:
@@ -118,18 +129,18 @@ class Server:
 
     @property
     def state(self) -> tuple[str, str]:
-        round = self.rounds.latest.round
-        return str(round.state), round.reason
+        latest = self.rounds.register.latest.round
+        return str(latest.state), latest.reason
 
 
 @pytest.fixture
 def s0(tmp_path):
-    return Server(0, tmp_path)
+    return Server(0, tmp_path / "s0")
 
 
 @pytest.fixture
 def s1(tmp_path):
-    return Server(1, tmp_path)
+    return Server(1, tmp_path / "s1")
 
 
 def run_until_started(s0: Server) -> str:
@@ -222,15 +233,15 @@ def test_a_run_that_fails_says_why_and_drops_the_session(s0, how):
 
 
 def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1):
-    s1.hear(Open("1-a", 1, PARAMS.to_dict(), bytes(16), False))
+    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), False, False))
     assert isinstance(s1.sent[-1], Failed) and "no session to keep" in s1.sent[-1].reason
-    s1.hear(Open("1-b", 1, PARAMS.to_dict(), bytes(16), True))
-    assert s1.sent[-1] == Opened("1-b") and s1.state == ("open", "")
+    s1.hear(Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False))
+    assert s1.sent[-1] == Opened("1-0000000b") and s1.state == ("open", "")
 
 
 def test_s1_refuses_a_round_that_it_cannot_prepare(s1):
     s1.engine.refusal = RoundBusy("the last run has not stopped")
-    s1.hear(Open("1-a", 1, PARAMS.to_dict(), bytes(16), True))
+    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False))
     assert s1.state == ("failed", "the last run has not stopped")
     assert isinstance(s1.sent[-1], Failed) and not any(
         isinstance(message, Opened) for message in s1.sent
@@ -245,28 +256,36 @@ def test_s0_fails_a_round_that_it_cannot_prepare(s0):
 
 
 def test_s1_checks_parameters_clients_and_digest_itself(s1):
-    s1.hear(Open("1-a", 1, PARAMS.to_dict() | {"min_clients": 1}, bytes(16), True))
+    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict() | {"min_clients": 1}, bytes(16), True, False))
     assert s1.sent[-1].code == "bad-config"
-    s1.hear(Open("1-b", 1, RoundParams(Pairwise(), DIM, 2).to_dict(), bytes(16), True))
+    s1.hear(
+        Open("1-0000000b", 1, RoundParams(Pairwise(), DIM, 2).to_dict(), bytes(16), True, False)
+    )
     assert s1.sent[-1].code == "bad-config" and "at least 3" in s1.sent[-1].reason
-    s1.hear(Open("1-c", 1, PARAMS.to_dict(), bytes(16), True))
-    s1.upload_all("1-c")
-    s1.hear(Close("1-c", s1.keys))
-    assert s1.sent[-1] == Held("1-c", s1.keys)
-    s1.hear(Run("1-c", bytes(32)))
+    s1.hear(Open("1-0000000c", 1, PARAMS.to_dict(), bytes(16), True, False))
+    s1.upload_all("1-0000000c")
+    s1.hear(Close("1-0000000c", s1.keys))
+    assert s1.sent[-1] == Held("1-0000000c", s1.keys)
+    s1.hear(Run("1-0000000c", bytes(32)))
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
 
 def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1):
     s1.hear(
-        Open("1-a", 1, PARAMS.to_dict(), bytes(16), True),
-        Open("1-b", 1, PARAMS.to_dict(), bytes(16), True),
+        Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False),
+        Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False),
     )
-    assert s1.rounds.find("1-a").round.state == "failed" and s1.state == ("open", "")
+    assert s1.rounds.register.find("1-0000000a").round.state == "failed" and s1.state == (
+        "open",
+        "",
+    )
 
 
 def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1):
-    s1.hear(Hello("one", ALIKE | {"lanes": 7}), Open("1-a", 1, PARAMS.to_dict(), bytes(16), True))
+    s1.hear(
+        Hello("one", ALIKE | {"lanes": 7}),
+        Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False),
+    )
     assert (
         s1.sent[-1].code == "parameters-differ" and "lanes: 2 here, 7 there" in s1.sent[-1].reason
     )
@@ -316,7 +335,7 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(s0, monkeypatch):
 
 def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(s0, monkeypatch):
     client = s0.config.clients[0].public_key
-    monkeypatch.setattr(Rounds, "latest", property(lambda self: 1 // 0))
+    monkeypatch.setattr(Register, "latest", property(lambda self: 1 // 0))
     answer = s0.ask(client, "info")
     assert (answer.type, answer.fields["code"]) == (
         "error",
@@ -346,5 +365,342 @@ def test_hellos_are_sent_each_second(s0):
 def test_a_bad_frame_of_the_peer_changes_nothing(s0):
     s0.open()
     s0.rounds.control([b"junk"])
-    s0.hear(Done("9-unknown"))
+    s0.hear(Done("9-0000000f"))
     assert s0.state == ("open", "")
+
+
+# What the table says cannot come
+
+
+@pytest.mark.parametrize("message", [Ready, Done])
+def test_a_message_that_cannot_come_fails_a_live_round_and_is_logged(s0, caplog, message):
+    round_id = s0.open()
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.hear(message(round_id))
+    state, reason = s0.state
+    assert state == "failed" and "cannot come while" in reason and s0.engine.dropped
+    assert s0.sent[-1].code == "peer-protocol"
+    assert "message-refused" in caplog.messages
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
+
+
+def test_a_second_ready_does_not_start_the_protocol_again(s0):
+    round_id = run_until_started(s0)
+    s0.engine.uploads = None
+    s0.hear(Ready(round_id))
+    assert s0.state[0] == "failed" and s0.engine.uploads is None
+
+
+def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(s0, caplog):
+    round_id = s0.open()
+    s0.rounds.fail("had enough")
+    s0.sent.clear()
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.hear(Close(round_id, []), Run(round_id, bytes(32)))
+        s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))  # these are late
+        s0.hear(Done("9-0000000f"))  # of no round here
+    assert s0.state == ("failed", "s0 had enough") and not s0.sent
+    assert caplog.messages == ["message-refused"] * 2 + ["message-late"]
+
+
+@pytest.mark.parametrize("where", ["prepare", "start"])
+def test_a_defect_in_an_action_fails_the_round_and_not_the_server(s0, monkeypatch, where):
+    monkeypatch.setattr(s0.engine, where, lambda *_: 1 // 0)
+    round_id = s0.open()
+    if where == "start":
+        s0.upload_all(round_id)
+        s0.hear(*(Uploaded(round_id, k) for k in s0.keys), Held(round_id, s0.keys), Ready(round_id))
+    state, reason = s0.state
+    assert state == "failed" and "ZeroDivisionError" in reason and s0.engine.dropped
+    if where == "prepare":
+        assert s0.replies[-1].fields["code"] == "local-protocol"
+    assert not list((s0.folder / "spool").iterdir())
+
+
+def test_a_failure_that_cannot_be_told_still_drops_the_uploads(s0, monkeypatch):
+    round_id = s0.open()
+    s0.upload_all(round_id)
+
+    def mute(message) -> None:
+        raise OSError("no way out")
+
+    monkeypatch.setattr(s0.rounds._runner, "_send", mute)
+    s0.rounds.fail("had enough")
+    assert s0.state[0] == "failed" and not list((s0.folder / "spool").iterdir())
+
+
+# An attempt that may have opened values
+
+
+def fail_while_running(s0: Server, left_out: str) -> str:
+    """Run with all clients but one, and fail."""
+    round_id = s0.open()
+    keys = [key for key in s0.keys if key != left_out]
+    for key in keys:
+        s0.upload(key, round_id)
+    s0.ask(s0.coordinator, "close", round=round_id)
+    s0.hear(Held(round_id, keys), Ready(round_id))
+    assert s0.state == ("running", "")
+    s0.engine.result = ChannelTimeout("nothing for 60 s")
+    s0.rounds.engine_ended()
+    assert s0.state[0] == "failed"
+    return round_id
+
+
+def test_an_abort_is_refused_while_running(s0):
+    round_id = run_until_started(s0)
+    refused = s0.ask(s0.coordinator, "abort", round=round_id, reason="too slow")
+    assert refused.fields["code"] == "round-closed" and "opened values" in refused.fields["message"]
+    assert s0.state == ("running", "")
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "maybe"
+
+
+def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only(tmp_path):
+    s0 = Server(0, tmp_path, min_clients=2)
+    first, second, third = s0.keys
+    failed = fail_while_running(s0, left_out=third)
+    assert s0.ask(s0.coordinator, "status", round=failed).fields["opened"] == "maybe"
+    round_id = s0.open()
+    refused = s0.upload(third, round_id)
+    assert (
+        refused.fields["code"] == "not-allowed" and "earlier attempt" in refused.fields["message"]
+    )
+    s0.upload(first, round_id)
+    s0.ask(s0.coordinator, "close", round=round_id)
+    s0.hear(Held(round_id, s0.keys))
+    state, reason = s0.state
+    assert state == "failed" and "may have opened values" in reason
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
+
+    # the same clients may, and once published the next number is for all
+    round_id = s0.open()
+    for key in (first, second):
+        s0.upload(key, round_id)
+        s0.hear(Uploaded(round_id, key))
+    assert s0.state[0] == "closing"  # nobody else can come
+    s0.hear(Held(round_id, s0.keys), Ready(round_id))
+    s0.engine.result = pipeline.Outcome(np.zeros((1, DIM), np.uint64), pipeline.Cost())
+    s0.rounds.engine_ended()
+    s0.hear(Done(round_id))
+    assert s0.state[0] == "published"
+    assert s0.upload(third, s0.open()).type == "upload"
+
+
+@pytest.mark.parametrize("how", ["reset", "model"])
+def test_starting_over_releases_the_clients_and_is_logged(tmp_path, caplog, how):
+    s0 = Server(0, tmp_path, min_clients=2)
+    third = s0.keys[-1]
+    fail_while_running(s0, left_out=third)
+    model = {"model": np.zeros(DIM, np.float32)} if how == "model" else None
+    with caplog.at_level(logging.INFO, "securemedian"):
+        round_id = s0.open(model, reset=how == "reset")
+    asked = next(message for message in reversed(s0.sent) if isinstance(message, Open))
+    assert asked.start_over and "clients-released" in caplog.messages
+    assert s0.upload(third, round_id).type == "upload"
+
+
+def test_starting_over_that_s1_refuses_releases_nobody(tmp_path):
+    s0 = Server(0, tmp_path, min_clients=2)
+    third = s0.keys[-1]
+    fail_while_running(s0, left_out=third)
+    s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, reset=True)
+    s0.hear(Failed(s0.sent[-1].round, "bad-config", "s1: no"))
+    assert s0.state[0] == "failed"
+    assert s0.upload(third, s0.open()).fields["code"] == "not-allowed"
+
+
+def test_s1_remembers_on_its_own_account(tmp_path):
+    s1 = Server(1, tmp_path, min_clients=2)
+    *two, third = s1.keys
+
+    def attempt(round_id: str, keys: list[str], start_over: bool = False) -> None:
+        s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over))
+        for key in keys:
+            s1.upload(key, round_id)
+        s1.hear(Close(round_id, keys))
+        s1.hear(Run(round_id, s1.rounds.register.latest.round.digest))
+
+    attempt("1-0000000a", two)
+    assert s1.state == ("running", "") and s1.sent[-1] == Ready("1-0000000a")
+    s1.hear(Failed("1-0000000a", "timeout", "s0: nothing for 60 s"))
+    attempt("1-0000000b", s1.keys[1:])
+    assert s1.state[0] == "failed" and s1.sent[-1].code == "clients-differ"
+    attempt("1-0000000c", two)
+    assert s1.state == ("running", "")
+    s1.hear(Failed("1-0000000c", "timeout", "s0: nothing for 60 s"))
+    attempt("1-0000000d", s1.keys[1:], start_over=True)
+    assert s1.state == ("running", "")
+
+
+# What others write is cut, and what is malformed is refused
+
+LONG = "x" * 900_000
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_no_request_below_the_limit_of_a_header_ends_a_server(tmp_path, party, caplog):
+    server = Server(party, tmp_path)
+    client = server.config.clients[0].public_key
+    share = {"share": np.zeros(16, np.uint8)}
+    named = {"round": "1-0000000a", "params": b""}
+    requests = [
+        (client, "status", None, {"round": LONG}),
+        (client, "status", None, {"round": "\x00" * 100_000}),
+        (client, "status", None, {"round": ["x"] * 100_000}),
+        (client, "status", None, {LONG: 1}),
+        (client, "result", None, {"round": LONG.encode()}),
+        (client, LONG, None, {}),
+        (client, "info", {LONG: np.zeros(1, np.uint8)}, {}),
+        (client, "upload", share, named | {"form": LONG}),
+        (client, "upload", share, named | {"params": LONG, "form": "seed"}),
+        (server.coordinator, "open", None, {"params": {"method": LONG}, "range": {}}),
+        (server.coordinator, "open", None, {"params": {LONG: 1}, "range": {}}),
+        (server.coordinator, "open", None, {"params": {"weights": {LONG: 1}}, "range": {}}),
+        (
+            server.coordinator,
+            "open",
+            None,
+            {"params": PARAMS.to_dict(), "range": {"policy": LONG}},
+        ),
+        (server.coordinator, "abort", None, {"round": LONG, "reason": ""}),
+    ]
+    with caplog.at_level(logging.INFO, "securemedian"):
+        for key, op, arrays, fields in requests:
+            before = len(server.replies)
+            answer = server.ask(key, op, arrays, **fields)
+            assert len(server.replies) == before + 1 and answer.type == "error"
+            assert len(answer.fields["message"]) < 2 * MAX_TEXT, op[:10]
+    for record in caplog.records:
+        assert all(len(str(field)) < 2 * MAX_TEXT for field in record.fields.values())
+    assert server.ask(client, "info").type == "info"
+
+
+def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(s0, monkeypatch):
+    def wordy(rounds: Rounds) -> None:
+        raise RoundBusy(LONG)
+
+    monkeypatch.setattr(Rounds, "live", property(wordy))
+    refused = s0.ask(s0.keys[0], "info")
+    assert refused.fields["code"] == "round-busy"
+    assert len(refused.fields["message"]) < 2 * MAX_TEXT
+
+
+def test_an_upload_with_a_long_form_is_refused_shortly(s0):
+    round_id = s0.open()
+    fields = {"round": round_id, "params": PARAMS.digest, "form": LONG}
+    refused = s0.ask(s0.keys[0], "upload", {"share": np.zeros(16, np.uint8)}, **fields)
+    assert refused.fields["code"] == "bad-upload" and len(refused.fields["message"]) < MAX_TEXT
+
+
+def test_a_refusal_that_cannot_be_sent_does_not_end_the_server(s0, monkeypatch, caplog):
+    def gone(address, parts) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(s0.desk, "_reply", gone)
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.ask(s0.keys[0], "status", round=LONG)
+        s0.ask(s0.keys[0], "info")
+        s0.open()
+    assert caplog.messages.count("answer-lost") >= 2
+    monkeypatch.undo()
+    assert s0.ask(s0.keys[0], "info").type == "info" and s0.state[0] == "failed"
+
+
+def test_an_abort_with_a_long_reason_reaches_s1(s0, s1):
+    round_id = s0.open()
+    s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, False))
+    assert s0.ask(s0.coordinator, "abort", round=round_id, reason=LONG).type == "abort"
+    s1.hear(s0.sent[-1])
+    for server in (s0, s1):
+        state, reason = server.state
+        assert state == "failed" and "aborted by" in reason and len(reason) < 2 * MAX_TEXT
+        assert server.ask(server.keys[0], "status").fields["reason"] == reason
+
+
+def frame(kind: str, fields: dict, arrays: list | None = None) -> list[bytes]:
+    return [
+        msgpack.packb({"v": 1, "t": kind, "b": fields, "a": arrays or []}),
+        *[b""] * len(arrays or []),
+    ]
+
+
+OPEN = {"number": 1, "params": {}, "session": bytes(16), "new_session": True, "start_over": False}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        frame("held", {"round": "1-0000000a", "held": 7}),
+        frame("close", {"round": "1-0000000a", "held": [[1], {}, None]}),
+        frame("hello", {"instance": "one", "agreement": {b"lanes": 1, "lanes": 2}}),
+        frame("opened", {"round": "1-0000000a"}, [["a", "<u8", [1 << 40, 1 << 40, 0]]]),
+        frame("open", OPEN | {"round": "1-0000000a", "params": {"dim": {}, b"x": [[]]}}),
+        frame("open", OPEN | {"round": "../../1-0000000a"}),
+        frame("open", OPEN | {"round": "1-0000000b", "session": bytes(300)}),
+        frame("open", OPEN | {"round": "1-0000000b", "params": PARAMS.to_dict() | {"ranks": [{}]}}),
+        frame(
+            "open",
+            OPEN | {"round": "1-0000000b", "params": PARAMS.to_dict() | {"weights": {1: []}}},
+        ),
+        frame("failed", {"round": "1-0000000f", "code": LONG, "reason": LONG}),
+    ],
+)
+@pytest.mark.parametrize("party", [0, 1])
+def test_malformed_control_messages_do_not_end_the_loop(tmp_path, party, parts):
+    server = Server(party, tmp_path / "state")
+    before = set(tmp_path.rglob("*"))
+    server.rounds.control(parts)
+    assert set(tmp_path.rglob("*")) == before and server.rounds.live is None
+    assert server.ask(server.keys[0], "info").fields["peer_linked"] is True
+
+
+def test_a_defect_that_a_message_shows_fails_the_round_and_not_the_server(s0, monkeypatch):
+    round_id = s0.open()
+    monkeypatch.setattr(s0.rounds.register.live.round, "handle", lambda event, now: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        s0.rounds._runner.feed(s0.rounds.live, Failure("closed", "why"))
+    monkeypatch.undo()
+    monkeypatch.setattr(s0.rounds.peer, "bye", lambda: 1 // 0)
+    s0.hear(Bye())
+    assert s0.state[0] == "failed" and "defect" in s0.state[1]
+    assert s0.ask(s0.keys[0], "status", round=round_id).type == "status"
+
+
+@pytest.mark.parametrize(
+    "name", ["../escaped", "1-../../esca", "/tmp/escaped", "", "1-0000000a/.."]
+)
+def test_a_spool_lies_in_its_folder_or_is_refused(tmp_path, name):
+    store = Store(tmp_path / "state")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(SecureMedianError, match="no round id"):
+        store.spool(name, PARAMS.layout)
+    assert set(tmp_path.rglob("*")) == before
+    store.spool("1-0000000a", PARAMS.layout).drop()
+    store.close()
+
+
+def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(tmp_path):
+    words = 8 * PARAMS.layout.words
+    fields = {"id": 1 << 62, "round": "9" * 18 + "-0000000a", "params": bytes(32), "form": "words"}
+    shape = (PARAMS.layout.rows, PARAMS.layout.row_words)
+    curve = 33
+    upload = wire.frame_size("upload", fields, {"share": (np.uint64, shape)}) + 2 * curve
+    assert upload <= words + ENVELOPE_BYTES
+    for party, missing in itertools.product((0, 1), (0, 1)):
+        server = Server(
+            party,
+            tmp_path / f"{party}{missing}",
+            max_message_bytes=words + ENVELOPE_BYTES - missing,
+        )
+        if party == 0:
+            server.open()
+        else:
+            server.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False))
+        if missing:
+            assert server.rounds.live is None
+            refusal = server.replies[-1].fields["message"] if party == 0 else server.sent[-1].reason
+            assert "max_message_bytes" in refusal
+        else:
+            assert server.state == ("open", "")

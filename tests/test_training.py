@@ -151,14 +151,14 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path):
     layout = BUCKETED.layout
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
-    spool = store.spool("1-a", layout)
+    spool = store.spool("1-0000000a", layout)
     spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8))
     spool.put("b", "words", words.packed)
     halves = [share.read(spool.get(client), layout, 0, DIM) for client in ("a", "b")]
     assert np.array_equal(share.combine(*halves, layout.bits), values)
-    assert len(list((tmp_path / "spool" / "1-a").iterdir())) == 1
+    assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1
     spool.drop()
-    assert not (tmp_path / "spool" / "1-a").exists()
+    assert not (tmp_path / "spool" / "1-0000000a").exists()
     assert np.array_equal(share.combine(*halves, layout.bits), values)
 
 
@@ -174,17 +174,17 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path):
     ],
 )
 def test_an_upload_of_another_shape_leaves_nothing_behind(tmp_path, form, array):
-    spool = Store(tmp_path).spool("1-a", BUCKETED.layout)
+    spool = Store(tmp_path).spool("1-0000000a", BUCKETED.layout)
     with pytest.raises(BadUpload):
         spool.put("a", form, array)
-    assert not list((tmp_path / "spool" / "1-a").iterdir())
+    assert not list((tmp_path / "spool" / "1-0000000a").iterdir())
     with pytest.raises(KeyError):
         spool.get("a")
 
 
 def test_a_start_clears_what_a_round_in_hand_left(tmp_path):
     store = Store(tmp_path)
-    store.spool("1-a", BUCKETED.layout)
+    store.spool("1-0000000a", BUCKETED.layout)
     store.close()
     Store(tmp_path)
     assert not list((tmp_path / "spool").iterdir())

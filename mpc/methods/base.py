@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.share import SLICE_ALIGN, Layout
@@ -265,7 +265,7 @@ class Weighted(Method):
         super().__post_init__()
         check_number("weight_cap", self.weight_cap, 0, 1, "above 0 and at most 1")
         for client, weight in self.weights.items():
-            check_whole(f"the weight of {client}", weight, 1, 1 << 40)
+            check_whole(f"the weight of {quoted(client)}", weight, 1, 1 << 40)
         if self.weights:
             self.weights_of(list(self.weights))
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from securemedian.mpc import ring
 from securemedian.mpc.boolean import multiplex, multiplex_demand
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.methods import order
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published
 from securemedian.mpc.methods.reveal import open_ring
@@ -50,7 +50,7 @@ class TrimmedMean(FixedPoint):
         super().__post_init__()
         if type(self.trim) not in (int, float) or not 0 <= self.trim < 0.5:
             raise ConfigError(
-                f"trim must be at least 0 and below 0.5, not {self.trim!r}: "
+                f"trim must be at least 0 and below 0.5, not {quoted(self.trim)}: "
                 "more would leave nothing"
             )
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.canonical import flat
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import option
 
 
@@ -22,7 +22,7 @@ class RangePolicy(ABC):
     def __post_init__(self) -> None:
         if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
             raise ConfigError(
-                f"the bucket range must start above 0 and finite, not {self.initial!r}"
+                f"the bucket range must start above 0 and finite, not {quoted(self.initial)}"
             )
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Following(RangePolicy):
         super().__post_init__()
         if type(self.decay) not in (int, float) or not 0 < self.decay < float("inf"):
             raise ConfigError(
-                f"range decay must be above 0 and finite, not {self.decay!r}: "
+                f"range decay must be above 0 and finite, not {quoted(self.decay)}: "
                 "the range must never reach 0"
             )
 

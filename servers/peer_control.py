@@ -1,0 +1,136 @@
+"""The other server's side: its hellos, the rounds that it opens, and its messages to the rounds in hand."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+import securemedian
+from securemedian.mpc import wire
+from securemedian.mpc.errors import (
+    FrameError,
+    PeerProtocolError,
+    PeerUnavailable,
+    RoundFailed,
+    SecureMedianError,
+    cut,
+)
+from securemedian.mpc.params import RoundParams
+from securemedian.servers import control, logs
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.control import Bye, Hello, Message, Open, RoundMessage
+from securemedian.servers.engine import Engine
+from securemedian.servers.peer import Change, PeerWatch
+from securemedian.servers.register import Register
+from securemedian.servers.round_state import Failure
+from securemedian.servers.runner import RoundRunner
+from securemedian.servers.training import Training
+
+HELLO_S = 1.0
+
+
+class PeerControl:
+    """Takes the messages of the control stream, and says hello. Used by one thread."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        register: Register,
+        runner: RoundRunner,
+        engine: Engine,
+        send: Callable[[Message], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config, self._register, self._runner = config, register, runner
+        self._engine, self._send, self._clock = engine, send, clock
+        agreement = config.protocol.agreement() | {"release": securemedian.__version__}
+        self._hello = Hello(os.urandom(8).hex(), agreement)
+        self._next_hello = clock()
+        self.watch = PeerWatch(
+            f"s{1 - config.party}",
+            agreement,
+            config.peer_wait_s,
+            config.peer_timeout_s,
+            clock(),
+        )
+
+    def receive(self, parts: Sequence[wire.Part]) -> None:
+        """Take one message. A wrong one is logged and changes nothing, or fails its round; it never ends the server."""
+        try:
+            self._take(control.decode(parts))
+        except FrameError as error:
+            logs.event("control-refused", logging.WARNING, reason=str(error))
+        except Exception as error:
+            # a defect that one message shows
+            logs.event("control-error", logging.ERROR, error)
+            self._fail(f"met a defect at a message of {self.watch.name}, see its log")
+
+    def tick(self) -> None:
+        """Let time pass. Raises PeerUnavailable if the peer has not appeared within its limit."""
+        now = self._clock()
+        if now >= self._next_hello:
+            self._send(self._hello)
+            self._next_hello = now + HELLO_S
+        self._changed(self.watch.tick(now))
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Hello():
+                self._changed(self.watch.hello(message, self._clock()))
+            case Bye():
+                if change := self.watch.bye():
+                    self._changed(change)
+                    self._send(Bye())
+            case RoundMessage() if message.round in self._register:
+                self._runner.feed(self._register.find(message.round), message)
+            case Open():
+                self._open(message)
+            case _:
+                # of a round before our start, or one that we did not let in
+                logs.event(
+                    "message-late", round=message.round, message=type(message).__name__.lower()
+                )
+
+    def _open(self, asked: Open) -> None:
+        """Take part in a round of S0's, or say why not. One that is still in hand here has ended there."""
+        try:
+            if self._config.party == 0:
+                raise PeerProtocolError("s0 opens rounds, and this is s0")
+            self.watch.require()
+            self._fail(f"was told of another round, {asked.round}")
+            if not asked.new_session and asked.session != self._engine.session_id:
+                raise PeerUnavailable("s1 has no session to keep: open again, for a new one")
+            entry = self._register.admit(asked, RoundParams.from_dict(asked.params), Training())
+        except SecureMedianError as error:
+            reason = cut(f"{self._config.name}: {error}")
+            logs.event(
+                "open-refused",
+                logging.WARNING,
+                round=asked.round,
+                code=error.code,
+                reason=reason,
+            )
+            self._send(control.Failed(asked.round, error.code, reason))
+            return
+        self._runner.feed(entry, asked)
+
+    def _fail(self, why: str) -> None:
+        if entry := self._register.live:
+            self._runner.feed(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
+
+    def _changed(self, change: Change | None) -> None:
+        if change is None:
+            return
+        problem = self.watch.problem
+        calm = change is Change.LINKED and not problem
+        logs.event(
+            change,
+            logging.INFO if calm else logging.WARNING,
+            peer=self.watch.name,
+            problem=problem,
+        )
+        if change is Change.LINKED:
+            return
+        reason = problem if change is Change.LOST else f"{self.watch.name} was restarted"
+        if entry := self._register.live:
+            self._runner.feed(entry, Failure(PeerUnavailable.code, reason))
+        self._engine.drop()

@@ -1,0 +1,654 @@
+"""servers.round_state: a round at both servers, as the table alone; servers.peer and servers.control beside it."""
+
+import copy
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securemedian.mpc.errors import (
+    MAX_TEXT,
+    ClientsDiffer,
+    ConfigError,
+    DuplicateUpload,
+    FrameError,
+    LocalProtocolError,
+    NotAllowed,
+    ParametersDiffer,
+    PeerProtocolError,
+    PeerUnavailable,
+    RoundClosed,
+    SecureMedianError,
+)
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import SESSION_BYTES
+from securemedian.servers import control
+from securemedian.servers.control import (
+    Close,
+    Done,
+    Failed,
+    Held,
+    Hello,
+    Open,
+    Opened,
+    Ready,
+    RoundMessage,
+    Run,
+    Uploaded,
+)
+from securemedian.servers.peer import Change, PeerWatch, differences
+from securemedian.servers.round_state import (
+    LATE,
+    LIVE,
+    TABLE,
+    CloseAsked,
+    Computed,
+    Effect,
+    Event,
+    Failure,
+    Line,
+    OpenAsked,
+    Overdue,
+    ServerRound,
+    State,
+    Stored,
+    always,
+    is_message,
+)
+
+ID = "1-0000000a"
+NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
+DEADLINE_S, ANSWER_S, RUN_S = 100.0, 5.0, 50.0
+
+
+def params(**changes: Any) -> RoundParams:
+    values: dict[str, Any] = {"max_clients": 3, "deadline_s": DEADLINE_S}
+    return RoundParams.from_dict({"method": "bucketed", "dim": 10} | values | changes)
+
+
+def a_round(
+    party: int,
+    state: State | None = None,
+    floor: int = 2,
+    repeats: tuple[str, ...] = (),
+    **changes: Any,
+) -> ServerRound:
+    asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False)
+    made = ServerRound(
+        party, asked, params(**changes), NAMES, floor, ANSWER_S, RUN_S, frozenset(repeats)
+    )
+    if state:
+        made._enter(state, 0.0)
+    return made
+
+
+MESSAGES: tuple[RoundMessage, ...] = (
+    a_round(0).asked,
+    Opened(ID),
+    Uploaded(ID, "key-a"),
+    Close(ID, ["key-a"]),
+    Held(ID, []),
+    Run(ID, b"?"),
+    Ready(ID),
+    Done(ID),
+    Failed(ID, "closed", "why"),
+)
+OWN: tuple[Event, ...] = (
+    OpenAsked(),
+    Stored("key-a"),
+    CloseAsked(),
+    Computed(),
+    Failure("closed", "why"),
+    Overdue(),
+)
+
+
+class Both:
+    """Two servers' rounds. Messages are passed at once, and Start is noted."""
+
+    def __init__(self, floors=(2, 2), repeats=((), ()), **changes) -> None:
+        self.rounds = [
+            a_round(party, None, floors[party], repeats[party], **changes) for party in (0, 1)
+        ]
+        self.started: list[int] = []
+        self.feed(0, OpenAsked())
+
+    def feed(self, party: int, event, now: float = 1.0) -> None:
+        for action in self.rounds[party].handle(event, now):
+            if action is Effect.START:
+                self.started.append(party)
+            elif is_message(action):
+                self.feed(1 - party, control.decode(control.encode(action)), now)
+
+    def upload(self, client: str, *parties: int) -> None:
+        for party in parties or (0, 1):
+            self.rounds[party].check_upload(client)
+            self.feed(party, Stored(client))
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return tuple(round_.state for round_ in self.rounds)
+
+
+def test_a_round_from_opening_to_result():
+    both = Both()
+    for client in ("key-a", "key-b"):
+        both.upload(client)
+    assert both.states == (State.OPEN, State.OPEN)
+    assert {round_.opened for round_ in both.rounds} == {"nothing"}
+    both.upload("key-c")  # the last that the round takes
+    assert both.states == (State.RUNNING, State.RUNNING)
+    assert {round_.opened for round_ in both.rounds} == {"maybe"}
+    assert both.started == [1, 0]  # S1's lanes are there before S0's
+    both.feed(0, Computed())
+    assert both.states == (State.RUNNING, State.RUNNING)
+    both.feed(1, Computed())
+    assert both.states == (State.PUBLISHED, State.PUBLISHED)
+    assert {round_.opened for round_ in both.rounds} == {"result"}
+    assert both.rounds[0].included == both.rounds[1].included == ["key-a", "key-b", "key-c"]
+    assert both.rounds[0].left_out == {"dora": "its upload reached neither server"}
+
+
+def test_a_client_that_reached_one_server_is_left_out_and_named():
+    both = Both(max_clients=4)
+    both.upload("key-a")
+    both.upload("key-b")
+    both.upload("key-c", 0)
+    both.upload("key-d", 1)
+    assert both.rounds[0].whereabouts() == {
+        "anna": "both",
+        "ben": "both",
+        "cleo": "here",
+        "dora": "there",
+    }
+    both.feed(0, CloseAsked())
+    assert both.states == (State.RUNNING, State.RUNNING)
+    expected = {"cleo": "its upload reached only s0", "dora": "its upload reached only s1"}
+    assert both.rounds[0].left_out == both.rounds[1].left_out == expected
+
+
+@pytest.mark.parametrize("floors", [(2, 2), (4, 2), (2, 4)])
+def test_each_server_refuses_too_few_clients_on_its_own_account(floors):
+    both = Both(floors=floors, max_clients=4, min_clients=2 if max(floors) > 2 else 4)
+    for client in ("key-a", "key-b", "key-c"):
+        both.upload(client)
+    both.feed(0, CloseAsked())
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    assert {round_.code for round_ in both.rounds} == {"too-few-clients"}
+    assert {round_.opened for round_ in both.rounds} == {"nothing"}
+    assert "3 complete uploads" in both.rounds[0].reason and "at least 4" in both.rounds[0].reason
+
+
+def test_s1_refuses_a_digest_that_is_not_its_own():
+    both = Both()
+    both.rounds[0].params = params(buckets=9)
+    for client in ("key-a", "key-b", "key-c"):
+        both.upload(client)
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    assert both.rounds[0].code == ParametersDiffer.code
+    digests = {a_round(0).digest, a_round(0, buckets=9).digest}
+    number = a_round(0)
+    number.asked = Open("2-0000000a", 2, {}, bytes(SESSION_BYTES), True, False)
+    included = a_round(0)
+    included.included = ["key-a"]
+    assert len(digests | {number.digest, included.digest}) == 4
+
+
+def test_clients_beyond_the_most_are_cut_alike_at_both():
+    both = Both(max_clients=2)
+    leader, follower = both.rounds
+    leader.here, follower.here = (
+        {"key-a", "key-b", "key-c"},
+        {"key-a", "key-b", "key-c"},
+    )  # the reports of S1 still on their way
+    both.feed(0, CloseAsked())
+    assert leader.included == follower.included == ["key-a", "key-b"]
+    assert "max_clients" in leader.left_out["cleo"] and leader.left_out == follower.left_out
+
+
+def test_uploads_are_refused_twice_and_out_of_time():
+    both = Both()
+    both.upload("key-a")
+    with pytest.raises(DuplicateUpload):
+        both.rounds[0].check_upload("key-a")
+    for state in set(State) - {State.OPEN}:
+        with pytest.raises(RoundClosed, match=state):
+            a_round(0, state).check_upload("key-b")
+        with pytest.raises(RoundClosed, match=state):
+            a_round(0, state).check_close()
+
+
+def test_the_deadline_closes_at_s0_and_every_other_limit_fails():
+    leader = a_round(0)
+    leader.handle(OpenAsked(), 0.0)
+    assert leader.deadline == ANSWER_S
+    leader.handle(Opened(ID), 2.0)
+    assert leader.deadline == 2.0 + DEADLINE_S
+    assert leader.handle(Overdue(), 200.0)[-1] == Close(ID, [])
+    assert leader.deadline == 200.0 + ANSWER_S
+    assert a_round(1, State.OPEN).deadline == DEADLINE_S + ANSWER_S
+    assert a_round(0, State.STARTING).deadline == ANSWER_S
+    assert a_round(0, State.RUNNING).deadline == RUN_S
+    for party, state in itertools.product((0, 1), LIVE):
+        if (state, Overdue) in TABLE[party] and (party, state) != (0, State.OPEN):
+            overdue = a_round(party, state)
+            failed = overdue.handle(Overdue(), 300.0)[-1]
+            assert isinstance(failed, Failed) and failed.code == "timeout"
+            assert overdue.state is State.FAILED and state in overdue.reason
+            assert overdue.deadline == float("inf")
+
+
+@pytest.mark.parametrize("state", LIVE)
+@pytest.mark.parametrize("party", (0, 1))
+def test_a_failure_anywhere_fails_both(party, state):
+    if (state, Failure) not in TABLE[party]:
+        assert party == 1 and state in (State.OPENING, State.STARTING)
+        return
+    here = a_round(party, state)
+    there = a_round(1 - party, State.OPEN)
+    message = here.handle(Failure("closed", "the link broke"), 1.0)[-1]
+    assert isinstance(message, Failed)
+    actions = there.handle(message, 1.0)
+    assert set(actions) >= {Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS}
+    assert not any(map(is_message, actions))
+    assert here.state is there.state is State.FAILED
+    assert (here.code, here.reason) == ("closed", "the link broke")
+    assert (there.code, there.reason) == ("closed", f"s{party}: the link broke")
+
+
+# The table itself
+
+
+def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else():
+    """And what is refused changes nothing."""
+    seen = {"transition": 0, "late": 0, "refused": 0}
+    for party, state, event in itertools.product((0, 1), State, MESSAGES + OWN):
+        pair, here = (state, type(event)), a_round(party, state)
+        before = copy.deepcopy(here)
+        if pair in LATE[party]:
+            assert pair not in TABLE[party]
+            assert here.handle(event, 1.0) == [] and here == before
+            assert LATE[party][pair]
+            seen["late"] += 1
+        elif pair in TABLE[party]:
+            *conditional, last = TABLE[party][pair]
+            assert last.when is always and all(line.when is not always for line in conditional)
+            here.handle(event, 1.0)
+            assert here.state in {line.to for line in TABLE[party][pair]}
+            seen["transition"] += 1
+        else:
+            kind = PeerProtocolError if is_message(event) else LocalProtocolError
+            with pytest.raises(kind, match=f"while round {ID} is {state}"):
+                here.handle(event, 1.0)
+            assert here == before
+            seen["refused"] += 1
+    assert sum(seen.values()) == 2 * len(State) * len(MESSAGES + OWN) and min(seen.values()) > 10
+
+
+def test_all_messages_and_events_are_in_the_table():
+    kinds = {type(event) for event in MESSAGES + OWN}
+    assert kinds == {event for table in TABLE for _, event in table}
+    assert set(State) == {state for table in TABLE for state, _ in table} | {
+        State.PUBLISHED,
+        State.FAILED,
+    }
+
+
+def test_only_s0_leads():
+    told = {Opened, Held, Ready, OpenAsked, CloseAsked}
+    assert {event for _, event in TABLE[0]} - {event for _, event in TABLE[1]} == told
+    assert {event for _, event in TABLE[1]} - {event for _, event in TABLE[0]} == {Open, Close, Run}
+
+
+def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads():
+    for table in TABLE:
+        for (state, _), lines in table.items():
+            for line in lines:
+                assert (Effect.LOG in line.actions) == (line.to is not state)
+                ended = line.to in (State.PUBLISHED, State.FAILED)
+                assert (Effect.DROP_UPLOADS in line.actions) == ended
+                assert (Effect.DROP_SESSION in line.actions) == (line.to is State.FAILED)
+                starts = line.to is State.RUNNING and state is not State.RUNNING
+                assert (Effect.BIND in line.actions) == starts
+                if starts:  # what is remembered is remembered before anything can be opened
+                    assert line.actions.index(Effect.BIND) < line.actions.index(Effect.START)
+
+
+class Walk:
+    """Two honest servers and what is on its way between them; every order of events, from here on."""
+
+    CLIENTS = ("key-a", "key-b")
+    # S1 does not let the round in, and knows nothing of it afterwards
+    NO = Failure("bad-config", "no")
+
+    def __init__(self) -> None:
+        self.rounds = [a_round(party, max_clients=2) for party in (0, 1)]
+        # to S0 and to S1
+        self.queues: list[list[RoundMessage]] = [[], []]
+
+    def key(self) -> Any:
+        rounds = [
+            (
+                here.state,
+                frozenset(here.here),
+                frozenset(here.there),
+                tuple(here.included),
+                here.computed_here,
+                here.computed_there,
+            )
+            for here in self.rounds
+        ]
+        queues = [
+            [(type(m), getattr(m, "client", ""), tuple(getattr(m, "held", ()))) for m in queue]
+            for queue in self.queues
+        ]
+        return tuple(rounds), tuple(map(tuple, queues))
+
+    def copy(self) -> "Walk":
+        made = Walk.__new__(Walk)
+        made.rounds = [copy.copy(here) for here in self.rounds]
+        for here in made.rounds:
+            here.here, here.there = set(here.here), set(here.there)
+        made.queues = [list(queue) for queue in self.queues]
+        return made
+
+    def events(self) -> Iterator[tuple[int, Event]]:
+        """What may happen next at either server."""
+        for party, here in enumerate(self.rounds):
+            if self.queues[party]:
+                yield party, self.queues[party][0]
+            if here.state is State.NEW:
+                yield party, OpenAsked() if party == 0 else self.NO
+            for client in self.CLIENTS:
+                if here.state is State.OPEN and client not in here.here:
+                    yield party, Stored(client)
+            if party == 0 and here.state is State.OPEN:
+                yield party, CloseAsked()
+            if here.state is State.RUNNING and not here.computed_here:
+                yield party, Computed()
+            if here.live:
+                yield party, Failure("closed", "why")
+                yield party, Overdue()
+
+    def happen(self, party: int, event: Event) -> None:
+        if event is self.NO:
+            if self.queues[1]:
+                self.queues[1].pop(0)
+                self.queues[0].append(Failed(ID, "bad-config", "no"))
+                self.rounds[1].state = State.FAILED
+            return
+        if is_message(event):
+            self.queues[party].pop(0)
+        actions = self.rounds[party].handle(event, 1.0)
+        self.queues[1 - party] += [action for action in actions if not isinstance(action, Effect)]
+
+
+def test_no_order_of_events_makes_an_honest_server_refuse():
+    """Nor does a line or a late pair stand there that no order reaches, nor does a round end for one server alone."""
+    taken: set[tuple[int, Any, Line]] = set()
+    late: set[tuple[int, Any]] = set()
+    start = Walk()
+    known, heap = {start.key()}, [start]
+    while heap:
+        now = heap.pop()
+        leader, follower = now.rounds
+        assert follower.ran or not leader.ran
+        if State.PUBLISHED in (leader.state, follower.state):
+            assert leader.ran and follower.ran
+        if leader.ran and follower.ran:
+            assert leader.included == follower.included and len(leader.included) == 2
+        more = list(now.events())
+        if not more:
+            assert not leader.live and not follower.live
+        for party, event in more:
+            then = now.copy()
+            pair = then.rounds[party].state, type(event)
+            then.happen(party, event)  # raises if it is refused
+            if event is Walk.NO:
+                pass
+            elif pair in LATE[party]:
+                late.add((party, pair))
+            else:
+                after = then.rounds[party].state
+                taken |= {(party, pair, line) for line in TABLE[party][pair] if line.to is after}
+            if (key := then.key()) not in known:
+                known.add(key)
+                heap.append(then)
+    lines = {
+        (party, pair, line)
+        for party in (0, 1)
+        for pair in TABLE[party]
+        for line in TABLE[party][pair]
+    }
+    assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
+    # S1 refuses clients whom S0 takes only where their configurations or parameters differ
+    own_account = {(1, pair, line) for _, pair, line in lines if pair == (State.CLOSING, Run)}
+    assert lines - taken <= own_account and len(known) > 1000
+
+
+def documented() -> str:
+    """The tables as docs/wire.md shows them: states with the same line together."""
+    text = []
+    for party, table in enumerate(TABLE):
+        rows: dict[tuple[str, ...], list[str]] = {}
+        order = list(State)
+        for (state, event), lines in sorted(
+            table.items(), key=lambda item: order.index(item[0][0])
+        ):
+            for line in lines:
+                row = (
+                    _event(event),
+                    "" if line.when is always else _sentence(line.when),
+                    "" if line.to is state else f"**{line.to}**",
+                    "; ".join(
+                        action.value if isinstance(action, Effect) else f"send {_event(action)}"
+                        for action in line.actions
+                    ),
+                )
+                rows.setdefault(row, []).append(state.value)
+        text.append(
+            f"| S{party}: in state | at | if | next | does |\n| --- | --- | --- | --- | --- |"
+        )
+        text += [
+            f"| {', '.join(states)} | {' | '.join(row)} |"
+            for row, states in sorted(rows.items(), key=lambda item: len(item[1]) > 1)
+        ]
+        text.append(f"\n| S{party}: in state | may come late | because |\n| --- | --- | --- |")
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for (state, event), reason in LATE[party].items():
+            reasons.setdefault((state.value, reason), []).append(_event(event))
+        text += [f"| {s} | {', '.join(kinds)} | {r} |" for (s, r), kinds in reasons.items()]
+        text.append("")
+    return "\n".join(text)
+
+
+def _event(kind: type) -> str:
+    if issubclass(kind, RoundMessage):
+        return f"`{kind.__name__.lower()}`"
+    return _sentence(kind)
+
+
+def _sentence(what: Any) -> str:
+    sentence = (what.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return sentence[0].lower() + sentence[1:]
+
+
+def test_the_documentation_shows_the_tables():
+    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text("utf-8")
+    assert documented() in page, f"put this into docs/wire.md:\n{documented()}"
+
+
+# An attempt that may have opened values
+
+
+def test_an_abort_is_refused_once_values_may_have_been_opened():
+    for state in State:
+        asked = a_round(0, state)
+        if state in (State.OPENING, State.OPEN, State.CLOSING):
+            asked.check_abort()
+        else:
+            with pytest.raises(RoundClosed, match="opened" if asked.live else state):
+                asked.check_abort()
+
+
+@pytest.mark.parametrize("bound", [(0,), (1,), (0, 1)])
+def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_only(bound):
+    """Whichever server remembers."""
+    repeats = tuple(("key-a", "key-b", "key-c") if party in bound else () for party in (0, 1))
+    both = Both(repeats=repeats, max_clients=4)
+    for party in bound:
+        with pytest.raises(NotAllowed, match="anna, ben, cleo"):
+            both.rounds[party].check_upload("key-d")
+    both.upload("key-a")
+    both.upload("key-b")
+    both.feed(0, CloseAsked())
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    assert {round_.code for round_ in both.rounds} == {ClientsDiffer.code}
+    assert "may have opened values" in both.rounds[0].reason
+
+    both = Both(repeats=repeats, max_clients=4)
+    for client in ("key-a", "key-b", "key-c"):
+        both.upload(client)
+    if 0 in bound:  # S0 waits for nobody else
+        assert both.states == (State.RUNNING, State.RUNNING)
+    both = Both(repeats=repeats, max_clients=4)
+    for party in (0, 1):  # one that got in before the server remembered
+        both.rounds[party].here.add("key-d")
+        both.rounds[party].there.add("key-d")
+    for client in ("key-a", "key-b", "key-c"):
+        both.upload(client)
+    if both.states == (State.OPEN, State.OPEN):
+        both.feed(0, CloseAsked())
+    if bound == (0, 1):
+        assert both.rounds[0].included == both.rounds[1].included == ["key-a", "key-b", "key-c"]
+        assert both.states == (State.RUNNING, State.RUNNING)
+    else:  # no agreement, no run
+        assert both.states == (State.FAILED, State.FAILED)
+
+
+def test_a_round_too_small_for_the_clients_of_the_attempt_is_refused():
+    with pytest.raises(ClientsDiffer, match="max_clients is 2"):
+        a_round(0, repeats=("key-a", "key-b", "key-c"), max_clients=2)
+
+
+def test_a_round_below_the_servers_own_floor_is_refused():
+    with pytest.raises(ConfigError, match="at least 4"):
+        a_round(0, floor=4)
+
+
+# control and peer
+
+
+OPEN_FIELDS = {
+    "round": ID,
+    "number": 1,
+    "params": {},
+    "session": bytes(SESSION_BYTES),
+    "new_session": True,
+    "start_over": False,
+}
+WRONG = "x" * 900_000
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [b"junk"],
+        control.wire.pack("nonsense", {}),
+        control.wire.pack(WRONG, {}),
+        control.wire.pack("opened", {}),
+        control.wire.pack("opened", {"round": ID, "more": 1}),
+        control.wire.pack("opened", {"round": ID, WRONG: 1}),
+        control.wire.pack("opened", {"round": 7}),
+        control.wire.pack("opened", {"round": WRONG}),
+        control.wire.pack("held", {"round": ID, "held": [["key"]]}),
+        control.wire.pack("held", {"round": ID, "held": 7}),
+        control.wire.pack("held", {"round": ID, "held": None}),
+        control.wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2}}),
+        control.wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2, "lanes": 2}}),
+        control.wire.pack("open", OPEN_FIELDS | {"round": "1-../../../etc"}),
+        control.wire.pack("open", OPEN_FIELDS | {"number": 2}),
+        control.wire.pack("open", OPEN_FIELDS | {"session": bytes(300)}),
+        control.wire.pack("open", OPEN_FIELDS | {"start_over": 1}),
+    ],
+)
+def test_control_refuses_what_is_no_message(parts):
+    control.decode(control.wire.pack("open", OPEN_FIELDS))
+    with pytest.raises(FrameError) as caught:
+        control.decode([bytes(part) for part in parts])
+    assert len(str(caught.value)) < 2 * MAX_TEXT
+
+
+def test_a_frame_of_impossible_shape_is_refused():
+    for shape in ([1 << 40, 1 << 40, 0], [0, 1 << 47, 1 << 47]):
+        head = control.wire._header("opened", {"round": ID}, [("a", "<u8", shape)])
+        with pytest.raises(FrameError, match="shape"):
+            control.decode([head, b""])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_id"),
+    [
+        ("1-0000000a", True),
+        (control.new_round_id(1), True),
+        (control.new_round_id(12345), True),
+        ("0-0000000a", False),
+        ("01-0000000a", False),
+        ("1-0000000A", False),
+        ("1-0000000a\n", False),
+        ("1-0000000aa", False),
+        ("1-../00000", False),
+        ("../1-0000000a", False),
+        ("\u0661-0000000a", False),
+        ("1-\u06610000000", False),
+        ("", False),
+        ("1" * 1000 + "-0000000a", False),
+    ],
+)
+def test_a_round_id_is_a_number_and_eight_hex_digits(text, is_id):
+    assert control.is_round_id(text) == is_id
+
+
+def test_the_peer_is_watched():
+    watch = PeerWatch("s1", {"lanes": 2}, wait_s=30, timeout_s=5, now=0.0)
+    assert watch.tick(29.0) is None
+    with pytest.raises(PeerUnavailable, match="not appeared"):
+        watch.require()
+    assert watch.hello(Hello("first", {"lanes": 2}), 29.0) is Change.LINKED and watch.problem == ""
+    watch.require()
+    assert watch.hello(Hello("first", {"lanes": 2}), 30.0) is None and watch.tick(34.9) is None
+    assert watch.tick(35.0) is Change.LOST and watch.tick(36.0) is None and "5 s" in watch.problem
+    assert watch.hello(Hello("second", {"lanes": 2}), 37.0) is Change.LINKED
+    assert watch.hello(Hello("third", {"lanes": 3}), 38.0) is Change.RESTARTED
+    with pytest.raises(ParametersDiffer, match="lanes: 2 here, 3 there"):
+        watch.require()
+    assert watch.bye() is Change.LOST and watch.bye() is None
+
+
+def test_a_peer_that_never_appears_ends_the_wait():
+    with pytest.raises(PeerUnavailable, match="peer_wait_s"):
+        PeerWatch("s1", {}, wait_s=30, timeout_s=5, now=0.0).tick(30.0)
+
+
+def test_differences_name_the_fields():
+    assert differences({"a": 1, "b": 2}, {"a": 1, "b": 2}) == ""
+    assert (
+        differences({"a": 1, "b": 2}, {"a": 3, "c": 4})
+        == "a: 1 here, 3 there; b: 2 here, None there; c: None here, 4 there"
+    )
+    assert len(differences({"a": 1}, {WRONG: WRONG, "a": WRONG})) < 2 * MAX_TEXT
+
+
+def test_the_reasons_of_a_failure_are_cut():
+    here, there = a_round(0, State.OPEN), a_round(1, State.OPEN)
+    message = here.handle(Failure("closed", WRONG), 1.0)[-1]
+    assert isinstance(message, Failed)
+    there.handle(control.decode(control.encode(message)), 1.0)
+    assert len(here.reason) < 2 * MAX_TEXT and len(there.reason) < 2 * MAX_TEXT
+    there = a_round(1, State.OPEN)
+    there.handle(Failed(ID, WRONG, WRONG), 1.0)
+    assert len(there.reason) + len(there.code) < 4 * MAX_TEXT
+    assert issubclass(PeerProtocolError, SecureMedianError)
