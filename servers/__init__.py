@@ -1,5 +1,6 @@
 """The two server daemons.
 
-Read the modules in dependency order: `settings`, `config`, `logs`, `control`, `peer`, `session`, `training`, `store`,
-`transport`, `engine`, `rounds`, `requests`, `daemon`, `cli`.
+Read the modules in dependency order: `settings`, `config`, `descriptors`, `logs`, `control`,
+`peer`, `session`, `training`, `store`, `transport`, `engine`, `rounds`, `requests`, `daemon`,
+`cli`.
 """

@@ -134,6 +134,21 @@ def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ..
     )
 
 
+def check_own_key(config: ServerConfig, public_key: str) -> None:
+    """Raise ConfigError if this server's own public key is also somebody else's in its lists."""
+    if public_key == config.peer.public_key:
+        raise ConfigError(
+            f"{config.name}'s own public key stands in [peer]: paste there the key of the other "
+            "server, which is another organisation's"
+        )
+    for caller in config.clients + config.coordinators:
+        if public_key == caller.public_key:
+            raise ConfigError(
+                f"{config.name}'s own public key stands in the list as {caller.name!r}'s: "
+                "one key, one name and one role each"
+            )
+
+
 def load(path: Path) -> ServerConfig:
     """Read and check a configuration. ConfigError says what is wrong and where."""
     values = read_toml(path)
