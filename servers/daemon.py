@@ -32,7 +32,6 @@ from securemedian.settings.keys import KeyPair, load_keys
 
 TICK_MS = 100  # how late a time limit may be noticed
 LEAVE_S = 1.0  # for the peer to take leave
-CONNECT_S = 0.1  # for libzmq to open the descriptor of a new lane's connection
 
 
 class Daemon:
@@ -110,7 +109,6 @@ class Daemon:
             # one socket's trouble, a lack of descriptors above all, ends a round and not the server
             logs.event("socket-error", logging.ERROR, error)
             self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
-        self._descriptors.tick()
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """The handler of SIGTERM and SIGINT."""
@@ -150,7 +148,7 @@ class Daemon:
             self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
 
     def _lane(self, session_id: bytes, lane: int) -> ZmqLink:
-        with self._descriptors.own(linger_s=CONNECT_S):
+        with self._descriptors.own():
             return self._peer.lane(session_id, lane, self._config.channel_timeout_s)
 
     def _wake(self) -> None:

@@ -43,6 +43,8 @@ HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000
 CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
 # TCP's own signs of life end the connections of hosts that vanished, within two minutes
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
+# Within this libzmq has begun to connect. It goes on by itself if that takes longer.
+CONNECT_MS = 100
 SLICE_MS = 50  # how often a waiting lane looks whether it has been closed
 QUEUED_REQUESTS = 4  # a caller's unread requests; more wait at the caller, so memory stays bounded
 # A request is a header and its arrays, of which no request has more than one.
@@ -131,6 +133,15 @@ def _keep_alive(socket: Socket) -> None:
     socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES
 
 
+def _connect(socket: Socket, endpoint: str) -> None:
+    """Connect, and wait until libzmq's thread has opened the connection's descriptor, or failed."""
+    begun = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED
+    monitor = socket.get_monitor_socket(begun)
+    socket.connect(endpoint)
+    monitor.poll(CONNECT_MS)
+    socket.disable_monitor()
+
+
 def _bind(socket: Socket, endpoint: str) -> None:
     try:
         socket.bind(endpoint)
@@ -152,6 +163,9 @@ class ClientPort:
         self, context: Context, keys: KeyPair, endpoint: str, max_message_bytes: int
     ) -> None:
         self._max_message_bytes = max_message_bytes
+        # `send` needs pyzmq's collector of frames that are not copied. The first such frame starts
+        # it: now, while there are descriptors for its sockets, and no other thread.
+        zmq.Frame(b"first", copy=False)
         self.socket = context.socket(zmq.ROUTER)
         _serve_curve(self.socket, keys, CLIENT_DOMAIN)
         _keep_alive(self.socket)
@@ -198,6 +212,9 @@ class ClientPort:
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
         """Answer. A caller that is gone, or does not read, loses its answer."""
+        # Not copied, so that a model which many callers download lies in memory once. pyzmq's
+        # collector of such frames must not be started by two threads at once (it then blocks for
+        # good after a thousand frames), so only a daemon's loop sends like this: here.
         self.socket.send_multipart([address, *parts], copy=False)
 
     def close(self) -> None:
@@ -247,11 +264,15 @@ class PeerPort:
         """
         try:
             socket = self._context.socket(zmq.DEALER)
+            self._set_up(socket, name, keep, silent_ms)
         except zmq.ZMQError as error:
             raise SecureMedianError(
                 f"this server cannot open a socket: {zmq.strerror(error.errno or 0)}. "
                 "Limit who can connect, or raise LimitNOFILE (docs/deploying.md)"
             ) from error
+        return socket
+
+    def _set_up(self, socket: Socket, name: str, keep: bool, silent_ms: int) -> None:
         socket.routing_id = name.encode()
         socket.immediate = not keep
         socket.sndhwm = socket.rcvhwm = 0
@@ -265,10 +286,9 @@ class PeerPort:
             socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
             # a session's lanes may be idle for hours between rounds
             _keep_alive(socket)
-            socket.connect(self.endpoint)
+            _connect(socket, self.endpoint)
         else:
             socket.connect(self._inside)
-        return socket
 
     def lane(self, session_id: bytes, lane: int, timeout_s: float) -> "ZmqLink":
         """Open our end of one lane of a session."""
@@ -301,9 +321,10 @@ class ZmqLink:
             self.recv()
 
     def send(self, parts: Sequence[Part]) -> None:
+        """Send one message, copied: `ClientPort.send` says what several threads must not do."""
         self._check()
         try:
-            self._socket.send_multipart(parts, copy=False)
+            self._socket.send_multipart(parts)
         except zmq.Again:
             raise ChannelTimeout(
                 f"the other server took nothing for {self._timeout_s:g} s"
