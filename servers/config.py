@@ -70,7 +70,8 @@ class ServerConfig:
     channel_timeout_s: float = 60.0  # for one message of the protocol
     round_limit_s: float = 3600.0  # for one run of the protocol
     stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
-    max_message_bytes: int = 1 << 28  # of a client; a longer one ends the connection it came on
+    # of a client's request, all its parts; a longer part ends the connection it came on
+    max_message_bytes: int = 1 << 28
     pool_limit_bytes: int = (
         1 << 28
     )  # of correlations made while clients train; the smaller of both servers' counts

@@ -8,6 +8,7 @@ ends with the stream's name as its routing id, so that lane code is the same at 
 The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
 """
 
+import ctypes
 import logging
 import threading
 import time
@@ -151,6 +152,13 @@ def _bind(socket: Socket, endpoint: str) -> None:
         ) from error
 
 
+def _trim_memory() -> None:
+    """Return what the C library has kept of freed memory to the system, where it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class ClientPort:
     """Where clients and the coordinator ask.
 
@@ -179,7 +187,7 @@ class ClientPort:
     def recv(self) -> tuple[bytes, str, list[bytes]] | None:
         """Return the next request, (return address, public key, parts), or None if there is none.
 
-        A request that is too long is answered here with a FrameError, and freed part by part.
+        A request that is too long is freed part by part, and answered here with a FrameError.
         """
         try:
             frame = address = self.socket.recv(zmq.DONTWAIT, copy=False)
@@ -206,6 +214,8 @@ class ClientPort:
             f"a request of {number} parts and {total:,} bytes: at most {MAX_REQUEST_PARTS} parts "
             f"and {self._max_message_bytes:,} bytes (max_message_bytes) are taken"
         )
+        if total > self._max_message_bytes:
+            _trim_memory()
         logs.event("request-refused", logging.WARNING, key=key, code=FrameError.code, reason=reason)
         fields = {"id": 0, "code": FrameError.code, "message": reason}
         self.send(address, wire.pack("error", fields))

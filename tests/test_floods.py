@@ -26,14 +26,16 @@ FLOOD_S = 2.0
 MAX_MESSAGE_BYTES = 1 << 24
 MEMORY_SLACK = 64 << 20
 DESCRIPTOR_SLACK = 12
-PARAMS = {"method": "pairwise", "dim": 1000, "max_clients": 3}
+# the result is long enough to be sent without a copy, which takes descriptors the first time
+PARAMS = {"method": "pairwise", "dim": 20_000, "max_clients": 3}
 VALUES = [
     np.random.default_rng(client).normal(0, 0.1, PARAMS["dim"]).astype(np.float32)
     for client in range(3)
 ]
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
-Flood = Callable[[Pair, threading.Event], None]
+# What a flood does until the second event, after it has set the first: the servers feel it
+Flood = Callable[[Pair, threading.Event, threading.Event], None]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,7 +80,7 @@ def dealer(
     context: zmq.Context[Any], keys: KeyPair, where: tuple[str, int], server: str
 ) -> Iterator[zmq.Socket[bytes]]:
     made = context.socket(zmq.DEALER)
-    made.linger, made.sndtimeo = 0, 100
+    made.linger, made.immediate = 0, 1
     made.curve_publickey, made.curve_secretkey = keys.public, keys.secret
     made.curve_serverkey = server.encode()
     made.connect(f"tcp://{where[0]}:{where[1]}")
@@ -88,7 +90,7 @@ def dealer(
         made.close()
 
 
-def without_a_key(pair: Pair, ended: threading.Event) -> None:
+def without_a_key(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
     """Half as many silent connections again, per port, as a server has descriptors, and long first frames.
 
     The long ones announce nearly `max_message_bytes` during the handshake and send half of it.
@@ -105,10 +107,11 @@ def without_a_key(pair: Pair, ended: threading.Event) -> None:
                     end.settimeout(1.0)
                     with suppress(OSError):
                         end.sendall(GREETING + announced + bytes(MAX_MESSAGE_BYTES // 2))
+        felt.set()
         ended.wait()
 
 
-def with_a_clients_key(pair: Pair, ended: threading.Event) -> None:
+def with_a_clients_key(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
     """Many connections with a listed key: requests whose answers nobody reads, junk, and too much.
 
     The long messages have parts within the limit which together are ten times it.
@@ -122,20 +125,30 @@ def with_a_clients_key(pair: Pair, ended: threading.Event) -> None:
             for _ in range(50)
         ]
         request = wire.pack("status", {"id": 1, "round": ""})
-        piece = bytes(MAX_MESSAGE_BYTES // 8)
+        for end in sockets:
+            end.send_multipart(request)
+        for end in sockets:
+            assert end.poll(30_000), "no answer"
         for number, end in enumerate(sockets):
-            for parts in (
-                [[piece] * 80] if number % 50 == 0 else [request, [b"junk"] * 5, [b"x"] * 100]
-            ):
-                if not ended.is_set():
-                    end.send_multipart(parts)
+            piece = bytes(MAX_MESSAGE_BYTES // 8)
+            wrong = [[piece] * 40] if number % 50 == 0 else [[b"junk"] * 5, [b"x"] * 100]
+            for parts in wrong:
+                end.send_multipart(parts)
+        felt.set()
         while not ended.wait(0.02):
-            for end in sockets[1:50:5] + sockets[51::5]:
-                with suppress(zmq.Again):
-                    end.send_multipart(request, zmq.DONTWAIT)
+            for number, end in enumerate(sockets):
+                if number % 5:
+                    with suppress(zmq.Again):
+                        end.send_multipart(request, zmq.DONTWAIT)
+        for end in sockets[::50]:
+            # the answer to the long message
+            assert end.poll(30_000) and len(end.recv_multipart()) == 1
+            assert end.poll(30_000), "no answer to what was too long"
+            answer = wire.unpack(end.recv_multipart())
+            assert "max_message_bytes" in answer.fields["message"]
 
 
-def as_the_peer(pair: Pair, ended: threading.Event) -> None:
+def as_the_peer(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
     """Streams with S0's key that S1 has no end of: short and long messages on each."""
     keys = load_keys(pair.folder / "s0.key_secret")
     key = config.load(pair.folder / "s0.toml").peer.public_key
@@ -143,6 +156,11 @@ def as_the_peer(pair: Pair, ended: threading.Event) -> None:
         sockets = [
             opened.enter_context(dealer(context, keys, doors(pair)["peer"], key)) for _ in range(30)
         ]
+        for end in sockets:
+            # `immediate`: there is no room before the keys are proved
+            while not end.poll(0, zmq.POLLOUT) and not ended.wait(0.02):
+                pass
+        felt.set()
         while not ended.wait(0.02):
             for number, end in enumerate(sockets):
                 with suppress(zmq.Again):
@@ -152,22 +170,25 @@ def as_the_peer(pair: Pair, ended: threading.Event) -> None:
 @contextmanager
 def flooded(pair: Pair, flood: Flood) -> Iterator[None]:
     """Run `flood` on a thread for the block, and for `FLOOD_S` at least; its error is raised."""
-    ended, errors = threading.Event(), []
+    felt, ended, errors = threading.Event(), threading.Event(), []
 
     def run() -> None:
         try:
-            flood(pair, ended)
+            flood(pair, felt, ended)
         except BaseException as error:
             errors.append(error)
+            felt.set()
 
-    thread, until = threading.Thread(target=run), time.monotonic() + FLOOD_S
+    thread = threading.Thread(target=run)
     thread.start()
     try:
+        assert felt.wait(60)
+        until = time.monotonic() + FLOOD_S
         yield
         time.sleep(max(0.0, until - time.monotonic()))
     finally:
         ended.set()
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
     assert not errors, errors
 
@@ -229,8 +250,6 @@ def test_a_flood_without_a_key_takes_no_descriptor_from_a_new_session(pair: Pair
 def test_a_flood_with_a_key_leaves_nothing_behind(pair: Pair, flood: Flood) -> None:
     before = calm(pair)
     with flooded(pair, flood):
-        # the servers feel it before the round
-        time.sleep(0.5)
         one_round(pair)
     check_is_calm_again(pair, before)
 

@@ -1,5 +1,6 @@
 """servers.transport over loopback: the streams between servers, what ends a wait, and who gets in."""
 
+import errno
 import os
 import resource
 import socket
@@ -19,6 +20,8 @@ from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, 
 from securemedian.mpc.params import ProtocolParams, RoundParams
 from securemedian.mpc.pipeline import cut
 from securemedian.servers import transport
+from securemedian.servers.daemon import Daemon
+from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.transport import (
     CLIENT_DOMAIN,
     PEER_DOMAIN,
@@ -387,6 +390,49 @@ def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair):
     zero, one = pair.lanes(b"\x01" * 16)
     zero.send([b"x"])
     assert one.recv() == [b"x"]
+
+
+class Stub:
+    """A daemon's parts: the control socket fails, and the rounds note what they are told."""
+
+    def __init__(self) -> None:
+        self.told = []
+
+    def poll(self, _: int) -> list:
+        return [(self, zmq.POLLIN)]
+
+    def recv_multipart(self) -> list:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    def fail(self, why: str) -> None:
+        self.told.append(why)
+
+
+def test_a_socket_that_fails_fails_the_round_and_not_the_server():
+    stub = Stub()
+    loop = Daemon.__new__(Daemon)
+    loop._control = loop._rounds = stub
+    loop._turn(stub)
+    assert stub.told == ["could not use a socket: Too many open files"]
+
+
+def test_connections_cannot_take_the_reserved_descriptors():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = []
+    try:
+        descriptors = Descriptors()
+        assert 0 < descriptors.for_connections < descriptors.limit <= before[1]
+        with pytest.raises(OSError, match="Too many open files"):
+            while len(files) < descriptors.limit:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        with descriptors.own():
+            files += [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 METHODS = {
