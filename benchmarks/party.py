@@ -24,10 +24,10 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.engine import SWITCH_S, establish
 from securemedian.servers.transport import (
     PEER_DOMAIN,
-    PEER_MESSAGE_BYTES,
     PeerPort,
     ZmqLink,
     authenticate,
+    peer_message_limit,
 )
 from securemedian.settings.keys import KeyPair
 
@@ -46,9 +46,8 @@ def main() -> None:
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
-    port = PeerPort(
-        context, party_id, keys, job["endpoint"], job["peer_public"], PEER_MESSAGE_BYTES
-    )
+    limit = peer_message_limit(protocol)
+    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], limit)
     links = _lanes(port, Link.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})

@@ -25,6 +25,7 @@ from securemedian.clients.upload import Round
 from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     ChannelTimeout,
+    ConfigError,
     InputError,
     PeerProtocolError,
     RoundClosed,
@@ -116,6 +117,8 @@ class Client(_Member):
         self._seen = ""  # the round last waited for: the next one has another id
         self._open: Round | None = None  # it, as long as nothing was submitted to it
         self._submitted: tuple[Round, updates.Spec] | None = None
+        # whether both servers have said which party they are
+        self._parties_known = False
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """The next open round that this object has not yet seen, with the published model and range to train from."""
@@ -130,16 +133,32 @@ class Client(_Member):
 
         `update` is anything `clients.update` takes. There is one attempt a round, because two sharings of an update
         must not mix: after an error from a server this client is left out of that round, and the next call goes to the
-        next one.
+        next one. Before the first upload both servers say which party they are: ConfigError unless
+        [s0] names S0 and [s1] names S1.
         """
         vector, spec = updates.flatten(update)
         round = self._open or self.wait_for_round()
         halves = upload.split(upload.encode_update(vector, round), round)
+        self._check_parties()
         self._open = None
         for server, half in zip(self.servers, halves, strict=True):
             fields = {"round": round.id, "params": round.params.digest, "form": half.form}
             server.ask("upload", fields, {"share": half.share})
         self._submitted = round, spec
+
+    def _check_parties(self) -> None:
+        """Raise ConfigError unless [s0] is party 0 and [s1] is party 1. Asks both once."""
+        if self._parties_known:
+            return
+        addresses = self.config.s0.address, self.config.s1.address
+        for party, (server, address) in enumerate(zip(self.servers, addresses, strict=True)):
+            answered = server.ask("info").fields.get("party")
+            if answered != party:
+                raise ConfigError(
+                    f"[s{party}] names the server at {address}, which answers as party "
+                    f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
+                )
+        self._parties_known = True
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The median of the round last submitted to, in the form of that update. Waits for it; RoundFailed says why

@@ -45,6 +45,12 @@ class ClientConfig:
                 raise ConfigError(
                     f"{name} must be more than 0 seconds and finite, not {quoted(getattr(self, name))}"
                 )
+        for what in ("address", "public_key"):
+            if getattr(self.s0, what) == getattr(self.s1, what):
+                raise ConfigError(
+                    f"[s0] and [s1] have the same {what}: each names another server, because "
+                    "a server that gets both shares of an update knows the update"
+                )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

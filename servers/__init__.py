@@ -1,5 +1,6 @@
 """The two server daemons.
 
-Read the modules in dependency order: `config`, `logs`, `control`, `peer`, `round_state`, `training`, `store`,
-`transport`, `engine`, `register`, `keeper`, `runner`, `peer_control`, `rounds`, `requests`, `daemon`, `cli`.
+Read the modules in dependency order: `config`, `descriptors`, `logs`, `control`, `peer`,
+`round_state`, `training`, `store`, `transport`, `engine`, `register`, `keeper`, `runner`,
+`peer_control`, `rounds`, `requests`, `daemon`, `cli`.
 """

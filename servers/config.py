@@ -71,7 +71,8 @@ class ServerConfig:
     channel_timeout_s: float = 60.0  # for one message of the protocol
     round_limit_s: float = 3600.0  # for one run of the protocol
     stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
-    max_message_bytes: int = 1 << 28  # of a client; a longer one ends the connection it came on
+    # of a client's request, all its parts; a longer part ends the connection it came on
+    max_message_bytes: int = 1 << 28
     pool_limit_bytes: int = (
         1 << 28
     )  # of correlations made while clients train; the smaller of both servers' counts
@@ -133,6 +134,21 @@ def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ..
     return tuple(
         build(Caller, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1)
     )
+
+
+def check_own_key(config: ServerConfig, public_key: str) -> None:
+    """Raise ConfigError if this server's own public key is also somebody else's in its lists."""
+    if public_key == config.peer.public_key:
+        raise ConfigError(
+            f"{config.name}'s own public key stands in [peer]: paste there the key of the other "
+            "server, which is another organisation's"
+        )
+    for caller in config.clients + config.coordinators:
+        if public_key == caller.public_key:
+            raise ConfigError(
+                f"{config.name}'s own public key stands in the list as {caller.name!r}'s: "
+                "one key, one name and one role each"
+            )
 
 
 def load(path: Path) -> ServerConfig:

@@ -1,5 +1,6 @@
 """The process: sockets, signals, and one loop that turns what they bring into calls of `rounds` and `requests`."""
 
+import logging
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ import zmq
 
 from securemedian.mpc import pipeline
 from securemedian.servers import control, logs
-from securemedian.servers.config import ServerConfig
+from securemedian.servers.config import ServerConfig, check_own_key
+from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.engine import SWITCH_S, Engine
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
@@ -20,10 +22,11 @@ from securemedian.servers.store import Store
 from securemedian.servers.transport import (
     CLIENT_DOMAIN,
     PEER_DOMAIN,
-    PEER_MESSAGE_BYTES,
     ClientPort,
     PeerPort,
+    ZmqLink,
     authenticate,
+    peer_message_limit,
 )
 from securemedian.settings.keys import KeyPair, load_keys
 
@@ -34,8 +37,10 @@ LEAVE_S = 1.0  # for the peer to take leave
 class Daemon:
     """One server with its sockets. `run` ends after SIGTERM or SIGINT, or raises PeerUnavailable if no peer appears."""
 
-    def __init__(self, config: ServerConfig, keys: KeyPair, store: Store) -> None:
-        self._config, self._store = config, store
+    def __init__(
+        self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
+    ) -> None:
+        self._config, self._store, self._descriptors = config, store, descriptors
         self._context = zmq.Context(io_threads=2)
         allowed = {
             CLIENT_DOMAIN: [caller.public_key for caller in config.clients + config.coordinators],
@@ -49,7 +54,7 @@ class Daemon:
             keys,
             config.peer.endpoint,
             config.peer.public_key,
-            PEER_MESSAGE_BYTES,
+            peer_message_limit(config.protocol),
         )
         self._control = self._peer.stream("control", keep=False)
         self._wake_out, self._wake_in = os.pipe()
@@ -59,7 +64,7 @@ class Daemon:
             config.party,
             config.protocol,
             config.pool_limit_bytes,
-            lambda session, lane: self._peer.lane(session, lane, config.channel_timeout_s),
+            self._lane,
             self._wake,
         )
         self._rounds = Rounds(config, store, self._engine, self._send)
@@ -68,7 +73,12 @@ class Daemon:
 
     def run(self) -> None:
         config = self._config
-        logs.event("listening", listen=config.listen)
+        logs.event(
+            "listening",
+            listen=config.listen,
+            connections=self._descriptors.for_connections,
+            descriptors=self._descriptors.limit,
+        )
         logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
@@ -86,14 +96,19 @@ class Daemon:
     def _turn(self, poller: zmq.Poller) -> None:
         """Wait for something to happen, and see to one message from each side, the engine and the time."""
         ready = dict(poller.poll(TICK_MS))
-        if self._control in ready:
-            self._rounds.control(self._control.recv_multipart())
-        if self._clients.socket in ready and (request := self._clients.recv()):
-            self._desk.request(*request)
-        if self._wake_out in ready:
-            os.read(self._wake_out, 4096)
-        self._rounds.engine_ended()
-        self._rounds.tick()
+        try:
+            if self._control in ready:
+                self._rounds.control(self._control.recv_multipart())
+            if self._clients.socket in ready and (request := self._clients.recv()):
+                self._desk.request(*request)
+            if self._wake_out in ready:
+                os.read(self._wake_out, 4096)
+            self._rounds.engine_ended()
+            self._rounds.tick()
+        except zmq.ZMQError as error:
+            # one socket's trouble, a lack of descriptors above all, ends a round and not the server
+            logs.event("socket-error", logging.ERROR, error)
+            self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """The handler of SIGTERM and SIGINT."""
@@ -132,6 +147,10 @@ class Daemon:
         ):  # the peer is not connected: the hellos it does not send will show
             self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
 
+    def _lane(self, session_id: bytes, lane: int) -> ZmqLink:
+        with self._descriptors.own():
+            return self._peer.lane(session_id, lane, self._config.channel_timeout_s)
+
     def _wake(self) -> None:
         os.write(self._wake_in, b"\0")
 
@@ -143,12 +162,15 @@ def serve(config: ServerConfig) -> None:
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(0)
     )  # until there is something in hand
-    keys, store = load_keys(config.key_file), Store(Path(config.state_dir))
+    keys = load_keys(config.key_file)
+    check_own_key(config, keys.public.decode())
+    descriptors = Descriptors()
+    store = Store(Path(config.state_dir), descriptors.own)
     start = time.monotonic()
     logs.event("compiling")
     pipeline.warm_up(config.protocol)
     logs.event("compiled", seconds=round(time.monotonic() - start, 1))
-    daemon = Daemon(config, keys, store)
+    daemon = Daemon(config, keys, store, descriptors)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)
     signal.set_wakeup_fd(daemon.wake_fd)

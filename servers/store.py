@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,15 @@ from securemedian.servers.training import Training
 
 _TRAINING = "training.npz"
 
+# Entered to open a file: `Descriptors.own` lets it have a reserved descriptor.
+Opening = Callable[[], AbstractContextManager[None]]
+
 
 class Spool:
     """Uploads of one round by client. Packed words lie on disk and are mapped to be read; seeds stay in memory."""
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
-        self._folder, self._layout = folder, layout
+    def __init__(self, folder: Path, layout: Layout, opening: Opening = nullcontext) -> None:
+        self._folder, self._layout, self._opening = folder, layout, opening
         self._uploads: dict[str, Upload] = {}
         try:
             folder.mkdir(mode=0o700)
@@ -53,8 +58,13 @@ class Spool:
             return
         path = self._folder / f"{len(self._uploads)}.words"
         try:
-            path.write_bytes(share.data)
-            mapped = np.memmap(path, np.uint64, "r", shape=shape)
+            with self._opening():
+                file = path.open("w+b")
+            with file:
+                file.write(share.data)
+                file.flush()
+                with self._opening():
+                    mapped = np.memmap(file, np.uint64, "r", shape=shape)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise SecureMedianError(
@@ -68,13 +78,15 @@ class Spool:
     def drop(self) -> None:
         """Delete everything. A run that still reads a mapped file keeps its pages until it stops."""
         self._uploads.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._opening():
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Store:
     """The folder. A start clears what a round in hand had left: that round has failed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, opening: Opening = nullcontext) -> None:
+        self._opening = opening
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
@@ -96,7 +108,7 @@ class Store:
         """Return a new spool for a round, in a folder of that name."""
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and names no folder")
-        return Spool(self._spools / round_id, layout)
+        return Spool(self._spools / round_id, layout, self._opening)
 
     def load_training(self) -> Training:
         """What `save_training` saved last, or a new training run."""
@@ -127,7 +139,7 @@ class Store:
         if training.model is not None:
             arrays["model"] = training.model
         new = self._folder / (_TRAINING + ".new")
-        with new.open("wb") as file:
+        with self._opening(), new.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())

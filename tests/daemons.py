@@ -4,6 +4,8 @@ Every wait has a limit.
 
 import itertools
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -98,9 +100,15 @@ class Pair:
     """S0 and S1, and callers of both by name."""
 
     def __init__(
-        self, folder: Path, clients: int = 3, settings: Mapping[str, Any] = SETTINGS
+        self,
+        folder: Path,
+        clients: int = 3,
+        settings: Mapping[str, Any] = SETTINGS,
+        descriptors: int = 1 << 14,
     ) -> None:
         self.folder = folder
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        self._descriptors = descriptors if hard < 0 else min(descriptors, hard)
         self.names = keygen.client_names(clients)
         keygen.make_all(folder, clients, keygen.network("127.0.0.1", "127.0.0.1", None))
         for server in ("s0", "s1"):
@@ -136,6 +144,8 @@ class Pair:
                     stderr=log,
                     cwd=ROOT,
                 )
+            limits = self._descriptors, self._descriptors
+            resource.prlimit(self._processes[server].pid, resource.RLIMIT_NOFILE, limits)
         for server, before in logged.items():
             wait_until(lambda server=server, before=before: self._listens(server, before), START_S)
 
@@ -151,6 +161,15 @@ class Pair:
                     self.caller("coordinator", server).ask("info").fields["peer_linked"]
                 )
             )
+
+    def descriptors(self, server: str) -> int:
+        """How many descriptors a server has open."""
+        return len(os.listdir(f"/proc/{self._processes[server].pid}/fd"))
+
+    def resident_bytes(self, server: str) -> int:
+        """How much memory a server takes."""
+        fields = Path(f"/proc/{self._processes[server].pid}/statm").read_text().split()
+        return int(fields[1]) * resource.getpagesize()
 
     def stop(self, server: str, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""

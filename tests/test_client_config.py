@@ -9,6 +9,7 @@ from securemedian.mpc.errors import ConfigError
 
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 KEY = "6H#oO-F]Cx@k9-zqAHZGFLMSxVc#!sHV!X%iCP4L"
+OTHER_KEY = "Vk3cb=Sl&&3]8WNQ+FCbd]1/Q}J9+:tqW^h/W?=V"
 GOOD = f"""
 name = "a"
 key_file = "a.key_secret"
@@ -17,7 +18,7 @@ address = "tcp://127.0.0.1:1"
 public_key = "{KEY}"
 [s1]
 address = "tcp://127.0.0.1:2"
-public_key = "{KEY}"
+public_key = "{OTHER_KEY}"
 """
 
 
@@ -44,6 +45,8 @@ def test_samples_load(name: str) -> None:
         ('name = "a"', 'name = "a"\nreply_timeout_s = 0', "reply_timeout_s"),
         ('name = "a"', 'name = "a"\npoll_interval_s = true', "poll_interval_s"),
         ("[s0]", "[s0", "not TOML"),
+        (OTHER_KEY, KEY, "the same public_key"),
+        ("tcp://127.0.0.1:2", "tcp://127.0.0.1:1", "the same address"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, said: str) -> None:

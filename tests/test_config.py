@@ -86,3 +86,13 @@ def test_a_key_has_one_role(tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         config.load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("table", ["peer", "clients", "coordinators"])
+def test_a_server_refuses_its_own_key_in_its_lists(table):
+    loaded = config.load(SAMPLES / "s0.toml")
+    entry = getattr(loaded, table)
+    key = (entry if table == "peer" else entry[0]).public_key
+    with pytest.raises(ConfigError, match="own public key"):
+        config.check_own_key(loaded, key)
+    config.check_own_key(loaded, config.load(SAMPLES / "s1.toml").peer.public_key)

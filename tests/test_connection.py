@@ -33,7 +33,7 @@ from securemedian.settings.keys import KeyPair
 
 Answer = tuple[str, dict[str, Any], dict[str, Any]]  # type, fields, arrays
 
-SERVER, MEMBER, STRANGER = (KeyPair(*zmq.curve_keypair()) for _ in range(3))
+SERVER, OTHER, MEMBER, STRANGER = (KeyPair(*zmq.curve_keypair()) for _ in range(4))
 
 
 def echo(message: wire.Message) -> Answer:
@@ -45,12 +45,13 @@ def serving(
     handler: Callable[[wire.Message], Answer],
     max_message_bytes: int = 1 << 20,
     endpoint: str = "tcp://127.0.0.1:*",
+    keys: KeyPair = SERVER,
 ) -> Iterator[ServerAddress]:
     """A server on a thread, for callers with the key of MEMBER."""
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
-    port = ClientPort(context, SERVER, endpoint, max_message_bytes)
-    address = ServerAddress(port.socket.last_endpoint.decode(), SERVER.public.decode())
+    port = ClientPort(context, keys, endpoint, max_message_bytes)
+    address = ServerAddress(port.socket.last_endpoint.decode(), keys.public.decode())
     stop = threading.Event()
 
     def run() -> None:
@@ -181,8 +182,11 @@ class Pair:
         self.state = "open"
         self.uploads: list[wire.Message] = []
         self.refusal: dict[str, Any] | None = None
+        self.parties = [0, 1]  # what each server says that it is
 
     def handle(self, message: wire.Message, party: int) -> Answer:
+        if message.type == "info":
+            return "info", {"party": self.parties[party]}, {}
         if message.type == "round":
             fields = {
                 "round": "1-a",
@@ -232,7 +236,7 @@ def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]
     key_file = write_keys(tmp_path)
     with (
         serving(lambda message: pair.handle(message, 0)) as s0,
-        serving(lambda message: pair.handle(message, 1)) as s1,
+        serving(lambda message: pair.handle(message, 1), keys=OTHER) as s1,
         Client(
             ClientConfig("a", key_file, s0, s1, reply_timeout_s=5, poll_interval_s=0.02, **settings)
         ) as client,
@@ -268,6 +272,24 @@ def test_each_server_gets_half_of_the_upload(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("parties", [[0, 0], [1, 0], [1, 1], [None, 1]])
+def test_nothing_is_uploaded_unless_the_servers_are_both_parties(
+    tmp_path: Path, parties: list[Any]
+) -> None:
+    pair = Pair(PAIRWISE)
+    pair.parties = parties
+    wrong = 0 if parties[0] != 0 else 1
+    with client_of(pair, tmp_path) as client:
+        address = getattr(client.config, f"s{wrong}").address
+        said = rf"\[s{wrong}\] names the server at {address}, .* as party {parties[wrong]}"
+        with pytest.raises(ConfigError, match=said):
+            client.submit(np.zeros(5))
+        assert pair.uploads == []
+        pair.parties = [0, 1]
+        client.submit(np.zeros(5))  # the attempt was not used up
+    assert len(pair.uploads) == 2
+
+
 def test_one_attempt_a_round(tmp_path: Path) -> None:
     pair = Pair(PAIRWISE)
     with client_of(pair, tmp_path, wait_timeout_s=0.1) as client:
@@ -295,10 +317,11 @@ def test_a_failed_round_is_told(tmp_path: Path) -> None:
 
 def test_a_key_file_others_may_read_is_refused(tmp_path: Path) -> None:
     server = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
+    other = ServerAddress("tcp://127.0.0.1:10", OTHER.public.decode())
     (tmp_path / "a.key_secret").write_text("")
     (tmp_path / "a.key_secret").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        Coordinator(ClientConfig("a", str(tmp_path / "a.key_secret"), server, server))
+        Coordinator(ClientConfig("a", str(tmp_path / "a.key_secret"), server, other))
 
 
 def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was(
@@ -311,7 +334,8 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
         seen.set()
         return pair.handle(message, 0)
 
-    nobody = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
+    nobody = ServerAddress("tcp://127.0.0.1:9", OTHER.public.decode())
+    nowhere = ServerAddress("tcp://127.0.0.1:10", SERVER.public.decode())
     key_file = write_keys(tmp_path)
     with serving(not_yet) as server:
         config = ClientConfig(
@@ -331,7 +355,7 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
     client.close()
     assert found == ["1-a"]
     with (
-        Client(replace(config, s0=nobody)) as lost,
+        Client(replace(config, s0=nowhere)) as lost,
         pytest.raises(ServerUnreachable, match="is it running"),
     ):
         lost.wait_for_round()

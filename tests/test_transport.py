@@ -1,21 +1,34 @@
 """servers.transport over loopback: the streams between servers, what ends a wait, and who gets in."""
 
+import errno
+import os
+import resource
+import socket
 import threading
 import time
+import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import zmq
+import zmq.utils.monitor
 
-from securemedian.mpc import wire
+from securemedian.mpc import plan, wire
 from securemedian.mpc.channel import Channel
-from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
+from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.pipeline import cut
+from securemedian.servers import transport
+from securemedian.servers.daemon import Daemon
+from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.transport import (
     CLIENT_DOMAIN,
     PEER_DOMAIN,
     ClientPort,
     PeerPort,
     authenticate,
+    peer_message_limit,
 )
 from securemedian.settings.keys import KeyPair, load_keys
 
@@ -157,6 +170,298 @@ def test_the_client_port_names_the_key_and_not_the_claim():
     finally:
         gate.stop()
         context.destroy(linger=0)
+
+
+class Front:
+    """A clients' port on a context of its own, and callers of it."""
+
+    def __init__(self) -> None:
+        self.keys, self.member = keys(), keys()
+        self.context, self.callers = zmq.Context(), zmq.Context()
+        self.gate = authenticate(self.context, {CLIENT_DOMAIN: [self.member.public.decode()]})
+        self.port = ClientPort(self.context, self.keys, "tcp://127.0.0.1:*", MAX_BYTES)
+        self.endpoint = self.port.socket.last_endpoint.decode()
+        self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
+
+    def caller(self, who: KeyPair | None = None, endpoint: str = "") -> zmq.Socket:
+        """A DEALER with zmq's defaults for signs of life."""
+        who = who or self.member
+        made = self.callers.socket(zmq.DEALER)
+        made.linger = 0
+        made.curve_publickey, made.curve_secretkey = who.public, who.secret
+        made.curve_serverkey = self.keys.public
+        made.connect(endpoint or self.endpoint)
+        return made
+
+    def hears(self, caller: zmq.Socket, limit_s: float = WAIT_S) -> bool:
+        """Whether a request of `caller` arrives."""
+        caller.send_multipart(wire.pack("info", {"id": 1}))
+        return bool(self.port.socket.poll(limit_s * 1000)) and self.port.recv() is not None
+
+    def close(self) -> None:
+        self.gate.stop()
+        self.context.destroy(linger=0)
+        self.callers.destroy(linger=0)
+
+
+@pytest.fixture
+def front():
+    made = Front()
+    yield made
+    made.close()
+
+
+@contextmanager
+def relay(where, bytes_per_s: float = 1e9):
+    """A TCP relay to `where`; `silent` set, it carries nothing more and closes nothing."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    silent, ends = threading.Event(), []
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while piece := source.recv(16384):
+                if silent.is_set():
+                    return
+                sink.sendall(piece)
+                time.sleep(len(piece) / bytes_per_s)
+        except OSError:
+            pass
+        if not silent.is_set():
+            for end in (source, sink):
+                end.close()
+
+    def accept() -> None:
+        try:
+            while True:
+                inner, outer = listener.accept()[0], socket.create_connection(where)
+                ends.extend((inner, outer))
+                for pair in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=carry, args=pair, daemon=True).start()
+        except OSError:
+            pass
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", silent
+    finally:
+        for end in (listener, *ends):
+            end.close()
+
+
+def event(monitor: zmq.Socket, limit_s: float) -> int:
+    """The monitor's next event, 0 if there is none."""
+    if not monitor.poll(limit_s * 1000):
+        return 0
+    return int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
+
+
+def test_without_the_authenticator_nobody_gets_in(front):
+    front.gate.stop()
+    assert not front.hears(front.caller(keys()), 1.0)
+    assert not front.hears(front.caller(), 0.5)
+
+
+def test_a_connection_that_proves_no_key_ends(monkeypatch, pair):
+    """Silent ones, and ones that announce a long message and send it slowly."""
+    monkeypatch.setattr(transport, "HANDSHAKE_MS", 300)
+    front = Front()
+    one = PeerPort(pair.contexts[1], 1, keys(), "tcp://127.0.0.1:*", "", MAX_BYTES)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    frame = b"\x06" + (MAX_BYTES - 1).to_bytes(8, "big")
+    try:
+        for where in (front.where, ("127.0.0.1", int(one.endpoint.rpartition(":")[2]))):
+            for sent in (b"", greeting + frame):
+                with socket.create_connection(where) as stranger:
+                    stranger.settimeout(WAIT_S)
+                    stranger.sendall(sent)
+                    start = time.monotonic()
+                    while stranger.recv(64):
+                        pass
+                    assert time.monotonic() - start < 5
+    finally:
+        front.close()
+
+
+def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_not(monkeypatch):
+    monkeypatch.setattr(transport, "CLIENT_HEARTBEAT_MS", 100)
+    monkeypatch.setattr(transport, "CLIENT_HEARTBEAT_LIMIT_MS", 1000)
+    front = Front()
+    monitor = front.port.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    try:
+        with relay(front.where) as (endpoint, silent):
+            idle, lost = front.caller(), front.caller(endpoint=endpoint)
+            assert front.hears(idle) and front.hears(lost)
+            assert event(monitor, 2.5) == 0
+            silent.set()
+            assert event(monitor, WAIT_S) == zmq.EVENT_DISCONNECTED
+            assert front.hears(idle)
+    finally:
+        front.port.socket.disable_monitor()
+        front.close()
+
+
+def test_hosts_that_vanish_are_noticed_by_tcp(front, pair):
+    """Every accepted connection, of clients and of S0, has TCP's keepalive."""
+    ports = [front.where[1], int(pair.one.endpoint.rpartition(":")[2])]
+    caller = front.caller()
+    assert front.hears(caller)
+    inner, outer = pair.control(pair.one), pair.control(pair.zero)
+    outer.send(b"hello")
+    assert inner.poll(WAIT_S * 1000)
+    kept = {port: [] for port in ports}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with copy:
+            try:
+                copy.getpeername()
+                port = copy.getsockname()[1]
+            except (OSError, IndexError):
+                continue
+            if port in kept:
+                kept[port].append(copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+                assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+    assert all(values and all(values) for values in kept.values()), kept
+
+
+def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front):
+    caller = front.caller()
+    piece = bytes(MAX_BYTES // 4)
+    for parts in ([b"x"] * 100, [piece] * 5, [piece] * 200):
+        caller.send_multipart(parts)
+        assert front.port.socket.poll(WAIT_S * 1000)
+        tracemalloc.start()
+        assert front.port.recv() is None
+        taken = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert taken < 2 * MAX_BYTES
+        assert caller.poll(WAIT_S * 1000)
+        answer = wire.unpack(caller.recv_multipart())
+        assert (answer.type, answer.fields["id"], answer.fields["code"]) == (
+            "error",
+            0,
+            "bad-frame",
+        )
+        assert "max_message_bytes" in answer.fields["message"]
+    caller.send_multipart([b"x", piece, piece, piece])
+    assert front.port.socket.poll(WAIT_S * 1000) and len(front.port.recv()[2]) == 4
+
+
+def test_refused_keys_take_bounded_memory_and_a_bounded_log(monkeypatch):
+    now, logged = [0.0], []
+    monkeypatch.setattr(transport.logs, "event", lambda *_, **fields: logged.append(fields))
+    member = keys().public
+    listed = transport._AllowList([member.decode()], lambda: now[0])
+    strangers = [f"{i:040}".encode() for i in range(3 * transport.REFUSED_KEYS)]
+    for key in strangers:
+        assert not listed.callback("clients", key)
+    assert listed.callback("clients", member)
+    assert len(listed._refused) == transport.REFUSED_KEYS
+    assert len(logged) == transport.REFUSALS_PER_MINUTE
+    now[0] = 61.0
+    listed.callback("clients", strangers[-1])  # known
+    assert len(logged) == transport.REFUSALS_PER_MINUTE
+    listed.callback("clients", b"9" * 40)
+    missing = len(strangers) - transport.REFUSALS_PER_MINUTE
+    assert logged[-1] == {"port": "clients", "key": "9" * 40, "unlogged": missing}
+
+
+def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(pair, monkeypatch):
+    """zmq counts whole frames as signs of life, and a frame may take as long as a wait may."""
+    monkeypatch.setattr(transport, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(transport, "HEARTBEAT_LIMIT_MS", 500)
+    where = "127.0.0.1", int(pair.one.endpoint.rpartition(":")[2])
+    with relay(where, bytes_per_s=400_000) as (endpoint, _):
+        pair.zero.endpoint = endpoint
+        zero, one = pair.lanes(b"\x01" * 16)
+        one.send([bytes(800_000)])
+        assert len(zero.recv()[0]) == 800_000
+
+
+def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(SecureMedianError, match="Too many open files.*LimitNOFILE"):
+            pair.zero.lane(b"\x01" * 16, 0, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    zero, one = pair.lanes(b"\x01" * 16)
+    zero.send([b"x"])
+    assert one.recv() == [b"x"]
+
+
+class Stub:
+    """A daemon's parts: the control socket fails, and the rounds note what they are told."""
+
+    def __init__(self) -> None:
+        self.told = []
+
+    def poll(self, _: int) -> list:
+        return [(self, zmq.POLLIN)]
+
+    def recv_multipart(self) -> list:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    def fail(self, why: str) -> None:
+        self.told.append(why)
+
+
+def test_a_socket_that_fails_fails_the_round_and_not_the_server():
+    stub = Stub()
+    loop = Daemon.__new__(Daemon)
+    loop._control = loop._rounds = stub
+    loop._turn(stub)
+    assert stub.told == ["could not use a socket: Too many open files"]
+
+
+def test_connections_cannot_take_the_reserved_descriptors():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = []
+    try:
+        descriptors = Descriptors()
+        assert 0 < descriptors.for_connections < descriptors.limit <= before[1]
+        with pytest.raises(OSError, match="Too many open files"):
+            while len(files) < descriptors.limit:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        with descriptors.own():
+            files += [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+METHODS = {
+    "scan": {"method": "bucketed", "ring_bits": 64},
+    "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 1024},
+    "pairwise": {"method": "pairwise"},
+    "opened": {"method": "pairwise", "selection": "opened"},
+    "float32": {"method": "radix"},
+    "ranks": {"method": "radix", "ranks": [1, 2, 3], "encoding": "bfloat16"},
+    "trimmed": {"method": "trimmed-mean", "trim": 0.3},
+}
+
+
+@pytest.mark.parametrize("field_bits", [1, 4])
+@pytest.mark.parametrize("clients", [3, 24])
+@pytest.mark.parametrize("name", METHODS)
+def test_no_message_of_a_round_reaches_the_peers_limit(name, clients, field_bits):
+    """Of a whole chunk, with one party's real cryptography."""
+    params = RoundParams.from_dict({"dim": 1 << 17, "max_clients": clients} | METHODS[name])
+    protocol = ProtocolParams(field_bits, lanes=1, batch=1 << 16, chunk=1 << 20)
+    begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
+    party = plan.lone_party(protocol)
+    plan.rehearse(party, params, [1] * clients, end - begin)
+    longest = max(event.bytes for event in party.channel.events)
+    assert longest < peer_message_limit(protocol)
+    assert longest - transport.PEER_BYTES // 2 < (
+        transport.PEER_BYTES_PER_COMPARISON * protocol.batch * 0.6
+    )
 
 
 def test_key_files_that_others_may_read_are_refused(tmp_path):
