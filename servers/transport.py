@@ -100,6 +100,9 @@ class ClientPort:
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
         """Answer. A caller that is gone, or does not read, loses its answer."""
+        # Not copied, so that a model which many callers download lies in memory once. pyzmq's
+        # collector of such frames must not be started by two threads at once (it then blocks for
+        # good after a thousand frames), so only a daemon's loop sends like this: here.
         self.socket.send_multipart([address, *parts], copy=False)
 
     def close(self) -> None:
@@ -192,9 +195,10 @@ class ZmqLink:
             self.recv()
 
     def send(self, parts: Sequence[Part]) -> None:
+        """Send one message, copied: `ClientPort.send` says what several threads must not do."""
         self._check()
         try:
-            self._socket.send_multipart(parts, copy=False)
+            self._socket.send_multipart(parts)
         except zmq.Again:
             raise ChannelTimeout(
                 f"the other server took nothing for {self._timeout_s:g} s"
