@@ -253,22 +253,29 @@ def test_so_many_hung_computations_end_the_server(pair_of_engines):
 # Daemons
 
 
-# While there is a file `hang` beside its configuration, each lane of such a server that sends
-# anything waits inside zmq, in the daemon's context, for ever.
+# While there is a file NAME.hang beside its configuration, each lane of such a server that sends
+# anything hangs for good, as it was seen: in a socket of zmq's collector that leads nowhere. The
+# collector's own end, which Python's end calls, then waits for ever or aborts the process.
 HANGING = """
 import sys
+import threading
 from pathlib import Path
 import zmq
+from zmq.utils import garbage
 from securemedian.cli import main
 from securemedian.servers import engine, transport
 
 engine.STOP_S = 1.0
 hang = Path(sys.argv[-1]).with_suffix(".hang")
 send = transport.ZmqLink.send
+zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
+nowhere = garbage.gc.context.socket(zmq.PUSH)
+one_at_a_time = threading.Lock()
 
 def send_or_hang(link, parts):
     if hang.exists():
-        link._socket.context.socket(zmq.PAIR).recv()
+        with one_at_a_time:
+            nowhere.send(b"")
     send(link, parts)
 
 transport.ZmqLink.send = send_or_hang
