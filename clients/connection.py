@@ -54,7 +54,7 @@ class Connection:
         ):  # a server that came and went between two requests is no concern of this one
             self._event()
         try:
-            self._socket.send_multipart(parts, copy=False)
+            self._socket.send_multipart(parts)
         except zmq.Again:
             raise self._no_answer(op) from None
         reply = self._reply(op, number, wire.size(parts))

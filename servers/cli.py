@@ -13,7 +13,7 @@ _DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C, which lets
 (stop_limit_s) and fails any other round. Logs go to standard error, one line an event: JSON unless it is a terminal.
 
 Exit codes: 0 after SIGTERM or Ctrl-C; 2 for a wrong configuration, a port or state folder in use,
-or when the other server did not appear within peer_wait_s."""
+when the other server did not appear within peer_wait_s, or when computations do not stop."""
 
 
 def add_verbs(verbs: "Verbs") -> None:

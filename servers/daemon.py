@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import zmq
 
@@ -21,6 +22,7 @@ from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
 from securemedian.servers.transport import (
     CLIENT_DOMAIN,
+    LINGER_MS,
     PEER_DOMAIN,
     ClientPort,
     PeerPort,
@@ -35,7 +37,11 @@ LEAVE_S = 1.0  # for the peer to take leave
 
 
 class Daemon:
-    """One server with its sockets. `run` ends after SIGTERM or SIGINT, or raises PeerUnavailable if no peer appears."""
+    """One server with its sockets.
+
+    `run` ends after SIGTERM or SIGINT. It raises PeerUnavailable if no peer appears, and
+    LocalProtocolError if computations do not stop.
+    """
 
     def __init__(
         self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
@@ -104,6 +110,7 @@ class Daemon:
             if self._wake_out in ready:
                 os.read(self._wake_out, 4096)
             self._rounds.engine_ended()
+            self._engine.check()
             self._rounds.tick()
         except zmq.ZMQError as error:
             # one socket's trouble, a lack of descriptors above all, ends a round and not the server
@@ -119,16 +126,21 @@ class Daemon:
         """Writing a byte here wakes the loop."""
         return self._wake_in
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Close all sockets but those of abandoned computations. Whether there are none."""
         self._take_leave()
         finished = self._engine.close()
         self._control.close()
         self._clients.close()
         self._gate.stop()
         self._store.close()
-        if finished:  # else this would wait for the worker's sockets
+        if finished:
             self._context.term()
+        else:
+            # `term` would wait for the sockets that are in use; the last words need no longer
+            time.sleep(LINGER_MS / 1000)
         logs.event("stopped")
+        return finished
 
     def _take_leave(self) -> None:
         """Wait until the peer has heard our last words: what S1's proxy still holds when the process ends is lost."""
@@ -177,4 +189,16 @@ def serve(config: ServerConfig) -> None:
     try:
         daemon.run()
     finally:
-        daemon.close()
+        if not daemon.close():
+            _end_at_once(sys.exc_info()[1])
+
+
+def _end_at_once(error: BaseException | None) -> NoReturn:
+    """End the process as `error`, or its absence, asks for, without Python's own end.
+
+    That would free zmq's sockets while abandoned threads are inside them: zmq aborts or hangs then.
+    """
+    if error:
+        logs.event("failed", logging.ERROR, reason=str(error))
+    logging.shutdown()
+    os._exit(2 if error else 0)

@@ -5,10 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from securemedian.mpc import pipeline
 from securemedian.mpc.channel import Channel
-from securemedian.mpc.errors import LocalProtocolError, RoundBusy, SecureMedianError
+from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Cost, Outcome
@@ -18,9 +19,11 @@ from securemedian.servers import logs
 from securemedian.servers.transport import ZmqLink
 
 SWITCH_S = 1e-4  # for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
-STOP_S = (
-    5.0  # a closed lane stops its thread at the next message; a chunk's computation may come first
-)
+# A closed lane stops its thread at the next message; a chunk's computation may come first. A job
+# that takes longer once it is dropped is abandoned.
+STOP_S = 5.0
+# Jobs that still run; each keeps its threads, sockets and pools.
+MOST_ABANDONED = 3
 
 
 @dataclass
@@ -50,7 +53,7 @@ class _Job:
     ) -> None:
         self.result: Outcome | SecureMedianError | None = None
         self.ended = False
-        self._lanes, self._work, self._before, self._wake = lanes, work, before, wake
+        self.lanes, self._work, self._before, self._wake = lanes, work, before, wake
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -62,10 +65,11 @@ class _Job:
     def _run(self) -> None:
         try:
             if self._before:
-                self._before.join()  # bounded: every wait in it is a channel's, which has a limit
+                # every wait in it is a channel's, which has a limit; else both jobs are abandoned
+                self._before.join()
                 if isinstance(self._before.result, SecureMedianError):
                     raise self._before.result
-            self.result = self._work(self._lanes)
+            self.result = self._work(self.lanes)
         except SecureMedianError as error:
             self.result = error
         except Exception as error:  # a defect must fail the round, not leave it hanging
@@ -96,6 +100,8 @@ class Engine:
         self._lanes: _Lanes | None = None
         self._job: _Job | None = None
         self._dropped: _Lanes | None = None  # closed, and still in use by the job
+        self._stop_by = 0.0  # when a dropped job is abandoned
+        self._abandoned: list[_Job] = []  # they still run
         self._hurry = threading.Event()  # the uploads are there
         self.phase = ""
         self.progress = (0, 0)
@@ -109,18 +115,16 @@ class Engine:
         """Open our end of the lanes and make the base OTs, if the session is new, and fill the pools for a round that
         takes uploads. The other server does the same.
         """
-        if not self._settle():
-            raise RoundBusy(
-                f"the last round's computation has not stopped within {STOP_S:g} s: try again"
-            )
+        self._settle()
+        self.check()
         if session_id != self.session_id:
             self.drop()
             self._lanes = _Lanes(
                 session_id,
                 [self._open_lane(session_id, lane) for lane in range(self._protocol.lanes)],
             )
-        self._hurry.clear()
-        self._begin("preparing", lambda lanes: self._fill(lanes, params))
+        hurry = self._hurry = threading.Event()
+        self._begin("preparing", lambda lanes: self._fill(lanes, params, hurry))
 
     def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
         """Compute the round that was prepared. The other server does the same."""
@@ -145,20 +149,38 @@ class Engine:
         for link in self._lanes.links:
             link.close()
         self._dropped, self._lanes = self._lanes, None
+        self._stop_by = time.monotonic() + STOP_S
         if self._job is None:
             self._release()
 
+    def check(self) -> None:
+        """Abandon a dropped job that is past its limit, and free what abandoned ones have left.
+
+        Raises LocalProtocolError if so many still run that the process has to be started anew.
+        """
+        if self._dropped and time.monotonic() > self._stop_by:
+            self._settle()
+        self._reap()
+        if len(self._abandoned) >= MOST_ABANDONED:
+            raise LocalProtocolError(
+                f"{len(self._abandoned)} abandoned computations of this server do not stop: "
+                "it ends itself, to be started anew"
+            )
+
     def close(self) -> bool:
-        """Drop everything. Whether the worker has ended in time, and so every socket is closed."""
+        """Drop everything. Whether every job has ended in time, and so every socket is closed."""
         self.drop()
-        return self._settle()
+        self._settle()
+        self._reap()
+        return not self._abandoned
 
     def _begin(self, phase: str, work: Work) -> None:
         if self._lanes is None:
             raise LocalProtocolError("a round was started that was not prepared")
 
         def named(lanes: _Lanes) -> Outcome | None:
-            self.phase, self.progress = phase, (0, 0)
+            if lanes is self._lanes:
+                self.phase, self.progress = phase, (0, 0)
             return work(lanes)
 
         self._job = _Job(self._lanes, named, self._job, self._wake)
@@ -168,12 +190,36 @@ class Engine:
             self._dropped.release()
             self._dropped = None
 
-    def _settle(self) -> bool:
-        if self._job and self._job.join(STOP_S):
-            self.poll()
-        return self._job is None
+    def _settle(self) -> None:
+        """Wait for the job in hand to end, or abandon it at its limit.
 
-    def _fill(self, lanes: _Lanes, params: RoundParams) -> None:
+        An abandoned job keeps its threads, lanes and pools, and nothing else ever uses them again.
+        """
+        if self._job is None:
+            return
+        limit_s = max(0.0, self._stop_by - time.monotonic()) if self._dropped else STOP_S
+        if self._job.join(limit_s):
+            self.poll()
+        else:
+            self.drop()
+            self._abandoned.append(self._job)
+            logs.event(
+                "computation-abandoned",
+                logging.ERROR,
+                phase=self.phase,
+                reason=f"it has not stopped within {STOP_S:g} s",
+                abandoned=len(self._abandoned),
+            )
+            self._job, self._dropped, self.phase = None, None, ""
+
+    def _reap(self) -> None:
+        """Free the sockets of abandoned jobs that have ended after all."""
+        for job in [job for job in self._abandoned if job.join(0)]:
+            job.lanes.release()
+            self._abandoned.remove(job)
+            logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
+
+    def _fill(self, lanes: _Lanes, params: RoundParams, hurry: threading.Event) -> None:
         if not lanes.parties:
             start = time.monotonic()
             session, channels = establish(
@@ -190,8 +236,8 @@ class Engine:
             params,
             self._protocol,
             self._pool_limit_bytes,
-            self._hurry.is_set,
-            self._note,
+            hurry.is_set,
+            partial(self._note, lanes),
         )
         logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
 
@@ -200,12 +246,14 @@ class Engine:
     ) -> Outcome:
         ahead, lanes.ahead = lanes.ahead, Cost()
         outcome = pipeline.run_round(
-            lanes.parties, params, self._protocol, uploads, self._note, weights
+            lanes.parties, params, self._protocol, uploads, partial(self._note, lanes), weights
         )
         return replace(outcome, cost=outcome.cost.after(ahead))
 
-    def _note(self, done: int, total: int) -> None:
-        self.progress = (done, total)
+    def _note(self, lanes: _Lanes, done: int, total: int) -> None:
+        # an abandoned job may still report
+        if lanes is self._lanes:
+            self.progress = (done, total)
 
 
 def establish(

@@ -25,7 +25,7 @@ from securemedian.mpc.errors import (
     FrameError,
     SecureMedianError,
 )
-from securemedian.mpc.params import ProtocolParams
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.wire import Part
 from securemedian.servers import logs
 from securemedian.settings.keys import KeyPair

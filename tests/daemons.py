@@ -128,16 +128,15 @@ class Pair:
             "\n".join([f"{key} = {value}" for key, value in settings.items()] + kept) + text
         )
 
-    def start(self, *servers: str) -> None:
-        """Start servers and wait until they listen."""
+    def start(self, *servers: str, program: Sequence[str] = ("-m", "securemedian")) -> None:
+        """Start servers and wait until they listen. `program`: what Python runs in their place."""
         logged = {server: len(self.events(server)) for server in servers}
         for server in servers:
             with self._log(server).open("ab") as log:
                 self._processes[server] = subprocess.Popen(
                     [
                         sys.executable,
-                        "-m",
-                        "securemedian",
+                        *program,
                         "serve",
                         str(self.folder / f"{server}.toml"),
                     ],

@@ -17,8 +17,9 @@ import zmq.utils.monitor
 from securemedian.mpc import plan, wire
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
-from securemedian.mpc.params import ProtocolParams, RoundParams
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import cut
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import transport
 from securemedian.servers.daemon import Daemon
 from securemedian.servers.descriptors import Descriptors

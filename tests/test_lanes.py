@@ -1,0 +1,366 @@
+"""Lanes that hang: the cause that was seen is closed, and a server goes on without one that does."""
+
+import ast
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc import share, wire
+from securemedian.mpc.channel import local_pair
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers import engine
+from securemedian.servers.engine import MOST_ABANDONED, Engine
+from tests.daemons import ROOT, SETTINGS, Pair, wait_until
+
+LIMIT_S = 60.0
+
+# zmq's collector of frames that are sent without copying, with its threads switched where they may
+# be: between the check for a context and its assignment. Its two sockets then lie in two contexts,
+# and after a thousand frames zmq's own thread blocks.
+SWITCHED = """
+import os, sys, threading, time
+import zmq
+from zmq.utils import garbage
+from securemedian.servers.transport import ZmqLink
+
+FRAME = bytes(zmq.COPY_THRESHOLD)
+
+def context(collector):
+    if collector._context is None:
+        made = zmq.Context()
+        time.sleep(0.2 if threading.current_thread() is collector.thread else 0.5)
+        collector._context = made
+        return made
+    return collector._context
+
+garbage.GarbageCollector.context = property(context, garbage.GarbageCollector.context.fset)
+arrived = [0, 0]
+
+def lane(number):
+    out, into = (zmq.Context.instance().socket(zmq.DEALER) for _ in range(2))
+    out.connect(f"tcp://127.0.0.1:{into.bind_to_random_port('tcp://127.0.0.1')}")
+    sender, receiver = ZmqLink(out, 5), ZmqLink(into, 5)
+    time.sleep(0.1 * number)
+    for _ in range(1200):
+        sender.send([FRAME])
+        arrived[number] += receiver.recv() == [FRAME]
+
+threads = [threading.Thread(target=lane, args=(number,), daemon=True) for number in (0, 1)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(20)
+print(*arrived, flush=True)
+os._exit(0)
+"""
+
+
+def test_lanes_that_start_together_do_not_start_zmqs_collector_twice():
+    ended = subprocess.run(
+        [sys.executable, "-c", SWITCHED], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert ended.stdout.split() == ["1200", "1200"], ended.stderr
+
+
+def uncopied_sends(source: str) -> list[int]:
+    """The lines of calls of `send..` with `copy` other than True."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr.startswith("send")
+        and any(
+            word.arg == "copy" and not (isinstance(word.value, ast.Constant) and word.value.value)
+            for word in node.keywords
+        )
+    ]
+
+
+def test_only_the_loop_of_a_daemon_sends_without_copying():
+    assert uncopied_sends("s.send(b'', copy=False)") == [1]
+    folders = ("mpc", "servers", "clients", "benchmarks", "laboratory", "scripts", "settings")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {path.relative_to(ROOT): uncopied_sends(path.read_text()) for path in paths}
+    found = {path: lines for path, lines in found.items() if lines}
+    assert list(found) == [Path("servers/transport.py")]
+    source = ast.parse((ROOT / "servers/transport.py").read_text())
+    (port,) = (node for node in source.body if getattr(node, "name", "") == "ClientPort")
+    (line,) = found[Path("servers/transport.py")]
+    assert port.lineno < line <= (port.end_lineno or 0)
+
+
+# Engines
+
+
+SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
+PARAMS = RoundParams("bucketed", 300, 3, buckets=6)
+
+
+class Pipe:
+    """One lane of an engine in this process, whose `send` blocks for as long as `blocked` is set."""
+
+    def __init__(self, channel, blocked: threading.Event) -> None:
+        self._link, self._blocked = channel._link, blocked
+        self.recv = self._link.recv
+        self.closed = self.released = False
+
+    def send(self, parts: Sequence[wire.Part]) -> None:
+        while self._blocked.is_set():
+            time.sleep(0.01)
+        self._link.send(parts)
+
+    def meet(self, party: int) -> None:
+        """As `ZmqLink.meet`."""
+        if party == 0:
+            self.send([b"lane"])
+        else:
+            self.recv()
+
+    def close(self) -> None:
+        self.closed = True
+        self._link._in.put(None)
+        self._link.close()
+
+    def release(self) -> None:
+        self.released = True
+
+
+class Servers:
+    """Two engines. The lanes that S0 opens while `hangs` hang, from then until `let_go`."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.pipes: dict[bytes, list[tuple[Pipe, Pipe]]] = {}
+        self._blocked: list[threading.Event] = []
+        self.engines = [
+            Engine(party, SMALL, 1 << 30, self._opener(party), lambda: None) for party in (0, 1)
+        ]
+
+    def _opener(self, party: int) -> Callable[[bytes, int], Pipe]:
+        def open_lane(session: bytes, lane: int) -> Pipe:
+            pipes = self.pipes.setdefault(session, [])
+            if len(pipes) <= lane:
+                blocked = [threading.Event(), threading.Event()]
+                if self.hangs:
+                    blocked[0].set()
+                self._blocked += blocked
+                one, other = (
+                    Pipe(channel, event)
+                    for channel, event in zip(local_pair(20), blocked, strict=True)
+                )
+                pipes.append((one, other))
+            return pipes[lane][party]
+
+        return open_lane
+
+    def prepare(self, session: bytes) -> None:
+        for each in self.engines:
+            each.prepare(session, PARAMS)
+
+    def drop(self) -> None:
+        for each in self.engines:
+            each.drop()
+
+    def compute(self) -> list[Outcome]:
+        halves = [share.SeedUpload(PARAMS.layout, bytes([i]) * 16) for i in range(3)]
+        for each in self.engines:
+            each.start(PARAMS, halves, [1] * 3)
+        results = [wait_until(each.poll) for each in self.engines]
+        assert all(isinstance(result, Outcome) for result in results), results
+        return results
+
+    def let_go(self) -> None:
+        for event in self._blocked:
+            event.clear()
+
+
+@pytest.fixture
+def pair_of_engines(monkeypatch) -> Iterator[Servers]:
+    monkeypatch.setattr(engine, "STOP_S", 0.3)
+    made = Servers()
+    yield made
+    made.let_go()
+    for each in made.engines:
+        wait_until(each.close)
+
+
+def session(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines):
+    servers = pair_of_engines
+    servers.hangs = True
+    servers.prepare(session(1))
+    servers.drop()
+    servers.hangs = False
+    servers.prepare(session(2))
+    servers.compute()
+    assert servers.engines[0].session_id == session(2)
+    # what a thread may be inside of is left alone; at the other server nothing hung
+    hung = servers.pipes[session(1)]
+    assert all(one.closed and not one.released for one, _ in hung)
+    assert all(other.released for _, other in hung)
+    assert not servers.engines[0].close() and servers.engines[1].close()
+    servers.let_go()
+    wait_until(lambda: servers.engines[0].check() or all(one.released for one, _ in hung))
+    assert servers.engines[0].close()
+
+
+def test_a_hung_computation_is_abandoned_without_another_round(pair_of_engines):
+    servers = pair_of_engines
+    servers.hangs = True
+    servers.prepare(session(1))
+    servers.drop()
+    servers.engines[0].check()
+    assert not servers.engines[0]._abandoned  # it has its time to stop
+    time.sleep(0.4)
+    servers.engines[0].check()
+    assert len(servers.engines[0]._abandoned) == 1
+    start = time.monotonic()
+    servers.engines[0].prepare(session(2), PARAMS)
+    assert time.monotonic() - start < 0.3
+
+
+def test_so_many_hung_computations_end_the_server(pair_of_engines):
+    servers = pair_of_engines
+    servers.hangs = True
+    for number in range(1, MOST_ABANDONED + 1):
+        servers.prepare(session(number))
+        servers.drop()
+    with pytest.raises(LocalProtocolError, match="do not stop"):
+        servers.prepare(session(100))
+    with pytest.raises(LocalProtocolError, match="do not stop"):
+        servers.engines[0].check()
+    servers.engines[1].check()
+    servers.let_go()
+    # all of them have ended after all: there is nothing to end the server for
+    wait_until(lambda: servers.engines[0].close())
+    servers.engines[0].check()
+
+
+# Daemons
+
+
+# While there is a file NAME.hang beside its configuration, each lane of such a server that sends
+# anything hangs for good, as it was seen: in a socket of zmq's collector that leads nowhere. The
+# collector's own end, which Python's end calls, then waits for ever or aborts the process.
+HANGING = """
+import sys
+import threading
+from pathlib import Path
+import zmq
+from zmq.utils import garbage
+from securemedian.cli import main
+from securemedian.servers import engine, transport
+
+engine.STOP_S = 1.0
+hang = Path(sys.argv[-1]).with_suffix(".hang")
+send = transport.ZmqLink.send
+zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
+nowhere = garbage.gc.context.socket(zmq.PUSH)
+one_at_a_time = threading.Lock()
+
+def send_or_hang(link, parts):
+    if hang.exists():
+        with one_at_a_time:
+            nowhere.send(b"")
+    send(link, parts)
+
+transport.ZmqLink.send = send_or_hang
+sys.exit(main())
+"""
+DIM = 500
+OPEN = {
+    "model": np.zeros(DIM, np.float32),
+    "range": {"policy": "coordinate"},
+    "reset": True,
+    "method": "bucketed",
+    "dim": DIM,
+    "max_clients": 3,
+}
+VALUES = (-0.2, 0.1, 0.2)
+
+
+class HangingPair(Pair):
+    """A pair of daemons whose lanes can be made to hang."""
+
+    def run(self, *servers: str) -> None:
+        self.start(*servers, program=["-c", HANGING])
+        self.link()
+
+    @contextmanager
+    def hang(self, server: str) -> Iterator[None]:
+        """What `server` sends on a lane in this time hangs, for good."""
+        file = self.folder / f"{server}.hang"
+        file.touch()
+        yield
+        file.unlink()
+
+    def named(self, server: str, event: str) -> list[dict[str, Any]]:
+        return [each for each in self.events(server) if each["event"] == event]
+
+    def fail_a_round(self) -> None:
+        self.open(**OPEN)
+        wait_until(lambda: self.status()["state"] == "failed")
+        assert "sent nothing for 2 s" in self.status()["reason"]
+
+    def publish_a_round(self) -> None:
+        """The median of three is the second, to half a bucket."""
+        round_id = self.open(**OPEN)
+        for name, value in zip(self.names, VALUES, strict=True):
+            self.submit(name, np.full(DIM, value, np.float32))
+        self.wait("published")
+        assert np.allclose(self.result(round_id), VALUES[1], atol=0.1)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Iterator[HangingPair]:
+    settings = SETTINGS | {"channel_timeout_s": 2}
+    made = HangingPair(tmp_path_factory.mktemp("hanging") / "keys", settings=settings)
+    try:
+        made.run("s0", "s1")
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_server_ends_itself_when_too_much_hangs_and_serves_again(pair):
+    with pair.hang("s0"):
+        for _ in range(MOST_ABANDONED):
+            pair.fail_a_round()
+        assert pair.ended("s0") == 2
+    assert "do not stop" in pair.named("s0", "failed")[-1]["reason"]
+    assert len(pair.named("s0", "computation-abandoned")) == MOST_ABANDONED
+    pair.run("s0")
+    pair.publish_a_round()
+
+
+def test_a_server_whose_lanes_hang_goes_on_and_stops(pair):
+    for server in ("s0", "s1"):
+        before = len(pair.named(server, "computation-abandoned"))
+        # the lanes of the session that was kept, then those of a new one
+        with pair.hang(server):
+            pair.fail_a_round()
+            pair.fail_a_round()
+        pair.publish_a_round()
+        abandoned = pair.named(server, "computation-abandoned")[before:]
+        assert [each["abandoned"] for each in abandoned] == [1, 2]
+    start = time.monotonic()
+    for server in ("s0", "s1"):
+        assert pair.stop(server) == 0, pair.output(server)
+        assert pair.events(server)[-1]["event"] == "stopped"
+        assert "Assertion failed" not in pair.output(server)
+    assert time.monotonic() - start < 15
