@@ -7,7 +7,6 @@ beside the secrets, and beside the shares of its neighbours (`tests.uniformity`,
 The checks are functions, and tests/test_masks.py shows which mask each of them guards.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -634,7 +633,7 @@ def extension_corrections(field_bits: int = 4) -> None:
         check_uniform({n: columns[n] for n in names[start : start + 8]} | {"choice": choices})
 
 
-def lanes_and_sessions_apart(extension: str = "softspoken", count: int = COUNT) -> None:
+def lanes_apart(extension: str = "softspoken", count: int = COUNT) -> None:
     """Check that choices and keys of two lanes of the same base OTs have nothing in common."""
     secrets = dealt_secrets()
     seen: Columns = {}
@@ -768,7 +767,7 @@ def test_the_key_not_chosen_stays_unknown(extension: str) -> None:
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
 def test_lanes_have_nothing_in_common(extension: str) -> None:
-    lanes_and_sessions_apart(extension)
+    lanes_apart(extension)
 
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])

@@ -1,0 +1,780 @@
+"""Every mask of `mpc`, what would leak without it, and the check that notices.
+
+`MASKS` is the list, and this file's documentation. Each mask is removed alone, by editing the expression that puts it
+on, in this process and for one check of tests/test_output_shares.py; that check must then find bits that are not
+uniform (`Leak`: a wrong result, a crash or a pinned hash does not count). Edits marked *silent* leave every result
+right: nothing else would notice.
+
+The list is complete in the sense of `test_every_..` below, which read the sources: every draw of randomness, every
+message, every place where a protocol takes a correlation, and every XOR, sum or difference with something that is named
+like a mask stands here, or in `NO_MASKS` with the reason why it hides nothing. A new one fails until it does.
+"""
+
+import ast
+import functools
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securemedian import mpc
+from securemedian.mpc.kernels import jit
+from securemedian.mpc.ot import ferret
+from securemedian.mpc.ot.softspoken import ALIGN
+from securemedian.mpc.preprocessing import Tables
+from tests import test_output_shares as shares
+from tests.uniformity import Leak
+
+ROOT = Path(mpc.__file__).parent
+# A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
+SMALL = ferret.Code(secrets=300, bins=24, depth=6)
+# The interpreter of `plan` runs the protocol on nothing, and `prg` is where streams come from.
+NOT_READ = {"plan", "prg"}
+
+Edit = tuple[str, str, str]
+Check = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """`leaks`: what somebody would learn without it. `edits`: (function, expression or statement, replacement), all of
+    which together remove it. `caught_by`: a check and its arguments.
+    """
+
+    leaks: str
+    edits: tuple[Edit, ...]
+    caught_by: Check
+
+
+MASKS: dict[str, Mask] = {
+    # The leaves of a comparison
+    "leaf shares": Mask(
+        "silent: the receiver's share of a leaf is the secret bit itself",
+        (
+            (
+                "_leaf_shares",
+                "party.randomness.words(leaf.kind.width * words_of(sent))",
+                "np.zeros(leaf.kind.width * words_of(sent), np.uint64)",
+            ),
+        ),
+        (shares.output_share, "greater-3"),
+    ),
+    "leaf share of a table of 1-bit messages": Mask(
+        "the receiver reads 1{a > c} or 1{a = c} of its leaf in the clear",
+        (("reply_one", "every & np.uint64(0) - share", "np.uint64(0)"),),
+        (shares.output_share, "greater-3"),
+    ),
+    "leaf shares of a table of 2-bit messages": Mask(
+        "the receiver reads 1{a > c} and 1{a = c} of its leaf in the clear",
+        (
+            (
+                "reply_both",
+                "message ^= (low & (np.uint64(0) - greater)) ^ (high & (np.uint64(0) - equal))",
+                "message ^= np.uint64(0)",
+            ),
+        ),
+        (shares.output_share, "greater-8"),
+    ),
+    "pads of a table of 1-bit messages": Mask(
+        "silent: the receiver reads all positions of a leaf, and so the sender's 3 or 4 bits",
+        (
+            (
+                "reply_one",
+                "_shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)",
+                "np.uint64(0)",
+            ),
+            (
+                "finish_leaves",
+                "(np.uint64(replies[i]) >> (leaf * np.uint64(slot))) ^ (np.uint64(pads[i]) >> above)",
+                "np.uint64(replies[i]) >> (leaf * np.uint64(slot))",
+            ),
+        ),
+        (shares.received, "greater-3"),
+    ),
+    "pads of a table of 2-bit messages": Mask(
+        "the receiver reads all positions of a leaf, and so the sender's 4 bits",
+        (
+            (
+                "reply_both",
+                "_shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 2)",
+                "np.uint64(0)",
+            ),
+        ),
+        (shares.received, "greater-8"),
+    ),
+    "leaf positions": Mask(
+        "the sender reads the receiver's bits of a leaf from the request",
+        (
+            (
+                "request_leaves",
+                "np.uint64(pads[i]) ^ (np.uint64(values[i]) >> s)",
+                "np.uint64(values[i]) >> s",
+            ),
+        ),
+        (shares.received, "equal-4"),
+    ),
+    # ANDs, conversions, multiplexers
+    "a of a triple": Mask(
+        "the other party reads the share of x that is opened as d",
+        (("conjunctions", "x ^ a", "x"),),
+        (shares.received, "conjunction"),
+    ),
+    "b of a triple": Mask(
+        "the other party reads the share of y that is opened as e",
+        (("conjunctions", "y ^ b_k", "y"),),
+        (shares.received, "conjunction"),
+    ),
+    "c of a triple": Mask(
+        "an output share is a function of what was opened and is 0 three times of four",
+        (("conjunctions", "c[k] ^ (d & b[k]) ^ (e & a)", "(d & b[k]) ^ (e & a)"),),
+        (shares.output_share, "conjunctions"),
+    ),
+    "the bit of a DaBit": Mask(
+        "the other party reads the share of the bit that becomes a number",
+        (("to_ring", "shares ^ pack_bits(random)", "shares"),),
+        (shares.received, "to-ring-5"),
+    ),
+    "the ring share of a DaBit": Mask(
+        "the number's share is the opened bit",
+        (
+            (
+                "to_ring",
+                "np.where(opened.astype(bool), one - in_ring, in_ring)",
+                "np.where(opened.astype(bool), one, one - one)",
+            ),
+        ),
+        (shares.output_share, "to-ring-5"),
+    ),
+    "both shares of the products of a multiplexer": Mask(
+        "a party's output share is its own s_j x_j, and so nothing of the product is shared",
+        (
+            (
+                "multiplex",
+                "np.where(chosen, values, 0) + sent_share + received_share",
+                "np.where(chosen, values, 0)",
+            ),
+        ),
+        (shares.output_share, "multiplex-4"),
+    ),
+    # 1-of-2 and 1-of-N OT online
+    "choices of a 1-of-2 OT": Mask(
+        "the sender reads the receiver's share of the multiplexer's bit",
+        (("OtReceiver.request", "self.choices ^ choices", "choices"),),
+        (shares.received, "multiplex-4"),
+    ),
+    "keys on a correlated reply": Mask(
+        "the receiver reads (1 - 2 s) x of the sender's shares",
+        (("OtSender.correlated", "deltas + pad0 - pad1", "deltas"),),
+        (shares.received, "multiplex-4"),
+    ),
+    "the sender's share of a correlated OT": Mask(
+        "the sender's share of x delta is 0, and so the receiver's is x delta",
+        (("OtSender.correlated", "np.zeros_like(pad0) - pad0", "np.zeros_like(pad0)"),),
+        (shares.correlated_messages,),
+    ),
+    "the receiver's key of a correlated OT": Mask(
+        "the receiver's share is x times the reply, 0 where x is 0",
+        (
+            (
+                "OtReceiver.finish_correlated",
+                "self.keys + choices * ring.unpack(reply, self.bits, choices.size)",
+                "choices * ring.unpack(reply, self.bits, choices.size)",
+            ),
+        ),
+        (shares.correlated_messages,),
+    ),
+    "keys on a chosen reply": Mask(
+        "the receiver reads both messages",
+        (("OtSender.chosen", "m - pad", "m"),),
+        (shares.chosen_messages,),
+    ),
+    "positions of a 1-of-N OT": Mask(
+        "the sender reads the choice",
+        (("OneOfNReceiver.receive", "positions[:wanted.size] ^ wanted", "wanted"),),
+        (shares.one_of_n_messages,),
+    ),
+    "pads of a 1-of-N OT": Mask(
+        "the receiver reads all N messages",
+        (
+            (
+                "OneOfNSender.send",
+                "block ^ np.take_along_axis(pads, moved, axis=1)",
+                "block",
+            ),
+        ),
+        (shares.one_of_n_messages,),
+    ),
+    # A step of the radix median
+    "positions of a step": Mask(
+        "the sender reads the receiver's shares of the flag and of the bit",
+        (
+            (
+                "request",
+                "choices[i] ^ np.uint8(low | (high << np.uint64(1)))",
+                "np.uint8(low | (high << np.uint64(1)))",
+            ),
+        ),
+        (shares.received, "radix-conjunction-4"),
+    ),
+    "the sender's share of a step": Mask(
+        "the sender's share is its own c & z, and the receiver's the rest of the product",
+        (
+            (
+                "reply",
+                "(own_c & own_z) + np.uint64(pads[d, i])",
+                "own_c & own_z",
+            ),
+        ),
+        (shares.output_share, "radix-conjunction-4"),
+    ),
+    **{
+        f"pad of message {at} of a step": Mask(
+            "beside its share the receiver reads the sender's product for shares that it does not have",
+            (("reply", f"{product} - share + np.uint64(pads[d ^ {at}, i])", f"{product} - share"),),
+            (shares.received, "radix-conjunction-4"),
+        )
+        for at, product in (
+            (1, "((own_c ^ one) & own_z)"),
+            (2, "(own_c & (own_z ^ one))"),
+            (3, "((own_c ^ one) & (own_z ^ one))"),
+        )
+    },
+    "the receiver's pad of a step": Mask(
+        "the receiver's share is the message it read, 0 where that is message 0",
+        (("finish", "message - np.uint64(pads[i])", "message"),),
+        (shares.output_share, "radix-conjunction-4", "low"),
+    ),
+    # Correlations
+    "products of a triple": Mask(
+        "a party's c is a & b of its own bits, and says so of every output share",
+        (("Pool.triples", "(a & b) ^ product_sent ^ product_received", "a & b"),),
+        (shares.triples_handed_out, 1),
+    ),
+    "b of a triple, as the sender's two keys": Mask(
+        "silent in form: b is the key that the other party may have received",
+        (("Pool._send", "planes0 ^ _bit_planes(keys1, kind.width)", "planes0"),),
+        (shares.triples_handed_out, 1),
+    ),
+    "the sender's bit of a DaBit": Mask(
+        "silent: a DaBit is the receiver's choice alone, which then reads every bit converted",
+        (
+            (
+                "Pool._send",
+                "self._randomness.words(items // 64)",
+                "np.zeros(items // 64, np.uint64)",
+            ),
+        ),
+        (shares.dabits_handed_out, 5),
+    ),
+    "keys on a DaBit's correction": Mask(
+        "the receiver reads the sender's bit",
+        (("Pool._send", "ring0 - ring1 + bits", "ring0 - ring0 + bits"),),
+        (shares.dabit_corrections,),
+    ),
+    "key in the sender's ring share of a DaBit": Mask(
+        "the sender's ring share is its bit, and the receiver's the rest",
+        (("Pool._send", "bits + ring0 + ring0", "bits + ring0 - ring0"),),
+        (shares.dabits_handed_out, 5),
+    ),
+    "key in the receiver's ring share of a DaBit": Mask(
+        "the receiver's ring share is a function of the message and its choice: 0 where that is 0",
+        (
+            (
+                "Pool._finish_dabits",
+                "keys + choices * ring.unpack(corrections, kind.bits, keys.size)",
+                "choices * ring.unpack(corrections, kind.bits, keys.size)",
+            ),
+        ),
+        (shares.dabits_handed_out, 5),
+    ),
+    # Tables, made of keys
+    "the keys of a table's other half": Mask(
+        "a pad that is not chosen is made of keys that the receiver has",
+        (
+            (
+                "combine_keys",
+                "(keys0[at, word] & masks[j, 0, word]) | (keys1[at, word] & masks[j, 1, word])",
+                "keys0[at, word]",
+            ),
+        ),
+        (shares.unread_messages, 1, 1),
+    ),
+    "a chunk of its own for each position": Mask(
+        "the pads of four positions add up to 0, so three reveal the fourth",
+        (
+            (
+                "combine_keys",
+                "table ^= (keys0[at, word] & masks[j, 0, word]) | (keys1[at, word] & masks[j, 1, word])",
+                "table ^= ((np.uint64(0) - (keys0[at, word] & np.uint64(1))) & masks[j, 0, word])"
+                " | ((np.uint64(0) - (keys1[at, word] & np.uint64(1))) & masks[j, 1, word])",
+            ),
+        ),
+        (shares.tables_handed_out, Tables(3, 1)),
+    ),
+    # OT extension
+    "the hash of OT extension": Mask(
+        "silent: the two keys of every OT differ by the same Delta, which one opened pair reveals",
+        (("_Extension._encrypt", "self._pi(_bytes(blocks), _bytes(images))", "images[:] = 0"),),
+        (shares.extension_keys,),
+    ),
+    "a tweak per block of an expanded key": Mask(
+        "silent: all blocks of a stretched key are the same",
+        (
+            (
+                "_Extension.expand",
+                "self._stream | np.uint64((block + 1) << 32)",
+                "self._stream",
+            ),
+        ),
+        (shares.expanded_keys,),
+    ),
+    "u_i on a correction": Mask(
+        "the sender reads the receiver's choices",
+        (
+            (
+                "RandomOtReceiver._correlate",
+                "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
+                "corrections[block - 1] = choices",
+            ),
+        ),
+        (shares.extension_corrections,),
+    ),
+    "the expansion of leaves": Mask(
+        "silent: all choices are 0 and known, and the keys with them",
+        (
+            (
+                "RandomOtReceiver._correlate",
+                "stream.xor(zeros, view)",
+                "view[:] = bytes(len(view))",
+            ),
+            ("RandomOtSender._correlate", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
+        ),
+        (shares.extension_keys,),
+    ),
+    "a nonce per lane": Mask(
+        "silent: all lanes of a session make the same choices",
+        (("_Extension.__init__", "Stream(leaf, nonce=lane)", "Stream(leaf)"),),
+        (shares.lanes_apart,),
+    ),
+    # Set-up
+    "Delta": Mask(
+        "silent: the receiver of OT extension knows Delta, and so every key",
+        (("sender_setup", "entropy(SECURITY_BITS // 8)", "bytes(SECURITY_BITS // 8)"),),
+        (shares.sessions_apart,),
+    ),
+    "roots of the trees": Mask(
+        "silent: the sender of OT extension knows every leaf, and so every choice",
+        (("receiver_setup", "entropy(SEED_BYTES)", "bytes(SEED_BYTES)"),),
+        (shares.sessions_apart,),
+    ),
+    "two children that differ": Mask(
+        "silent: the sender knows the leaf that it must miss from its sibling",
+        (("_double", "Stream(node).words(4).tobytes()", "node + node"),),
+        (shares.tree_sums, 4),
+    ),
+    "base keys on the sums of a level": Mask(
+        "silent: the sum of the path's side gives the sender the missing leaf",
+        (
+            ("receiver_setup", "_xor([*nodes[side::2], key])", "_xor(nodes[side::2])"),
+            (
+                "sender_setup",
+                "_xor([*same_side, sums[position, side].tobytes(), keys[position]])",
+                "_xor([*same_side, sums[position, side].tobytes()])",
+            ),
+        ),
+        (shares.tree_sums, 1),
+    ),
+    "a scalar per base OT": Mask(
+        "silent: the receiver's points are two, one for either choice, and tell Delta",
+        (
+            (
+                "BaseOtReceiver.keys",
+                "[_scalar(self._entropy) for _ in choices]",
+                "[_scalar(self._entropy)] * len(choices)",
+            ),
+        ),
+        (shares.base_ots,),
+    ),
+    "scalars from the operating system": Mask(
+        "silent: whoever knows the scalar computes both keys of every base OT",
+        (
+            (
+                "_scalar",
+                "entropy(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES)",
+                "bytes([1]) * sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES",
+            ),
+        ),
+        (shares.announced_points,),
+    ),
+    "the Diffie-Hellman value in a base key": Mask(
+        "silent: both keys are the same, and anyone who sees the points computes them",
+        (
+            (
+                "_key",
+                "b'securemedian base OT' + session + index.to_bytes(4, 'little') + a_point + b_point + shared",
+                "b'securemedian base OT' + session + index.to_bytes(4, 'little') + a_point + b_point",
+            ),
+        ),
+        (shares.base_ots,),
+    ),
+    "a party's own stream": Mask(
+        "silent: both parties know all leaf shares and DaBits of each other",
+        (("Session.party", "Stream(self._entropy(16))", "Stream(bytes(16))"),),
+        (shares.streams_apart,),
+    ),
+    # Silent OT
+    "the stream of silent OT's roots": Mask(
+        "silent: the receiver grows the sender's trees itself, and reads Delta off their noise",
+        (("extensions", "Stream(entropy(16))", "Stream(bytes(16))"),),
+        (shares.streams_apart, "silent"),
+    ),
+    "roots of silent OT's trees": Mask(
+        "the receiver is given 0 or Delta at the first level",
+        (("RandomOtSender._trees", "self._roots.words(2 * trees)", "np.zeros(2 * trees, np.uint64)"),),
+        (shares.silent_sums, ALIGN),
+    ),
+    "seeds on the sums of silent OT": Mask(
+        "the receiver has the sums of either side of a level, and so Delta",
+        (("RandomOtSender._trees", "masks.copy()", "np.zeros_like(masks)"),),
+        (shares.silent_sums, ALIGN),
+    ),
+    "the code on silent OT's leaves": Mask(
+        "silent: the choices are the noise, 1 in 1024, and so mostly 0",
+        (
+            ("encode", "low ^= secrets[at, 0]", "low ^= np.uint64(0)"),
+            ("encode", "high ^= secrets[at, 1]", "high ^= np.uint64(0)"),
+        ),
+        (shares.extension_keys, "silent", ALIGN * 16),
+    ),
+    # Uploads and openings
+    "the mask of an additive upload": Mask(
+        "the server that is sent the packed half reads the client's values",
+        (("split", "plain - mask", "plain"),),
+        (shares.upload_shares, 5),
+    ),
+    "the mask of an XOR upload": Mask(
+        "the server that is sent the packed half reads the client's words",
+        (("split", "plain ^ mask", "plain"),),
+        (shares.upload_shares, 5, True),
+    ),
+    "a seed per upload": Mask(
+        "silent: the server that is sent the packed half knows the mask, or differences of two uploads",
+        (("split", "entropy(16)", "bytes(16)"),),
+        (shares.upload_shares, 5),
+    ),
+    "a part of the stream per row": Mask(
+        "silent: all rows of an upload have the same mask, and show how they differ",
+        (
+            (
+                "SeedUpload.words",
+                "Stream(self.seed, block=first // BLOCK_WORDS)",
+                "Stream(self.seed)",
+            ),
+        ),
+        (shares.upload_shares, 5),
+    ),
+    "bits beyond an opened batch": Mask(
+        "silent: shares that pad a batch to whole words are opened with it",
+        (("open_bits", "pack_bits(unpack_bits(shares, count))", "shares.copy()"),),
+        (shares.opened_bits_alone,),
+    ),
+    # Selections that stay shared: what hides them is that nobody opens them
+    "who holds the median": Mask(
+        "silent: both servers learn whose value is the median of each coordinate",
+        (("median", "selection == 'opened'", "selection == 'oblivious'"),),
+        (shares.opens_nothing, "pairwise-median"),
+    ),
+    "who is kept by the trimmed mean": Mask(
+        "silent: both servers learn whose values are dropped",
+        (
+            (
+                "kept_sum",
+                "multiplex(party, kept, values.reshape(-1), bits)",
+                "values.reshape(-1) * np.unpackbits("
+                "(kept ^ party.channel.exchange('open.bits', kept)).view(np.uint8), bitorder='little'"
+                ")[:values.size]",
+            ),
+        ),
+        (shares.opens_nothing, "trimmed-sum"),
+    ),
+}
+
+# Messages, and what hides what they carry: names of `MASKS`, or why nothing need.
+MESSAGES: dict[str, tuple[str, ...] | str] = {
+    "leaf.request": ("leaf positions",),
+    "leaf.reply": (
+        "leaf shares",
+        "leaf share of a table of 1-bit messages",
+        "leaf shares of a table of 2-bit messages",
+        "pads of a table of 1-bit messages",
+        "pads of a table of 2-bit messages",
+    ),
+    "and": ("a of a triple", "b of a triple"),
+    "b2a": ("the bit of a DaBit",),
+    "mux.request": ("choices of a 1-of-2 OT",),
+    "mux.reply": ("keys on a correlated reply",),
+    "quad.request": ("positions of a step",),
+    "quad.reply": tuple(name for name in MASKS if name.startswith("pad of message")),
+    "one_of_n.request": ("positions of a 1-of-N OT",),
+    "one_of_n.reply": ("pads of a 1-of-N OT",),
+    "dabits": ("keys on a DaBit's correction",),
+    "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
+    "ferret.sums": ("seeds on the sums of silent OT", "roots of silent OT's trees"),
+    "ggm.sums": ("base keys on the sums of a level",),
+    "base.A": ("scalars from the operating system",),
+    "base.B": ("a scalar per base OT",),
+    "open.bits": "the result: tests/test_privacy.py says which bits of it each method opens",
+    "open.ring": "the result, or the sum of the kept values",
+    "sizes": "sizes, which are public, and digests of counts",
+}
+
+# Where protocols take correlations, and the masks these become.
+TAKEN: dict[str, tuple[str, ...]] = {
+    "_leaf_shares": ("leaf positions", "pads of a table of 1-bit messages"),
+    "conjunctions": ("a of a triple", "b of a triple", "c of a triple"),
+    "to_ring": ("the bit of a DaBit", "the ring share of a DaBit"),
+    "multiplex": ("choices of a 1-of-2 OT", "keys on a correlated reply"),
+    "_conjunction": ("positions of a step", "the sender's share of a step"),
+}
+
+# What looks like a mask to the scans below and hides nothing: (function, expression) -> why.
+NO_MASKS: dict[tuple[str, str], str] = {
+}
+
+
+# Removing a mask
+
+
+def sources() -> dict[str, Path]:
+    """The modules of mpc by dotted name."""
+    return {
+        "securemedian.mpc."
+        + path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.stem not in {"__init__", *NOT_READ}
+    }
+
+
+def functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function with its qualified name, outermost first."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f"{inside}{node.name}"
+            if isinstance(node, ast.FunctionDef):
+                yield name, node
+            yield from functions(node, f"{name}.")
+        else:
+            yield from functions(node, inside)
+
+
+def normal(source: str) -> str:
+    return ast.unparse(ast.parse(source).body[0])
+
+
+class _Replace(ast.NodeTransformer):
+    """Replace an expression, or a statement, by another."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new, self.count = normal(old), ast.parse(new).body[0], 0
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.expr | ast.stmt) and ast.unparse(node) == self._old:
+            self.count += 1
+            whole = isinstance(node, ast.stmt) or not isinstance(self._new, ast.Expr)
+            return self._new if whole else self._new.value  # type: ignore[attr-defined]
+        return self.generic_visit(node)
+
+
+def edited(edits: list[Edit]) -> list[tuple[str, types.CodeType, str]]:
+    """(module, code, qualified name) of every function that the edits change."""
+    changed: dict[tuple[str, str], None] = {}
+    trees = {name: ast.parse(path.read_text("utf-8")) for name, path in sources().items()}
+    for function, old, new in edits:
+        found = []
+        for module, tree in trees.items():
+            for name, node in functions(tree):
+                if name == function:
+                    replace = _Replace(old, new)
+                    node.body = [replace.visit(statement) for statement in node.body]
+                    if replace.count:
+                        found.append((module, name, replace.count))
+        assert len(found) == 1 and found[0][2] == 1, (
+            f"{old!r} should stand once in one function {function}, and stands in {found}: adapt the entry of MASKS"
+        )
+        changed[found[0][:2]] = None
+    results = []
+    for module, name in changed:
+        whole = compile(ast.fix_missing_locations(trees[module]), module, "exec")
+        results.append((module, code_of(whole, name), name))
+    return results
+
+
+def code_of(whole: types.CodeType, name: str) -> types.CodeType:
+    for constant in whole.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_qualname == name:
+                return constant
+            if name.startswith(f"{constant.co_qualname}."):
+                return code_of(constant, name)
+    raise LookupError(name)
+
+
+@contextmanager
+def without(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The edits of a mask in force. Functions get another body, compiled kernels are run as Python."""
+    with monkeypatch.context() as patch:
+        for module_name, code, name in edited(list(mask.edits)):
+            module = importlib.import_module(module_name)
+            *classes, last = name.split(".")
+            owner = functools.reduce(getattr, classes, module)
+            own = vars(owner)[last]
+            if module_name.startswith(jit.__name__.rpartition(".")[0]):
+                patch.setattr(module, last, types.FunctionType(code, vars(module), last))
+            else:
+                patch.setattr(inspect.unwrap(getattr(own, "__func__", own)), "__code__", code)
+        yield
+
+
+@functools.cache
+def passes(check: Check) -> bool:
+    check[0](*check[1:])
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its check passes with the mask, and finds a leak without it."""
+    mask = MASKS[name]
+    monkeypatch.setattr(ferret, "CODE", SMALL)
+    check, *arguments = mask.caught_by
+    assert passes(mask.caught_by)
+    with without(mask, monkeypatch), pytest.raises(Leak):
+        check(*arguments)
+    assert passes(mask.caught_by)
+
+
+# Nothing is left out
+
+
+def scan(wanted: Callable[[ast.AST], bool]) -> list[tuple[str, str, str]]:
+    """(module, function, source) of all outermost nodes that are wanted."""
+    found = []
+
+    def walk(node: ast.AST, module: str, inside: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                walk(child, module, f"{inside}.{child.name}".lstrip("."))
+            elif wanted(child):
+                found.append((module.removeprefix("securemedian.mpc."), inside, ast.unparse(child)))
+            else:
+                walk(child, module, inside)
+
+    for module, path in sources().items():
+        walk(ast.parse(path.read_text("utf-8")), module, "")
+    assert found
+    return found
+
+
+def called(node: ast.AST) -> str:
+    """The last name of what is called."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names of the operands of nested XORs, sums and differences."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor | ast.Add | ast.Sub | ast.BitAnd):
+        return names_in(node.left) | names_in(node.right)
+    if isinstance(node, ast.Subscript):
+        return names_in(node.value)
+    if isinstance(node, ast.Call):
+        return {name for argument in node.args for name in names_in(argument)}
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return {node.attr} if isinstance(node, ast.Attribute) else set()
+
+
+DRAWS = {"entropy", "_entropy", "os_entropy", "urandom", "Stream", "words", "fill", "xor"}
+LIKE_MASKS = {
+    *("a", "b_k", "random", "in_ring", "roots", "secrets", "mask", "masks", "leaves", "key", "keys", "keys0", "keys1"),
+    *("pad", "pads", "pad0", "pad1", "choices", "share", "shares", "greater", "equal", "tables", "table", "positions"),
+    *("ring0", "ring1", "planes0", "product_sent", "product_received", "sent_share", "received_share", "delta"),
+}
+
+
+def unlisted(found: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """What is no part of an edit of `MASKS`, and not in `NO_MASKS`."""
+    edits = [(function, normal(old)) for mask in MASKS.values() for function, old, _ in mask.edits]
+    return [
+        (module, function, source)
+        for module, function, source in found
+        if (function, source) not in NO_MASKS
+        and not any(function == own and (source in old or old in source) for own, old in edits)
+    ]
+
+
+def test_every_draw_of_randomness_is_listed() -> None:
+    assert not unlisted(scan(lambda node: called(node) in DRAWS))
+
+
+def test_every_masking_is_listed() -> None:
+    def wanted(node: ast.AST) -> bool:
+        masking = ast.BitXor | ast.Add | ast.Sub
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, masking):
+            return bool((names_in(node.target) | names_in(node.value)) & LIKE_MASKS)
+        return (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, masking)
+            and bool(names_in(node) & LIKE_MASKS)
+        )
+
+    assert not unlisted(scan(wanted))
+
+
+def test_every_message_is_listed() -> None:
+    labels = {
+        node.args[0].value
+        for path in sources().values()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and called(node) in {"send", "exchange"}
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert labels == set(MESSAGES)
+    assert {mask for masks in MESSAGES.values() if isinstance(masks, tuple) for mask in masks} <= set(MASKS)
+
+
+def test_every_correlation_taken_is_listed() -> None:
+    stocking = {"reserve", "keep_only", "random_keys"}
+
+    def wanted(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value).endswith("party.pool")
+            and node.func.attr not in stocking
+        )
+
+    assert {function for _, function, _ in scan(wanted)} == set(TAKEN)
+    assert {mask for masks in TAKEN.values() for mask in masks} <= set(MASKS)
+
+
+def test_nothing_listed_is_gone() -> None:
+    """What `NO_MASKS` excuses stands in the sources."""
+    there = {
+        (name, ast.unparse(node))
+        for path in sources().values()
+        for name, function in functions(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(function)
+        if isinstance(node, ast.expr | ast.stmt)
+    }
+    assert not set(NO_MASKS) - there
