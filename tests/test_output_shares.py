@@ -22,7 +22,8 @@ from securemedian.mpc.params import OT_EXTENSIONS
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.preprocessing import DaBits, Quads, RandomOts, Tables, Triples
 from securemedian.mpc.prg import Stream, os_entropy
-from tests.parties import make_parties, run_both
+from tests.parties import run_both
+from tests.test_privacy import Recorder
 from tests.uniformity import Leak, beside_the_next, bits_of, check_uniform, windows
 
 COUNT = 8192  # items of a batch: 4096 in either direction
@@ -77,11 +78,22 @@ def dabits(party: Party, kind: DaBits, sent: int, received: int) -> Any:
     return party.pool.dabits(kind, sent, received)
 
 
+def sender_of(party: Party) -> Any:
+    """The sender's end of a party's OT extension."""
+    return party.pool._sender
+
+
 def number_of(party: Party) -> int:
     return party.id
 
 
 radix_conjunction = radix._conjunction
+
+
+def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:
+    leaves = millionaire.leaves_of(bits, equality)
+    gt, eq = millionaire._leaf_shares(party, *own, leaves)
+    return [words for words in (*gt, *eq) if words.size]
 
 
 def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
@@ -90,23 +102,6 @@ def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
 
 def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
     return trimmed.kept_sum(party, values, bits, 0.25)
-
-
-class Recorder(Channel):
-    """A channel that keeps what it received."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel._link)
-        self.received: list[tuple[str, np.ndarray]] = []
-
-    def recv(self, label, dtype, shape):  # type: ignore[no-untyped-def]
-        array = super().recv(label, dtype, shape)
-        self.received.append((label, array.copy()))
-        return array
-
-    def of(self, label: str) -> np.ndarray:
-        """The messages of a label, one after the other."""
-        return np.concatenate([array.reshape(-1) for seen, array in self.received if seen == label])
 
 
 def recorded_parties(extension: str = "softspoken") -> tuple[list[Party], list[Recorder]]:
@@ -267,6 +262,13 @@ PROTOCOLS: dict[str, Protocol] = {
             (9, {"leaf.request": ((1, 4, 4), "sending"), "leaf.reply": ((2, 16, 16), "receiving")}),
         )
     },
+    # what is joined next: masks of the joins would hide it in the output
+    "leaves-of-greater": Protocol(
+        private(8, np.greater), lambda party, own: leaf_shares(party, own, 8, False), 1
+    ),
+    "leaves-of-equal": Protocol(
+        private(8, np.equal), lambda party, own: leaf_shares(party, own, 8, True), 1
+    ),
     "msb": Protocol(
         elements(5, lambda x, y: x < 0), lambda party, own: [compare.msb(party, own[0], 5)], 1
     ),
@@ -791,7 +793,7 @@ def test_messages_of_ots_are_masked() -> None:
 # Set-up
 
 
-def base_ots(count: int = 1024) -> None:
+def base_ots(count: int = 512) -> None:
     """Check the key not chosen, and the points that the sender sees, beside the choice."""
     first, second = local_pair(20)
     one, two = Recorder(first), Recorder(second)
@@ -892,19 +894,13 @@ def streams_apart(extension: str = "softspoken") -> None:
     """Check that the parties of two sessions draw their masks, and silent OT its roots, from unrelated streams."""
     seen: Columns = {}
     for number in (0, 1):
-        for lanes in make_parties(extension=extension):
-            party = lanes[0]
+        for party in recorded_parties(extension)[0]:
             owner = f"of party {number_of(party)} in session {number}"
             seen |= bits_of(f"mask {owner}", party.randomness.words(1024), 0, 2)
-            roots = getattr(ends_of(party), "_roots", None)
+            roots = getattr(sender_of(party), "_roots", None)
             if roots is not None:
                 seen |= bits_of(f"root {owner}", roots.words(1024), 0, 2)
     check_uniform(seen)
-
-
-def ends_of(party: Party) -> Any:
-    """The sender of a party's extension."""
-    return party.pool._sender
 
 
 def silent_sums(count: int) -> None:

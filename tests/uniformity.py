@@ -17,7 +17,7 @@ import numpy as np
 
 FALSE_ALARM = 1e-9  # of all parities that a process looks at
 PARITIES = 1 << 32  # that it may look at: counted, and more is an error
-_total = 0
+_looked_at = 0
 
 Columns = Mapping[str, np.ndarray]
 
@@ -37,28 +37,36 @@ def check_uniform(seen: Columns, known: Columns | None = None) -> None:
     Columns: 0/1 arrays of equal length, an entry per item; `known` may have any distribution. Raises ValueError where
     there are too few items for a constant parity to be caught, or more than 22 columns.
     """
-    global _total
     columns = {**seen, **(known or {})}
-    items = len(next(iter(columns.values())))
-    if allowed(items) >= 1 or len(columns) > 22:
-        raise ValueError(f"{items} items and {len(columns)} columns: too few or too many to judge")
-    _total += ((1 << len(seen)) - 1) << (len(columns) - len(seen))
-    if _total > PARITIES:
-        raise ValueError(
-            f"more than {PARITIES} parities: the false alarm is no longer what it says"
-        )
-    index = np.zeros(items, np.int64)
+    if len(columns) > 22:
+        raise ValueError(f"{len(columns)} columns: at most 22 are judged together")
+    index = np.zeros(len(next(iter(columns.values()))), np.int64)
     for place, column in enumerate(columns.values()):
         index |= (column.reshape(-1).astype(np.int64) & 1) << place
-    sums = _walsh(np.bincount(index, minlength=1 << len(columns)))
-    # parities of `known` alone are what they are
-    sums[:: 1 << len(seen)] = 0
+    _check_parities(np.bincount(index, minlength=1 << len(columns)), list(columns), len(seen))
+
+
+def _check_parities(counts: np.ndarray, names: list[str], seen: int) -> None:
+    """Raise Leak unless every parity with some of the first `seen` of the named places is even.
+
+    `counts[x]`: items whose bits are those of x.
+    """
+    global _looked_at
+    items = int(counts.sum())
+    if allowed(items) >= 1:
+        raise ValueError(f"{items} items are too few for a constant bit to be caught")
+    _looked_at += counts.size - (counts.size >> seen)
+    if _looked_at > PARITIES:
+        raise ValueError(f"more than {PARITIES} parities: false alarms are more likely than said")
+    sums = _walsh(counts)
+    # parities of what is known alone are what they are
+    sums[:: 1 << seen] = 0
     worst = int(np.argmax(np.abs(sums)))
     stray = sums[worst] / items
     if abs(stray) > allowed(items):
-        names = " ^ ".join(name for place, name in enumerate(columns) if worst >> place & 1)
+        parity = " ^ ".join(name for place, name in enumerate(names) if worst >> place & 1)
         raise Leak(
-            f"{names} is {int(stray < 0)} in {(1 + abs(stray)) / 2:.1%} of {items} items "
+            f"{parity} is {int(stray < 0)} in {(1 + abs(stray)) / 2:.1%} of {items} items "
             f"(at most {(1 + allowed(items)) / 2:.1%} is uniform)"
         )
 
@@ -91,20 +99,23 @@ def windows(
 
 
 def beside_the_next(columns: Columns) -> dict[str, np.ndarray]:
-    """Return each column beside itself one and 64 items on, in whose words a repeated mask would show."""
-    whole = {
+    """Return each column beside itself one and 64 items on, where a mask repeated in a word or from word to word would
+    show.
+    """
+    return {
         name + after: column[lag : len(column) - 64 + lag]
         for name, column in columns.items()
         for after, lag in (("", 0), (" of the next item", 1), (" of the next word", 64))
     }
-    return whole
 
 
 def looks_uniform(data: np.ndarray) -> bool:
     """Tell whether the bytes of an array are uniform, alone and beside the next byte."""
     values = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    pairs = values[:-1] | values[1:].astype(np.uint16) << np.uint16(8)
+    names = [f"{byte}[{bit}]" for byte in ("byte", "next") for bit in range(8)]
     try:
-        check_uniform({**bits_of("byte", values[:-1], 0, 8), **bits_of("next", values[1:], 0, 8)})
+        _check_parities(np.bincount(pairs, minlength=1 << 16), names, 16)
     except Leak:
         return False
     return True
