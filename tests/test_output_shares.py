@@ -24,7 +24,16 @@ from securemedian.mpc.preprocessing import DaBits, Quads, RandomOts, Tables, Tri
 from securemedian.mpc.prg import Stream, os_entropy
 from tests.parties import run_both
 from tests.test_privacy import Recorder
-from tests.uniformity import Leak, beside_the_next, bits_of, check_uniform, windows
+from tests.uniformity import (
+    FALSE_ALARM,
+    PARITIES,
+    Leak,
+    allowed,
+    beside_the_next,
+    bits_of,
+    check_uniform,
+    windows,
+)
 
 COUNT = 8192  # items of a batch: 4096 in either direction
 Columns = dict[str, np.ndarray]
@@ -110,6 +119,49 @@ def recorded_parties(extension: str = "softspoken") -> tuple[list[Party], list[R
     return dealt_parties(extension, (ends[0], ends[1])), ends
 
 
+# The statistics
+
+NOISE = np.frombuffer(os_entropy(COUNT), np.uint8) & 1
+
+
+def test_the_bound_is_that_of_the_false_alarm() -> None:
+    items, stray = COUNT, allowed(COUNT)
+    assert np.isclose(2 * np.exp(-items * stray**2 / 2) * PARITIES, FALSE_ALARM)
+    assert 0.09 < stray < 0.11
+
+
+@pytest.mark.parametrize(
+    "seen, known",
+    [
+        ({"share": NOISE * 0}, {}),
+        ({"share": NOISE}, {"secret": NOISE}),
+        ({"share": NOISE}, {"secret": 1 - NOISE}),
+        ({"one": NOISE, "other": NOISE}, {}),
+        ({"one": NOISE, "other": NOISE ^ np.arange(COUNT) % 2}, {"secret": np.arange(COUNT) % 2}),
+        # right three times of four
+        ({"share": NOISE * (np.arange(COUNT) % 2)}, {}),
+        (beside_the_next({"share": np.tile(NOISE[:64], COUNT // 64)}), {}),
+        (beside_the_next({"share": np.repeat(NOISE[: COUNT // 64], 64)}), {}),
+    ],
+)
+def test_the_statistics_see_a_leak(seen: Columns, known: Columns) -> None:
+    with pytest.raises(Leak):
+        check_uniform(seen, known)
+
+
+def test_the_statistics_let_noise_pass() -> None:
+    one, other, secret = NOISE[::2], NOISE[1::2], np.arange(COUNT // 2) % 3 == 0
+    check_uniform({"one": one, "other": other, "masked": one ^ NOISE[::-2]}, {"secret": secret})
+    check_uniform(beside_the_next({"one": NOISE}))
+
+
+def test_the_statistics_refuse_to_judge_on_too_little() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        check_uniform({"share": NOISE[:64]})
+    with pytest.raises(ValueError, match="at most 22"):
+        check_uniform({str(i): NOISE for i in range(23)})
+
+
 # Protocols on shares
 
 
@@ -142,7 +194,7 @@ def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np
         x, y = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
         return np.full(count, x, ring.dtype(bits)), np.full(count, y, ring.dtype(bits))
     x, y = (RNG.integers(0, top, count, np.uint64, endpoint=True) for _ in range(2))
-    return tuple(v.astype(ring.dtype(bits)) for v in (x, np.where(x & np.uint64(4), x, y)))  # type: ignore[return-value]
+    return tuple(v.astype(ring.dtype(bits)) for v in (x, np.where(x & np.uint64(4), x, y)))
 
 
 def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
@@ -239,7 +291,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
             private(bits, np.greater),
-            lambda party, own, bits=bits: [millionaire.greater(party, *own, bits)],  # type: ignore[misc]
+            lambda party, own, bits=bits: [millionaire.greater(party, *own, bits)],
             1,
             messages=messages,
         )
@@ -253,7 +305,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"equal-{bits}": Protocol(
             private(bits, np.equal),
-            lambda party, own, bits=bits: [millionaire.equal(party, *own, bits)],  # type: ignore[misc]
+            lambda party, own, bits=bits: [millionaire.equal(party, *own, bits)],
             1,
             messages=messages,
         )
@@ -297,7 +349,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"to-ring-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [boolean.to_ring(party, own[0], COUNT, bits)],  # type: ignore[misc]
+            lambda party, own, bits=bits: [boolean.to_ring(party, own[0], COUNT, bits)],
             bits,
             packed=False,
             messages={"b2a": ((1,), "whole")},
@@ -307,7 +359,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"multiplex-{bits}": Protocol(
             selected(bits),
-            lambda party, own, bits=bits: [boolean.multiplex(party, *own, bits)],  # type: ignore[misc]
+            lambda party, own, bits=bits: [boolean.multiplex(party, *own, bits)],
             bits,
             packed=False,
             messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
@@ -317,7 +369,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"radix-conjunction-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [radix_conjunction(party, *own, bits)],  # type: ignore[misc]
+            lambda party, own, bits=bits: [radix_conjunction(party, *own, bits)],
             bits,
             packed=False,
             messages={"quad.request": ((2,), "sending"), "quad.reply": ((bits,), "thrice")},
@@ -801,15 +853,13 @@ def base_ots(count: int = 512) -> None:
     sender = base.BaseOtSender(one, b"tests")
     sender.announce()
     pairs, keys = run_both(
-        lambda j: (
-            sender.keys(count) if j == 0 else base.BaseOtReceiver(two, b"tests").keys(choices)  # type: ignore[arg-type]
-        )
+        lambda j: sender.keys(count) if j == 0 else base.BaseOtReceiver(two, b"tests").keys(choices)
     )
     other = [pair[1 - choice] for pair, choice in zip(pairs, choices, strict=True)]
     for first_bit in range(0, 64, 16):
         seen: Columns = {}
         for name, these in (("chosen key", keys), ("other key", other)):
-            words = np.frombuffer(b"".join(these), np.uint64).reshape(count, 2)[:, 0]  # type: ignore[arg-type]
+            words = np.frombuffer(b"".join(these), np.uint64).reshape(count, 2)[:, 0]
             seen |= bits_of(name, words, first_bit, first_bit + 3)
         check_uniform(seen, {"choice": choices})
     points = one.of("base.B").reshape(count, -1)
@@ -838,9 +888,9 @@ def set_up(field_bits: int) -> tuple[np.ndarray, list[list[bytes]], list[list[by
             if j == 0
             else softspoken.receiver_setup(second, b"tests", field_bits)
         )
-    )  # type: ignore[misc]
+    )
     sums = end.of("ggm.sums").reshape(-1, 2, 16)
-    return delta, leaves, holes, sums  # type: ignore[return-value]
+    return delta, leaves, holes, sums
 
 
 def bits_of_bytes(these: list[bytes]) -> np.ndarray:
