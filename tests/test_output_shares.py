@@ -1,10 +1,11 @@
-"""What a server ends with: its share of every protocol's output is uniform, whatever the inputs are, and so is whatever
-it can unmask of what it was sent.
+"""Test what a server ends with: its share of every output is uniform whatever the inputs are, and
+so is all that it can unmask of what it was sent.
 
-Bytes on the wire say too little: a share that is not masked never travels. Each test here fixes the inputs *and* how
-they are shared, so that nothing but the protocol's own masks can make an output share uniform, and looks at it alone,
-beside the secrets, and beside the shares of its neighbours (`tests.uniformity`, which says what false alarms cost).
-The checks are functions, and tests/test_masks.py shows which mask each of them guards.
+Bytes on the wire say too little: a share that is not masked never travels. Each test here fixes the
+inputs *and* how they are shared, so that nothing but the protocol's own masks can make an output
+share uniform, and looks at it alone, beside the secrets, and beside the shares of its neighbours
+(`tests.uniformity`, which says what false alarms cost). The checks are functions, and
+tests/test_masks.py shows which mask each of them guards.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,12 +40,15 @@ COUNT = 8192  # items of a batch: 4096 in either direction
 Columns = dict[str, np.ndarray]
 RNG = np.random.default_rng(17)  # of inputs alone
 
-# What depends on how `mpc` is laid out stands here: where a party's secrets go, how a pool is asked, where a method
+# What depends on how `mpc` is laid out stands here: where a party's secrets go, how a pool is
+# asked, where a method
 # keeps its steps.
 
 
 def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, list[list[bytes]]]:
-    """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would give them."""
+    """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would
+    give them.
+    """
     blocks = softspoken.SECURITY_BITS // field_bits
     leaves = [[os_entropy(16) for _ in range(1 << field_bits)] for _ in range(blocks)]
     delta = np.unpackbits(np.frombuffer(os_entropy(16), np.uint8), bitorder="little")
@@ -57,7 +61,7 @@ def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, l
 
 
 def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
-    """Both parties of one lane, their base OTs dealt by the test and not computed."""
+    """Return both parties of a lane, whose base OTs the test deals instead of computing them."""
     tag = os_entropy(32)
     one, other = dealt_secrets(), dealt_secrets()
     silent = extension == "silent"
@@ -88,7 +92,7 @@ def dabits(party: Party, kind: DaBits, sent: int, received: int) -> Any:
 
 
 def sender_of(party: Party) -> Any:
-    """The sender's end of a party's OT extension."""
+    """Return the sender's end of a party's OT extension."""
     return party.pool._sender
 
 
@@ -167,13 +171,14 @@ def test_the_statistics_refuse_to_judge_on_too_little() -> None:
 
 @dataclass(frozen=True)
 class Protocol:
-    """One protocol function on inputs that the test knows.
+    """Hold one protocol function, with inputs that the test knows.
 
-    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns an entry per item; `run` gives
-    a party's output shares, as arrays of an entry per item or of packed bits. `bits`: of an output share; `packed`:
-    bits come 64 to a word. `messages`: label -> (bits per item of each part of the message, which items these are at
-    its receiver: the half in which it is "sending" or "receiving", or the "whole" batch; "thrice" is three parts
-    without a border for the half in which it receives).
+    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns an entry per
+    item; `run` gives a party's output shares, as arrays of an entry per item or of packed bits.
+    `bits`: of an output share; `packed`: bits come 64 to a word. `messages`: label -> (bits per
+    item of each part of the message, which items these are at its receiver: the half in which it is
+    "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border for the
+    half in which it receives).
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
@@ -188,7 +193,9 @@ KINDS = ("low", "high", "differing", "mixed")
 
 
 def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
-    """Two unsigned values per item: both least, both greatest, greatest and least, or random and near each other."""
+    """Return two unsigned values per item: both least, both greatest, greatest and least, or random
+    and near each other.
+    """
     top = (1 << bits) - 1
     if kind != "mixed":
         x, y = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
@@ -198,7 +205,7 @@ def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np
 
 
 def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
-    """The bit that is computed and the outer bits of the inputs."""
+    """Return the bit that is computed and the outer bits of the inputs."""
     columns = {"the result": result.astype(np.uint8)}
     for name, values in inputs.items():
         columns |= bits_of(name, values, 0, 1) | bits_of(name, values, bits - 1, bits)
@@ -206,7 +213,7 @@ def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
 
 
 def private(bits: int, result: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
-    """Inputs a at the sender and c at the receiver of each half."""
+    """Give a to the sender and c to the receiver of each half."""
 
     def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
         a, c = plain_pair(kind, bits)
@@ -219,7 +226,7 @@ def private(bits: int, result: Callable[[np.ndarray, np.ndarray], np.ndarray]) -
 def elements(
     bits: int, result: Callable[[np.ndarray, np.ndarray], np.ndarray], fits: int | None = None
 ) -> Any:
-    """Additive shares of x and y of `fits` bits, sign included; party 1's shares are all 1."""
+    """Share x and y of `fits` bits, sign included, additively; party 1's shares are all 1."""
 
     def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
         x, y = (
@@ -234,14 +241,14 @@ def elements(
 
 
 def packed_bits(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
-    """XOR shares of x and y; party 1's are all 0."""
+    """XOR-share bits x and y; party 1's shares are all 0."""
     x, y = (v & 1 for v in plain_pair(kind, 4))
     words = [boolean.pack_bits(v.astype(np.uint8)) for v in (x, y)]
     return [words, [np.zeros_like(v) for v in words]], {"x": x, "y": y, "x & y": x & y}
 
 
 def selected(bits: int) -> Any:
-    """XOR shares of s and additive ones of x."""
+    """XOR-share bits s and share x additively; party 1's shares are all 0 and all 1."""
 
     def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
         s, x = plain_pair(kind, bits)
@@ -258,7 +265,7 @@ CLIENTS, DIM = 3, 4096
 
 
 def uploads(bits: int, count: int = CLIENTS) -> Any:
-    """Additive shares of a value per client and coordinate, in range of `bits` - 2."""
+    """Share a value per client and coordinate, of `bits` - 3 bits; party 1's shares are all 1."""
 
     def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
         rows = [plain_pair(kind, bits - 3, DIM)[i % 2] for i in range(count)]
@@ -272,7 +279,7 @@ def uploads(bits: int, count: int = CLIENTS) -> Any:
 
 
 def placed(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
-    """Shares of positions 0..3, for `order.within`."""
+    """Share positions 0..3, for `order.within`; party 1's shares are all 1."""
     x, _ = plain_pair(kind, 2)
     positions = ring.reduce(x, 4).reshape(1, -1)
     shares = [ring.reduce(positions - positions.dtype.type(1), 4), np.full_like(positions, 1)]
@@ -280,6 +287,7 @@ def placed(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
 
 
 def flat(products: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """Return the products of all terms, one after the other."""
     return [product for term in products for product in term]
 
 
@@ -413,8 +421,8 @@ def output_share(name: str, kind: str = "differing", extension: str = "softspoke
 
 
 def received(name: str, kind: str = "differing", extension: str = "softspoken") -> None:
-    """Run a protocol and check what each party is sent online: all bits of an item together, and beside the party's
-    own output share, which is what it makes of them.
+    """Run a protocol and check what each party is sent online: all bits of an item together, and
+    beside the party's own output share, which is what it makes of them.
     """
     protocol = PROTOCOLS[name]
     parties, ends = recorded_parties(extension)
@@ -427,7 +435,8 @@ def received(name: str, kind: str = "differing", extension: str = "softspoken") 
             known = of_part(secrets, part)
             seen = bits_of("own share", values[part], 0, min(2, protocol.bits))
             if label == "b2a":
-                # the low bit of a DaBit's ring share *is* its bit: party 0's share shows it what it was sent
+                # the low bit of a DaBit's ring share *is* its bit: party 0's share shows it what it
+                # was sent
                 seen = {}
             for row, bits in rows:
                 for columns in windows(label, row, bits, 16 - len(known)):
@@ -440,6 +449,7 @@ def received(name: str, kind: str = "differing", extension: str = "softspoken") 
 
 
 def entries(protocol: Protocol, output: np.ndarray) -> np.ndarray:
+    """Return an output as one entry per item."""
     return boolean.unpack_bits(output, protocol.items) if protocol.packed else output
 
 
@@ -450,7 +460,7 @@ def of_part(columns: Columns, part: slice) -> Columns:
 def parts_of(
     message: np.ndarray, sizes: tuple[int, ...], where: str, party: Party
 ) -> tuple[slice, list[tuple[np.ndarray, int]]]:
-    """The items that a message concerns, and its parts: an entry per item, and its bits."""
+    """Return the items that a message concerns, and its parts: an entry per item, and its bits."""
     sending, receiving = party.halves(COUNT)
     part = {"sending": sending, "whole": slice(0, COUNT)}.get(where, receiving)
     count = part.stop - part.start
@@ -487,15 +497,15 @@ def test_what_is_received_says_nothing(name: str, kind: str) -> None:
 
 
 def both_ways(take: Callable[[Party, int, int], Any], extension: str) -> list[tuple[Any, Any]]:
-    """Take COUNT items in each direction: per party what it got itself and what the other got."""
+    """Take COUNT items in each direction; return per party what it got and what the other got."""
     parties, _ = recorded_parties(extension)
     one, other = run_both(lambda j: take(parties[j], COUNT, COUNT))
     return [(one, other), (other, one)]
 
 
 def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
-    """Check the pads at unread positions beside the position and the pad that the receiver has; and its position
-    beside the whole table of the sender.
+    """Check the pads at unread positions beside the position and the pad that the receiver has; and
+    its position beside the whole table of the sender.
     """
     wide = np.uint64((1 << kind.width) - 1)
     for (sent, _), (_, own) in both_ways(lambda p, s, r: tables(p, kind, s, r), extension):
@@ -539,8 +549,8 @@ def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 
 def triples_handed_out(width: int, extension: str = "softspoken") -> None:
-    """Check a party's shares of a, b and a & b beside the other's of a and b: five bits of six, and the sixth is what
-    the product says.
+    """Check a party's shares of a, b and a & b beside the other's of a and b: five bits of six, and
+    the sixth is what the product says.
     """
 
     def columns(whose: str, named: str, shares: np.ndarray) -> Columns:
@@ -587,13 +597,16 @@ def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 
 def dabit_corrections(bits: int = 8) -> None:
-    """Check the corrections that make ring shares, beside both bits: the one message of a pool's own."""
+    """Check the corrections that make ring shares, beside both bits: the one message of a pool's
+    own.
+    """
     parties, ends = recorded_parties()
     handed = run_both(lambda j: dabits(parties[j], DaBits(bits), COUNT, COUNT))
     for j, end in enumerate(ends):
         made = end.of("dabits")
         correction = ring.unpack(made, bits, made.size * 64 // bits)[:COUNT]
-        # what a party received belongs to what it made as the receiver, the later half of party 1's sending
+        # what a party received belongs to what it made as the receiver, the later half of party 1's
+        # sending
         part = slice(COUNT, 2 * COUNT) if j == 0 else slice(0, COUNT)
         check_uniform(
             bits_of("correction", correction, 0, bits)
@@ -628,7 +641,7 @@ def test_corrections_of_dabits_say_nothing() -> None:
 def ends(
     extension: str = "softspoken", field_bits: int = 4, lane: int = 0, secrets: Any = None
 ) -> tuple[Any, Any, list[Recorder]]:
-    """One direction of one lane: sender, receiver and their channels."""
+    """Return one direction of one lane: sender, receiver and their channels."""
     pair = [Recorder(channel) for channel in local_pair(20)]
     leaves, delta, holes = secrets or dealt_secrets(field_bits)
     tag = b"a session of the tests"
@@ -643,7 +656,7 @@ def ends(
 
 
 def extended(sender: Any, receiver: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choices, the chosen keys and the others."""
+    """Make OTs: choices, the chosen keys and the others."""
     (keys0, keys1), (words, keys) = run_both(lambda j: (sender, receiver)[j].extend(count))
     choices = boolean.unpack_bits(words, count)
     return choices, keys, np.where(choices[:, None] == 1, keys0, keys1)
@@ -663,7 +676,9 @@ def extension_keys(extension: str = "softspoken", count: int = COUNT) -> None:
 
 
 def expanded_keys(extension: str = "softspoken") -> None:
-    """Check keys stretched to 256 bits: the part that was not chosen beside the part that was, and block by block."""
+    """Check keys stretched to 256 bits: the part that was not chosen beside the part that was, and
+    block by block.
+    """
     sender, receiver, _ = ends(extension)
     (keys0, keys1), (words, keys) = run_both(lambda j: (sender, receiver)[j].extend(COUNT))
     wide0, wide1 = sender.expand(keys0, 2), sender.expand(keys1, 2)
@@ -701,7 +716,9 @@ def lanes_apart(extension: str = "softspoken", count: int = COUNT) -> None:
 
 
 def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
-    """Check each unread pad of a 1-of-N OT beside what the receiver's raw keys say at its position."""
+    """Check each unread pad of a 1-of-N OT beside what the receiver's raw keys say at its
+    position.
+    """
     sender, receiver, _ = ends()
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     extend = receiver.extend
@@ -724,7 +741,7 @@ def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
     raw = kept[0][1].reshape(index_bits, items, 2)
 
     def chunk(words: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Chunk `at[i]` of item i, its low bits."""
+        """Return the low bits of chunk `at[i]` of item i."""
         place = at.astype(np.int64) * slot
         word = words[np.arange(items), place >> 6]
         return word >> (place & 63).astype(np.uint64) & np.uint64((1 << min(width, 2)) - 1)
@@ -749,7 +766,9 @@ def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
 
 
 def chosen_messages(bits: int = 8) -> None:
-    """Check the request of a 1-of-2 OT beside the choice, and the whole reply beside both messages."""
+    """Check the request of a 1-of-2 OT beside the choice, and the whole reply beside both
+    messages.
+    """
     sender, receiver = one_way(bits)
     for choice in (0, 1):
         wanted = np.full(COUNT, choice, np.uint8)
@@ -778,7 +797,7 @@ def correlated_messages(bits: int = 8) -> None:
 
 
 def one_way(bits: int) -> tuple[Any, Any]:
-    """Batches of random 1-of-2 OTs, party 0 the sender."""
+    """Return batches of random 1-of-2 OTs at party 0, the sender, and at party 1."""
     parties, _ = recorded_parties()
     batches = [
         run_both(
@@ -792,7 +811,9 @@ def one_way(bits: int) -> tuple[Any, Any]:
 
 
 def one_of_n_messages(index_bits: int = 3, width: int = 1) -> None:
-    """Check the request of a 1-of-N OT beside the choice, and the whole reply beside the messages."""
+    """Check the request of a 1-of-N OT beside the choice, and the whole reply beside the
+    messages.
+    """
     sender, receiver, pair = ends()
     count = 4096
     choices = np.full(count, 5 % (1 << index_bits), np.uint8)
@@ -879,7 +900,7 @@ def announced_points(count: int = 512) -> None:
 
 
 def set_up(field_bits: int) -> tuple[np.ndarray, list[list[bytes]], list[list[bytes]], np.ndarray]:
-    """Delta, all leaves, the sender's leaves, and the masked sums it was sent."""
+    """Return Delta, all leaves, the sender's leaves, and the masked sums it was sent."""
     first, second = local_pair(20)
     end = Recorder(first)
     (delta, holes), leaves = run_both(
@@ -903,8 +924,9 @@ def xor_of(these: list[bytes]) -> bytes:
 
 
 def tree_sums(field_bits: int = 1) -> None:
-    """Check the masks on the sums of the last level: of the side on Delta's path beside that of the other side, whose
-    mask the sender knows; and the missing leaf beside what the sender knows of its tree.
+    """Check the masks on the sums of the last level: of the side on Delta's path beside that of the
+    other side, whose mask the sender knows; and the missing leaf beside what the sender knows of
+    its tree.
     """
     delta, leaves, holes, sums = set_up(field_bits)
     masks: dict[int, list[bytes]] = {0: [], 1: []}  # off the path, on it
@@ -941,7 +963,9 @@ def sessions_apart() -> None:
 
 
 def streams_apart(extension: str = "softspoken") -> None:
-    """Check that the parties of two sessions draw their masks, and silent OT its roots, from unrelated streams."""
+    """Check that the parties of two sessions draw their masks, and silent OT its roots, from
+    unrelated streams.
+    """
     seen: Columns = {}
     for number in (0, 1):
         for party in recorded_parties(extension)[0]:
@@ -954,7 +978,9 @@ def streams_apart(extension: str = "softspoken") -> None:
 
 
 def silent_sums(count: int) -> None:
-    """Check the masks on the sums of silent OT's trees, and what its receiver unmasks beside the side it learns."""
+    """Check the masks on the sums of silent OT's trees, and what its receiver unmasks beside the
+    side it learns.
+    """
     sender, receiver, pair = ends("silent")
     plain: list[np.ndarray] = []
     level, trees = sender._level, receiver._trees
@@ -983,7 +1009,7 @@ def silent_sums(count: int) -> None:
     side = np.repeat(own[:, 0] & np.uint64(1), 63)
 
     def columns(name: str, words: np.ndarray) -> Columns:
-        """Bits 1..63 of either word: bit 0 carries a choice."""
+        """Return bits 1..63 of either word: bit 0 carries a choice."""
         return {
             f"{name} {word}": (
                 words[:, word, None] >> np.arange(1, 64, dtype=np.uint64) & np.uint64(1)
@@ -1037,7 +1063,9 @@ def upload_shares(bits: int, xor: bool = False) -> None:
 
 
 def opened_bits_alone() -> None:
-    """Check that of packed shares no bit beyond those opened is sent: it may be a share of something else."""
+    """Check that of packed shares no bit beyond those opened is sent: it may be a share of
+    something else.
+    """
     parties, pair = recorded_parties()
     shares = RNG.integers(0, 2**64, 128, np.uint64)
     run_both(lambda j: reveal.open_bits(parties[j], shares, 64 * 127 + 3))

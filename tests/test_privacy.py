@@ -1,10 +1,10 @@
-"""What crosses the wire between the servers: bytes that are uniform until something is opened, whatever the inputs,
-and then the bits of the result.
+"""What crosses the wire between the servers: bytes that are uniform until something is opened,
+whatever the inputs, and then the bits of the result.
 
-Uniform is said of each kind of message alone, byte by byte and beside the next (`tests.uniformity`, which says what a
-false alarm costs). It says nothing of what a server can make of a message with what it holds:
-tests/test_output_shares.py looks at that. That the test can fail is tested too: with all correlations and masks zero
-every kind of message fails it.
+Uniform is said of each kind of message alone, byte by byte and beside the next (`tests.uniformity`,
+which says what a false alarm costs). It says nothing of what a server can make of a message with
+what it holds: tests/test_output_shares.py looks at that. That the test can fail is tested too: with
+all correlations and masks zero every kind of message fails it.
 """
 
 import hashlib
@@ -262,7 +262,8 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
             == (np.arange(params.buckets - 1)[:, None] >= result)
         ).all() and len(opened) == 1
         return
-    # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
+    # replay the bisection on the result alone: it asks for the same thresholds and gets the same
+    # bits
     low, high = np.zeros(DIM, int), np.full(DIM, params.buckets - 1)
     for bits in opened:
         middle = np.minimum((low + high) // 2, params.buckets - 2)
@@ -352,8 +353,8 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_are_pinned(name: str) -> None:
-    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of the protocol, and
-    needs a new release number on the wire.
+    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of
+    the protocol, and needs a new release number on the wire.
     """
     params = ROUNDS[name]
     pairs = [tuple(Recorder(end) for end in local_pair())]

@@ -1,13 +1,15 @@
 """Decide whether bits that somebody sees are uniform, whatever they are seen beside.
 
-Bits are jointly uniform, and independent of other bits, exactly when the XOR of every non-empty set of them, with or
-without any of the others, is 0 as often as 1 (Vazirani's XOR lemma). `check_uniform` looks at all of these parities at
-once: bits alone, small values, the correlation with each secret bit, and every linear relation between them.
+Bits are jointly uniform, and independent of other bits, exactly when the XOR of every non-empty set
+of them, with or without any of the others, is 0 as often as 1 (Vazirani's XOR lemma).
+`check_uniform` looks at all of these parities at once: bits alone, small values, the correlation
+with each secret bit, and every linear relation between them.
 
-Items are independent, so a parity over n items of an honest protocol strays from even by t n with probability at most
-2 exp(-n t^2 / 2) (Hoeffding; Azuma, where an item is seen beside the next one). The bound for t is solved for a false
-alarm, in any of the parities of a run of all tests, in one run of `1 / FALSE_ALARM`. A parity that is constant strays
-by 1, far beyond the bound: it is caught with certainty.
+Items are independent, so a parity over n items of an honest protocol strays from even by t n with
+probability at most 2 exp(-n t^2 / 2) (Hoeffding; Azuma, where an item is seen beside the next one).
+The bound for t is solved for a false alarm, in any of the parities of a run of all tests, in one
+run of `1 / FALSE_ALARM`. A parity that is constant strays by 1, far beyond the bound: it is caught
+with certainty.
 """
 
 import math
@@ -32,10 +34,12 @@ def allowed(items: int) -> float:
 
 
 def check_uniform(seen: Columns, known: Columns | None = None) -> None:
-    """Raise Leak unless the columns `seen` are jointly uniform and independent of the columns `known`.
+    """Raise Leak unless the columns `seen` are jointly uniform and independent of the columns
+    `known`.
 
-    Columns: 0/1 arrays of equal length, an entry per item; `known` may have any distribution. Raises ValueError where
-    there are too few items for a constant parity to be caught, or more than 22 columns.
+    Columns: 0/1 arrays of equal length, an entry per item; `known` may have any distribution.
+    Raises ValueError where there are too few items for a constant parity to be caught, or more than
+    22 columns.
     """
     columns = {**seen, **(known or {})}
     if len(columns) > 22:
@@ -72,7 +76,9 @@ def _check_parities(counts: np.ndarray, names: list[str], seen: int) -> None:
 
 
 def _walsh(counts: np.ndarray) -> np.ndarray:
-    """Return, for every set S of places, sum over x of counts[x] (-1)^(XOR of the bits of x in S)."""
+    """Return, for every set S of places, the sum over x of counts[x] (-1)^(XOR of x's bits in
+    S).
+    """
     sums, half = counts.astype(np.int64), 1
     while half < sums.size:
         pairs = sums.reshape(-1, 2, half)
@@ -99,8 +105,8 @@ def windows(
 
 
 def beside_the_next(columns: Columns) -> dict[str, np.ndarray]:
-    """Return each column beside itself one and 64 items on, where a mask repeated in a word or from word to word would
-    show.
+    """Return each column beside itself one and 64 items on, where a mask repeated in a word or from
+    word to word would show.
     """
     return {
         name + after: column[lag : len(column) - 64 + lag]
