@@ -1,8 +1,10 @@
-"""What a single server sees: uniform until something is opened, whatever the inputs, and then a function of the result.
+"""What crosses the wire between the servers: bytes that are uniform until something is opened,
+whatever the inputs, and then the bits of the result.
 
-Uniformity is a chi-square test on the bytes of each kind of message. Its threshold is passed by a uniform source once
-in a million; a run makes about a hundred such tests, so a false alarm comes about once in ten thousand runs. That the
-test can fail is tested too: with all correlations and masks zero every kind of message fails it.
+Uniform is said of each kind of message alone, byte by byte and beside the next (`tests.uniformity`,
+which says what a false alarm costs). It says nothing of what a server can make of a message with
+what it holds: tests/test_output_shares.py looks at that. That the test can fail is tested too: with
+all correlations and masks zero every kind of message fails it.
 """
 
 import hashlib
@@ -28,9 +30,9 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.prg import Stream, os_entropy
 from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
+from tests.uniformity import looks_uniform
 
 CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
-FALSE_ALARM_SIGMA = 4.753  # of the normal distribution: 10^-6, one-sided
 MASKED = {
     "leaf.request",
     "leaf.reply",
@@ -60,16 +62,6 @@ ROUNDS = {
 INPUTS = ("zero", "extreme", "random")
 
 
-def looks_uniform(data: np.ndarray) -> bool:
-    """Chi-square of the bytes, 255 degrees of freedom, by Wilson and Hilferty's approximation of the threshold."""
-    bins = np.bincount(np.ascontiguousarray(data).view(np.uint8).reshape(-1), minlength=256)
-    expected = bins.sum() / 256
-    assert expected >= 5, "too few bytes for the test to mean anything"
-    statistic = ((bins - expected) ** 2 / expected).sum()
-    threshold = 255 * (1 - 2 / (9 * 255) + FALSE_ALARM_SIGMA * np.sqrt(2 / (9 * 255))) ** 3
-    return bool(statistic < threshold)
-
-
 class Recorder(Channel):
     """A channel that keeps what it received."""
 
@@ -81,6 +73,10 @@ class Recorder(Channel):
         array = super().recv(label, dtype, shape)
         self.received.append((label, array.copy()))
         return array
+
+    def of(self, label: str) -> np.ndarray:
+        """The messages of a label, one after the other."""
+        return np.concatenate([array.reshape(-1) for seen, array in self.received if seen == label])
 
 
 def inputs(params: RoundParams, kind: str) -> np.ndarray:
@@ -270,7 +266,8 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
             == (np.arange(params.method.buckets - 1)[:, None] >= result)
         ).all() and len(opened) == 1
         return
-    # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
+    # replay the bisection on the result alone: it asks for the same thresholds and gets the same
+    # bits
     low, high = np.zeros(DIM, int), np.full(DIM, params.method.buckets - 1)
     for bits in opened:
         middle = np.minimum((low + high) // 2, params.method.buckets - 2)
@@ -356,8 +353,8 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_are_pinned(name: str) -> None:
-    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of the protocol, and
-    needs a new release number on the wire.
+    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of
+    the protocol, and needs a new release number on the wire.
     """
     params = ROUNDS[name]
     pairs = [tuple(Recorder(end) for end in local_pair())]

@@ -1,0 +1,1106 @@
+"""Test what a server ends with: its share of every output is uniform whatever the inputs are, and
+so is all that it can unmask of what it was sent.
+
+Bytes on the wire say too little: a share that is not masked never travels. Each test here fixes the
+inputs *and* how they are shared, so that nothing but the protocol's own masks can make an output
+share uniform, and looks at it alone, beside the secrets, and beside the shares of its neighbours
+(`tests.uniformity`, which says what false alarms cost). The checks are functions, and
+tests/test_masks.py shows which mask each of them guards.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
+from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.random_ots import RandomOts
+from securemedian.mpc.correlations.tables import Tables
+from securemedian.mpc.correlations.triples import Triples
+from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed
+from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
+from securemedian.mpc.party import Party, Session
+from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.mpc.protocol import OT_EXTENSIONS
+from tests.parties import run_both
+from tests.test_privacy import Recorder
+from tests.uniformity import (
+    FALSE_ALARM,
+    PARITIES,
+    Leak,
+    allowed,
+    beside_the_next,
+    bits_of,
+    check_uniform,
+    windows,
+)
+
+COUNT = 8192  # items of a batch: 4096 in either direction
+Columns = dict[str, np.ndarray]
+RNG = np.random.default_rng(17)  # of inputs alone
+
+# What depends on how `mpc` is laid out stands here: where a party's secrets go, how a pool is
+# asked, where a method
+# keeps its steps.
+
+
+def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, list[list[bytes]]]:
+    """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would
+    give them.
+    """
+    blocks = softspoken.SECURITY_BITS // field_bits
+    leaves = [[os_entropy(16) for _ in range(1 << field_bits)] for _ in range(blocks)]
+    delta = np.unpackbits(np.frombuffer(os_entropy(16), np.uint8), bitorder="little")
+    missing = (delta.reshape(blocks, -1) << np.arange(field_bits)).sum(axis=1)
+    holes = [
+        [b"" if x == hole else leaf for x, leaf in enumerate(tree)]
+        for tree, hole in zip(leaves, missing, strict=True)
+    ]
+    return leaves, delta, holes
+
+
+def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
+    """Return both parties of a lane, whose base OTs the test deals instead of computing them."""
+    tag = os_entropy(32)
+    one, other = dealt_secrets(), dealt_secrets()
+    silent = extension == "silent"
+    return [
+        Session(j, tag, theirs[0], mine[1], mine[2], os_entropy, silent).party(0, pair[j])
+        for j, mine, theirs in ((0, one, other), (1, other, one))
+    ]
+
+
+def tables(party: Party, kind: Tables, sent: int, received: int) -> Any:
+    return party.pool.tables(kind, sent, received)
+
+
+def quads(party: Party, kind: Quads, sent: int, received: int) -> Any:
+    return party.pool.quads(kind, sent, received)
+
+
+def triples(party: Party, kind: Triples, words: int) -> Any:
+    return party.pool.triples(kind, words)
+
+
+def random_ots(party: Party, kind: RandomOts, sent: int, received: int) -> Any:
+    return party.pool.random_ots(kind, sent, received)
+
+
+def dabits(party: Party, kind: DaBits, sent: int, received: int) -> Any:
+    return party.pool.dabits(kind, sent, received)
+
+
+def sender_of(party: Party) -> Any:
+    """Return the sender's end of a party's OT extension."""
+    return party.pool._sender
+
+
+def number_of(party: Party) -> int:
+    return party.id
+
+
+radix_conjunction = radix._conjunction
+
+
+def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:
+    leaves = millionaire.leaves_of(bits, equality)
+    gt, eq = millionaire._leaf_shares(party, *own, leaves)
+    return [words for words in (*gt, *eq) if words.size]
+
+
+def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+    return pairwise.median(party, values, bits, "oblivious")
+
+
+def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+    return trimmed.kept_sum(party, values, bits, 0.25)
+
+
+def recorded_parties(extension: str = "softspoken") -> tuple[list[Party], list[Recorder]]:
+    one, two = local_pair(20)
+    ends = [Recorder(one), Recorder(two)]
+    return dealt_parties(extension, (ends[0], ends[1])), ends
+
+
+# The statistics
+
+NOISE = np.frombuffer(os_entropy(COUNT), np.uint8) & 1
+
+
+def test_the_bound_is_that_of_the_false_alarm() -> None:
+    items, stray = COUNT, allowed(COUNT)
+    assert np.isclose(2 * np.exp(-items * stray**2 / 2) * PARITIES, FALSE_ALARM)
+    assert 0.09 < stray < 0.11
+
+
+@pytest.mark.parametrize(
+    "seen, known",
+    [
+        ({"share": NOISE * 0}, {}),
+        ({"share": NOISE}, {"secret": NOISE}),
+        ({"share": NOISE}, {"secret": 1 - NOISE}),
+        ({"one": NOISE, "other": NOISE}, {}),
+        ({"one": NOISE, "other": NOISE ^ np.arange(COUNT) % 2}, {"secret": np.arange(COUNT) % 2}),
+        # right three times of four
+        ({"share": NOISE * (np.arange(COUNT) % 2)}, {}),
+        (beside_the_next({"share": np.tile(NOISE[:64], COUNT // 64)}), {}),
+        (beside_the_next({"share": np.repeat(NOISE[: COUNT // 64], 64)}), {}),
+    ],
+)
+def test_the_statistics_see_a_leak(seen: Columns, known: Columns) -> None:
+    with pytest.raises(Leak):
+        check_uniform(seen, known)
+
+
+def test_the_statistics_let_noise_pass() -> None:
+    one, other, secret = NOISE[::2], NOISE[1::2], np.arange(COUNT // 2) % 3 == 0
+    check_uniform({"one": one, "other": other, "masked": one ^ NOISE[::-2]}, {"secret": secret})
+    check_uniform(beside_the_next({"one": NOISE}))
+
+
+def test_the_statistics_refuse_to_judge_on_too_little() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        check_uniform({"share": NOISE[:64]})
+    with pytest.raises(ValueError, match="at most 22"):
+        check_uniform({str(i): NOISE for i in range(23)})
+
+
+# Protocols on shares
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Hold one protocol function, with inputs that the test knows.
+
+    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns an entry per
+    item; `run` gives a party's output shares, as arrays of an entry per item or of packed bits.
+    `bits`: of an output share; `packed`: bits come 64 to a word. `messages`: label -> (bits per
+    item of each part of the message, which items these are at its receiver: the half in which it is
+    "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border for the
+    half in which it receives).
+    """
+
+    inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
+    run: Callable[[Party, Any], Sequence[np.ndarray]]
+    bits: int
+    packed: bool = True
+    items: int = COUNT
+    messages: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+
+
+KINDS = ("low", "high", "differing", "mixed")
+
+
+def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
+    """Return two unsigned values per item: both least, both greatest, greatest and least, or random
+    and near each other.
+    """
+    top = (1 << bits) - 1
+    if kind != "mixed":
+        x, y = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
+        return np.full(count, x, ring.dtype(bits)), np.full(count, y, ring.dtype(bits))
+    x, y = (RNG.integers(0, top, count, np.uint64, endpoint=True) for _ in range(2))
+    return tuple(v.astype(ring.dtype(bits)) for v in (x, np.where(x & np.uint64(4), x, y)))
+
+
+def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
+    """Return the bit that is computed and the outer bits of the inputs."""
+    columns = {"the result": result.astype(np.uint8)}
+    for name, values in inputs.items():
+        columns |= bits_of(name, values, 0, 1) | bits_of(name, values, bits - 1, bits)
+    return columns
+
+
+def private(bits: int, result: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
+    """Give a to the sender and c to the receiver of each half."""
+
+    def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
+        a, c = plain_pair(kind, bits)
+        halves = [party.halves(COUNT) for party in parties]
+        return [(a[s], c[r]) for s, r in halves], secrets_of(bits, result(a, c), a=a, c=c)
+
+    return inputs
+
+
+def elements(
+    bits: int, result: Callable[[np.ndarray, np.ndarray], np.ndarray], fits: int | None = None
+) -> Any:
+    """Share x and y of `fits` bits, sign included, additively; party 1's shares are all 1."""
+
+    def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
+        x, y = (
+            ring.reduce(ring.signed(v, fits or bits), bits) for v in plain_pair(kind, fits or bits)
+        )
+        one = x.dtype.type(1)
+        shares = [[ring.reduce(v - one, bits) for v in (x, y)], [np.full_like(x, 1)] * 2]
+        plain = result(ring.signed(x, bits), ring.signed(y, bits))
+        return shares, secrets_of(bits, plain, x=x, y=y)
+
+    return inputs
+
+
+def packed_bits(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
+    """XOR-share bits x and y; party 1's shares are all 0."""
+    x, y = (v & 1 for v in plain_pair(kind, 4))
+    words = [boolean.pack_bits(v.astype(np.uint8)) for v in (x, y)]
+    return [words, [np.zeros_like(v) for v in words]], {"x": x, "y": y, "x & y": x & y}
+
+
+def selected(bits: int) -> Any:
+    """XOR-share bits s and share x additively; party 1's shares are all 0 and all 1."""
+
+    def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
+        s, x = plain_pair(kind, bits)
+        s = s & s.dtype.type(1)
+        words = boolean.pack_bits(s.astype(np.uint8))
+        one = x.dtype.type(1)
+        shares = [(words, ring.reduce(x - one, bits)), (np.zeros_like(words), np.full_like(x, 1))]
+        return shares, {"s": s} | secrets_of(bits, s * x & 1, x=x)
+
+    return inputs
+
+
+CLIENTS, DIM = 3, 4096
+
+
+def uploads(bits: int, count: int = CLIENTS) -> Any:
+    """Share a value per client and coordinate, of `bits` - 3 bits; party 1's shares are all 1."""
+
+    def inputs(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
+        rows = [plain_pair(kind, bits - 3, DIM)[i % 2] for i in range(count)]
+        values = ring.reduce(np.stack(rows).astype(np.uint64), bits)
+        shares = [ring.reduce(values - values.dtype.type(1), bits), np.full_like(values, 1)]
+        middle = np.sort(values, axis=0)[(count - 1) // 2]
+        columns = {"the median": middle & 1} | {f"x{i}": row & 1 for i, row in enumerate(rows)}
+        return shares, columns
+
+    return inputs
+
+
+def placed(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
+    """Share positions 0..3, for `order.within`; party 1's shares are all 1."""
+    x, _ = plain_pair(kind, 2)
+    positions = ring.reduce(x, 4).reshape(1, -1)
+    shares = [ring.reduce(positions - positions.dtype.type(1), 4), np.full_like(positions, 1)]
+    return shares, secrets_of(2, (x >= 1) & (x < 3), x=x)
+
+
+def flat(products: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """Return the products of all terms, one after the other."""
+    return [product for term in products for product in term]
+
+
+def borders(value: int) -> np.ndarray:
+    return np.array([[value]])
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    **{
+        f"greater-{bits}": Protocol(
+            private(bits, np.greater),
+            lambda party, own, bits=bits: [millionaire.greater(party, *own, bits)],
+            1,
+            messages=messages,
+        )
+        for bits, messages in (
+            (2, {"leaf.request": ((2,), "sending"), "leaf.reply": ((4,), "receiving")}),
+            (3, {"leaf.request": ((3,), "sending"), "leaf.reply": ((8,), "receiving")}),
+            (8, {"leaf.request": ((4, 4), "sending"), "leaf.reply": ((16, 32), "receiving")}),
+            (16, {}),
+        )
+    },
+    **{
+        f"equal-{bits}": Protocol(
+            private(bits, np.equal),
+            lambda party, own, bits=bits: [millionaire.equal(party, *own, bits)],
+            1,
+            messages=messages,
+        )
+        for bits, messages in (
+            (4, {"leaf.request": ((4,), "sending"), "leaf.reply": ((16,), "receiving")}),
+            (9, {"leaf.request": ((1, 4, 4), "sending"), "leaf.reply": ((2, 16, 16), "receiving")}),
+        )
+    },
+    # what is joined next: masks of the joins would hide it in the output
+    "leaves-of-greater": Protocol(
+        private(8, np.greater), lambda party, own: leaf_shares(party, own, 8, False), 1
+    ),
+    "leaves-of-equal": Protocol(
+        private(8, np.equal), lambda party, own: leaf_shares(party, own, 8, True), 1
+    ),
+    "msb": Protocol(
+        elements(5, lambda x, y: x < 0), lambda party, own: [compare.msb(party, own[0], 5)], 1
+    ),
+    "shared-greater": Protocol(
+        elements(9, np.greater, 7), lambda party, own: [compare.greater(party, *own, 9)], 1
+    ),
+    "shared-at-least": Protocol(
+        elements(9, np.greater_equal, 7), lambda party, own: [compare.at_least(party, *own, 9)], 1
+    ),
+    "shared-equal": Protocol(
+        elements(6, np.equal), lambda party, own: [equal.equal(party, *own, 6)], 1
+    ),
+    "conjunctions": Protocol(
+        packed_bits,
+        lambda party, own: flat(
+            boolean.conjunctions(party, [(own[0], [own[1]]), (own[1], [own[0], own[1]])])
+        ),
+        1,
+    ),
+    "conjunction": Protocol(
+        packed_bits,
+        lambda party, own: flat(boolean.conjunctions(party, [(own[0], [own[1]])])),
+        1,
+        messages={"and": ((1, 1), "whole")},
+    ),
+    **{
+        f"to-ring-{bits}": Protocol(
+            packed_bits,
+            lambda party, own, bits=bits: [boolean.to_ring(party, own[0], COUNT, bits)],
+            bits,
+            packed=False,
+            messages={"b2a": ((1,), "whole")},
+        )
+        for bits in (2, 5, 32)
+    },
+    **{
+        f"multiplex-{bits}": Protocol(
+            selected(bits),
+            lambda party, own, bits=bits: [boolean.multiplex(party, *own, bits)],
+            bits,
+            packed=False,
+            messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
+        )
+        for bits in (4, 64)
+    },
+    **{
+        f"radix-conjunction-{bits}": Protocol(
+            packed_bits,
+            lambda party, own, bits=bits: [radix_conjunction(party, *own, bits)],
+            bits,
+            packed=False,
+            messages={"quad.request": ((2,), "sending"), "quad.reply": ((bits,), "thrice")},
+        )
+        for bits in (4, 17)
+    },
+    "positions": Protocol(
+        uploads(9),
+        lambda party, own: list(order.positions(party, own, 9, [1] * CLIENTS, 4)),
+        4,
+        packed=False,
+        items=DIM,
+    ),
+    "within": Protocol(
+        placed, lambda party, own: [order.within(party, own, borders(1), borders(3), 4)], 1
+    ),
+    "pairwise-median": Protocol(
+        uploads(9), lambda party, own: [pairwise_median(party, own, 9)], 9, packed=False, items=DIM
+    ),
+    "trimmed-sum": Protocol(
+        uploads(9, 4), lambda party, own: [kept_sum(party, own, 9)], 9, packed=False, items=DIM
+    ),
+}
+
+
+def output_share(name: str, kind: str = "differing", extension: str = "softspoken") -> None:
+    """Run a protocol and check each party's output shares, in each half of the batch."""
+    protocol = PROTOCOLS[name]
+    parties, _ = recorded_parties(extension)
+    inputs, secrets = protocol.inputs(kind, parties)
+    results = run_both(lambda j: protocol.run(parties[j], inputs[j]))
+    for party, outputs in zip(parties, results, strict=True):
+        for number, output in enumerate(outputs):
+            values = entries(protocol, output)
+            title = f"share {number} of party {number_of(party)}"
+            for part in party.halves(protocol.items):
+                for columns in windows(title, values[part], protocol.bits):
+                    check_uniform(columns, of_part(secrets, part))
+                low = bits_of(title, values[part], 0, min(2, protocol.bits))
+                check_uniform(beside_the_next(low))
+
+
+def received(name: str, kind: str = "differing", extension: str = "softspoken") -> None:
+    """Run a protocol and check what each party is sent online: all bits of an item together, and
+    beside the party's own output share, which is what it makes of them.
+    """
+    protocol = PROTOCOLS[name]
+    parties, ends = recorded_parties(extension)
+    inputs, secrets = protocol.inputs(kind, parties)
+    results = run_both(lambda j: protocol.run(parties[j], inputs[j]))
+    for party, end, outputs in zip(parties, ends, results, strict=True):
+        for label, (sizes, where) in protocol.messages.items():
+            values = entries(protocol, outputs[0])
+            part, rows = parts_of(end.of(label), sizes, where, party)
+            known = of_part(secrets, part)
+            seen = bits_of("own share", values[part], 0, min(2, protocol.bits))
+            if label == "b2a":
+                # the low bit of a DaBit's ring share *is* its bit: party 0's share shows it what it
+                # was sent
+                seen = {}
+            for row, bits in rows:
+                for columns in windows(label, row, bits, 16 - len(known)):
+                    check_uniform(columns | seen, known)
+                check_uniform(beside_the_next(bits_of(label, row, 0, min(2, bits))))
+            if where == "thrice":
+                for number, (row, _) in enumerate(rows):
+                    seen |= bits_of(f"{label} {number}", row, 0, 3)
+                check_uniform(seen, known)
+
+
+def entries(protocol: Protocol, output: np.ndarray) -> np.ndarray:
+    """Return an output as one entry per item."""
+    return boolean.unpack_bits(output, protocol.items) if protocol.packed else output
+
+
+def of_part(columns: Columns, part: slice) -> Columns:
+    return {name: column[part] for name, column in columns.items()}
+
+
+def parts_of(
+    message: np.ndarray, sizes: tuple[int, ...], where: str, party: Party
+) -> tuple[slice, list[tuple[np.ndarray, int]]]:
+    """Return the items that a message concerns, and its parts: an entry per item, and its bits."""
+    sending, receiving = party.halves(COUNT)
+    part = {"sending": sending, "whole": slice(0, COUNT)}.get(where, receiving)
+    count = part.stop - part.start
+    if where == "thrice":
+        rows = ring.unpack(message, sizes[0], 3 * count).reshape(3, count)
+        return part, [(row, sizes[0]) for row in rows]
+    parts, at = [], 0
+    for bits in sizes:
+        words = ring.packed_words(count, bits)
+        parts.append((ring.unpack(message[at : at + words], bits, count), bits))
+        at += words
+    assert at == message.size, "the message is not of these parts"
+    return part, parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_an_output_share_says_nothing(name: str, kind: str) -> None:
+    output_share(name, kind)
+
+
+@pytest.mark.parametrize("name", ["greater-8", "conjunctions", "multiplex-4", "to-ring-5"])
+def test_an_output_share_says_nothing_with_silent_ots(name: str) -> None:
+    output_share(name, "differing", "silent")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if PROTOCOLS[name].messages])
+def test_what_is_received_says_nothing(name: str, kind: str) -> None:
+    received(name, kind)
+
+
+# Correlations as the pool hands them out
+
+
+def both_ways(take: Callable[[Party, int, int], Any], extension: str) -> list[tuple[Any, Any]]:
+    """Take COUNT items in each direction; return per party what it got and what the other got."""
+    parties, _ = recorded_parties(extension)
+    one, other = run_both(lambda j: take(parties[j], COUNT, COUNT))
+    return [(one, other), (other, one)]
+
+
+def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
+    """Check the pads at unread positions beside the position and the pad that the receiver has; and
+    its position beside the whole table of the sender.
+    """
+    wide = np.uint64((1 << kind.width) - 1)
+    for (sent, _), (_, own) in both_ways(lambda p, s, r: tables(p, kind, s, r), extension):
+        table, choice = sent.astype(np.uint64), own & np.uint8((1 << kind.index_bits) - 1)
+        slot = np.uint64(one_of_n.slot_bits(kind.width))
+        at = [
+            table >> (np.uint64(i) ^ choice.astype(np.uint64)) * slot & wide
+            for i in range(1 << kind.index_bits)
+        ]
+        reads = bits_of("position", choice, 0, kind.index_bits)
+        reads |= bits_of("pad", own >> np.uint8(kind.index_bits), 0, kind.width)
+        unread = list(range(1, 1 << kind.index_bits))
+        for start in range(0, len(unread), 8 // kind.width):
+            some = unread[start : start + 8 // kind.width]
+            seen = dict(reads)
+            for i in some:
+                seen |= bits_of(f"unread pad {i}", at[i], 0, kind.width)
+            check_uniform(seen)
+        check_uniform(
+            beside_the_next(bits_of("position", choice, 0, 1) | bits_of("table", table, 0, 2))
+        )
+        for columns in windows("table", table, min(64, int(slot) << kind.index_bits), 12):
+            check_uniform(columns | bits_of("position", choice, 0, kind.index_bits))
+
+
+def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
+    """Check the three unread pads beside the receiver's position and pad."""
+    for (pads, *_), (_, choice, own) in both_ways(
+        lambda p, s, r: quads(p, Quads(bits), s, r), extension
+    ):
+        at = [pads[choice ^ np.uint8(i), np.arange(COUNT)] for i in range(4)]
+        assert (at[0] == own).all()
+        for first in range(0, bits, 3):
+            seen = bits_of("position", choice, 0, 2)
+            for i in range(4):
+                seen |= bits_of(f"pad {i} from the read one", at[i], first, min(first + 3, bits))
+            check_uniform(seen)
+        check_uniform(
+            beside_the_next(bits_of("position", choice, 0, 1) | bits_of("pad", own, 0, 1))
+        )
+
+
+def triples_handed_out(width: int, extension: str = "softspoken") -> None:
+    """Check a party's shares of a, b and a & b beside the other's of a and b: five bits of six, and
+    the sixth is what the product says.
+    """
+
+    def columns(whose: str, named: str, shares: np.ndarray) -> Columns:
+        rows = np.atleast_2d(shares)
+        return {
+            f"{whose} {named}{k}": boolean.unpack_bits(np.ascontiguousarray(row), 64 * row.size)
+            for k, row in enumerate(rows)
+        }
+
+    words = COUNT // 64
+    for (a, b, c), (a1, b1, _) in both_ways(
+        lambda p, s, r: triples(p, Triples(width), words), extension
+    ):
+        own = columns("own", "a", a) | columns("own", "b", b) | columns("own", "ab", c)
+        check_uniform(own | columns("the other's", "a", a1) | columns("the other's", "b", b1))
+        check_uniform(beside_the_next(dict(list(own.items())[:: width + 1][:3])))
+
+
+def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
+    """Check the key that was not chosen beside the choice and the chosen key."""
+    for (sender, _), (_, receiver) in both_ways(
+        lambda p, s, r: random_ots(p, RandomOts(bits), s, r), extension
+    ):
+        chosen = receiver.choices.astype(bool)
+        other = np.where(chosen, sender.keys0, sender.keys1)
+        for first in range(0, bits, 6):
+            stop = min(first + 6, bits)
+            seen = bits_of("chosen key", receiver.keys, first, stop)
+            seen |= bits_of("other key", other, first, stop) | {"choice": receiver.choices}
+            check_uniform(seen)
+        check_uniform(beside_the_next({"choice": receiver.choices} | bits_of("key", other, 0, 1)))
+
+
+def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
+    """Check a party's bit and ring share, whose low bit is that bit, beside the other's bit."""
+    for (own, in_ring), (other, _) in both_ways(
+        lambda p, s, r: dabits(p, DaBits(bits), s, r), extension
+    ):
+        for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):  # made as sender, as receiver
+            for first in range(1, bits, 6):
+                seen = bits_of("ring share", in_ring[part], first, min(first + 6, bits))
+                check_uniform(seen | {"own bit": own[part], "other bit": other[part]})
+            check_uniform(beside_the_next({"own bit": own[part], "other bit": other[part]}))
+
+
+def dabit_corrections(bits: int = 8) -> None:
+    """Check the corrections that make ring shares, beside both bits: the one message of a pool's
+    own.
+    """
+    parties, ends = recorded_parties()
+    handed = run_both(lambda j: dabits(parties[j], DaBits(bits), COUNT, COUNT))
+    for j, end in enumerate(ends):
+        made = end.of("dabits")
+        correction = ring.unpack(made, bits, made.size * 64 // bits)[:COUNT]
+        # what a party received belongs to what it made as the receiver, the later half of party 1's
+        # sending
+        part = slice(COUNT, 2 * COUNT) if j == 0 else slice(0, COUNT)
+        check_uniform(
+            bits_of("correction", correction, 0, bits)
+            | {"own bit": handed[j][0][part], "sender's bit": handed[1 - j][0][part]}
+        )
+
+
+HAND_OUTS: list[tuple[Callable[..., None], Any]] = [
+    *((tables_handed_out, Tables(m, w)) for m, w in ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2))),
+    *((quads_handed_out, bits) for bits in (4, 17, 64)),
+    *((triples_handed_out, width) for width in (1, 2)),
+    *((random_ots_handed_out, bits) for bits in (4, 64)),
+    *((dabits_handed_out, bits) for bits in (2, 5, 64)),
+]
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+@pytest.mark.parametrize("check, of", HAND_OUTS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_correlation_says_nothing_of_the_other_half(
+    check: Callable[..., None], of: Any, extension: str
+) -> None:
+    check(of, extension)
+
+
+def test_corrections_of_dabits_say_nothing() -> None:
+    dabit_corrections()
+
+
+# Oblivious transfer: what a receiver can unmask is what it chose
+
+
+def ends(
+    extension: str = "softspoken", field_bits: int = 4, lane: int = 0, secrets: Any = None
+) -> tuple[Any, Any, list[Recorder]]:
+    """Return one direction of one lane: sender, receiver and their channels."""
+    pair = [Recorder(channel) for channel in local_pair(20)]
+    leaves, delta, holes = secrets or dealt_secrets(field_bits)
+    tag = b"a session of the tests"
+    if extension == "silent":
+        roots = Stream(os_entropy(16))
+        sender: Any = ferret.RandomOtSender(pair[0], tag, delta, holes, lane, 0, roots)
+        receiver: Any = ferret.RandomOtReceiver(pair[1], tag, leaves, lane, 0)
+    else:
+        sender = softspoken.RandomOtSender(pair[0], tag, delta, holes, lane, 0)
+        receiver = softspoken.RandomOtReceiver(pair[1], tag, leaves, lane, 0)
+    return sender, receiver, pair
+
+
+def extended(sender: Any, receiver: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Make OTs: choices, the chosen keys and the others."""
+    (keys0, keys1), (words, keys) = run_both(lambda j: (sender, receiver)[j].extend(count))
+    choices = boolean.unpack_bits(words, count)
+    return choices, keys, np.where(choices[:, None] == 1, keys0, keys1)
+
+
+def extension_keys(extension: str = "softspoken", count: int = COUNT) -> None:
+    """Check the key that was not chosen beside the choice and the chosen key, all 128 bits."""
+    sender, receiver, _ = ends(extension)
+    choices, chosen, other = extended(sender, receiver, count)
+    for word in (0, 1):
+        for first in range(0, 64, 6):
+            stop = min(first + 6, 64)
+            seen = bits_of("chosen key", chosen[:, word], first, stop)
+            check_uniform(seen | bits_of("other key", other[:, word], first, stop) | {"u": choices})
+    low = bits_of("chosen key", chosen[:, 0], 0, 1) | bits_of("other key", other[:, 0], 0, 1)
+    check_uniform(beside_the_next(low | {"choice": choices}))
+
+
+def expanded_keys(extension: str = "softspoken") -> None:
+    """Check keys stretched to 256 bits: the part that was not chosen beside the part that was, and
+    block by block.
+    """
+    sender, receiver, _ = ends(extension)
+    (keys0, keys1), (words, keys) = run_both(lambda j: (sender, receiver)[j].extend(COUNT))
+    wide0, wide1 = sender.expand(keys0, 2), sender.expand(keys1, 2)
+    chosen, bits = receiver.expand(keys, 2), boolean.unpack_bits(words, COUNT)
+    other = np.where(bits[:, None] == 1, wide0, wide1)
+    seen = {"choice": bits}
+    for word in range(4):
+        seen |= bits_of(f"chosen {word}", chosen[:, word], 0, 2)
+        seen |= bits_of(f"other {word}", other[:, word], 0, 2)
+    check_uniform(seen)
+
+
+def extension_corrections(field_bits: int = 4) -> None:
+    """Check what the sender is sent beside the receiver's choices."""
+    sender, receiver, pair = ends(field_bits=field_bits)
+    choices, _, _ = extended(sender, receiver, COUNT)
+    (rows,) = (array for label, array in pair[0].received if label == "ot.corrections")
+    columns = {f"correction {i}": boolean.unpack_bits(row, COUNT) for i, row in enumerate(rows)}
+    names = list(columns)
+    for start in range(0, len(names), 8):
+        check_uniform({n: columns[n] for n in names[start : start + 8]} | {"choice": choices})
+
+
+def lanes_apart(extension: str = "softspoken", count: int = COUNT) -> None:
+    """Check that choices and keys of two lanes of the same base OTs have nothing in common."""
+    secrets = dealt_secrets()
+    seen: Columns = {}
+    for lane in (0, 1):
+        sender, receiver, _ = ends(extension, lane=lane, secrets=secrets)
+        choices, chosen, other = extended(sender, receiver, count)
+        seen |= {f"choice of lane {lane}": choices.copy()}
+        seen |= bits_of(f"key of lane {lane}", chosen[:, 0], 0, 3)
+        seen |= bits_of(f"other key of lane {lane}", other[:, 0], 0, 3)
+    check_uniform(seen)
+
+
+def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
+    """Check each unread pad of a 1-of-N OT beside what the receiver's raw keys say at its
+    position.
+    """
+    sender, receiver, _ = ends()
+    kept: list[tuple[np.ndarray, np.ndarray]] = []
+    extend = receiver.extend
+
+    def keeping(ots: int) -> tuple[np.ndarray, np.ndarray]:
+        choices, keys = extend(ots)
+        kept.append((choices.copy(), keys.copy()))
+        return choices, keys
+
+    receiver.extend = keeping
+    made, (position, pad) = run_both(
+        lambda j: (
+            one_of_n.sender_tables(sender, index_bits, width, count)
+            if j == 0
+            else one_of_n.receiver_pads(receiver, index_bits, width, count)
+        )
+    )
+    slot = one_of_n.slot_bits(width)
+    items = len(position)
+    raw = kept[0][1].reshape(index_bits, items, 2)
+
+    def chunk(words: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return the low bits of chunk `at[i]` of item i."""
+        place = at.astype(np.int64) * slot
+        word = words[np.arange(items), place >> 6]
+        return word >> (place & 63).astype(np.uint64) & np.uint64((1 << min(width, 2)) - 1)
+
+    reads = bits_of("position", position, 0, index_bits)
+    reads |= bits_of("pad", chunk(made, position), 0, min(width, 2))
+    for i in range(1, 1 << index_bits):
+        seen = dict(reads)
+        seen |= bits_of(f"unread pad {i}", chunk(made, position ^ i), 0, min(width, 2))
+        # the receiver's own keys at that position, where one key holds them all
+        if made.shape[1] <= 2:
+            for j in range(index_bits):
+                own = chunk(raw[j], position ^ i)
+                seen |= bits_of(f"own key {j} there", own, 0, 1)
+        check_uniform(seen)
+    # XORing whole keys would make the pads of four positions add up to 0
+    for i in range(4, 1 << index_bits, 4):
+        four = chunk(made, position ^ i)
+        for k in (1, 2, 3):
+            four = four ^ chunk(made, position ^ i ^ k)
+        check_uniform(bits_of("four pads", four, 0, 1) | reads)
+
+
+def chosen_messages(bits: int = 8) -> None:
+    """Check the request of a 1-of-2 OT beside the choice, and the whole reply beside both
+    messages.
+    """
+    sender, receiver = one_way(bits)
+    for choice in (0, 1):
+        wanted = np.full(COUNT, choice, np.uint8)
+        zeros = np.zeros(COUNT, ring.dtype(bits))
+        send, receive = next(sender), next(receiver)
+        request = receive.request(wanted)
+        check_uniform({"request": boolean.unpack_bits(request, COUNT)})
+        reply = ring.unpack(send.chosen(request, zeros, zeros), bits, 2 * COUNT).reshape(2, -1)
+        seen = bits_of("reply 0", reply[0], 0, bits) | bits_of("reply 1", reply[1], 0, bits)
+        check_uniform(seen)
+
+
+def correlated_messages(bits: int = 8) -> None:
+    """Check both ends' shares of x delta, each alone, and the reply."""
+    sender, receiver = one_way(bits)
+    for choice, delta in ((0, 0), (1, 0), (1, 1)):
+        wanted = np.full(COUNT, choice, np.uint8)
+        send, receive = next(sender), next(receiver)
+        reply, own = send.correlated(
+            receive.request(wanted), np.full(COUNT, delta, ring.dtype(bits))
+        )
+        got = receive.finish_correlated(wanted, reply)
+        check_uniform(bits_of("sender's share", own, 0, bits))
+        check_uniform(bits_of("receiver's share", got, 0, bits))
+        check_uniform(bits_of("reply", ring.unpack(reply, bits, COUNT), 0, bits))
+
+
+def one_way(bits: int) -> tuple[Any, Any]:
+    """Return batches of random 1-of-2 OTs at party 0, the sender, and at party 1."""
+    parties, _ = recorded_parties()
+    batches = [
+        run_both(
+            lambda j: random_ots(
+                parties[j], RandomOts(bits), *((COUNT, 0) if j == 0 else (0, COUNT))
+            )
+        )
+        for _ in range(3)
+    ]
+    return (one[0] for one, _ in batches), (other[1] for _, other in batches)
+
+
+def one_of_n_messages(index_bits: int = 3, width: int = 1) -> None:
+    """Check the request of a 1-of-N OT beside the choice, and the whole reply beside the
+    messages.
+    """
+    sender, receiver, pair = ends()
+    count = 4096
+    choices = np.full(count, 5 % (1 << index_bits), np.uint8)
+    messages = np.zeros((count, 1 << index_bits), ring.dtype(width))
+    run_both(
+        lambda j: (
+            one_of_n.OneOfNSender(pair[0], sender).send(messages, width)
+            if j == 0
+            else one_of_n.OneOfNReceiver(pair[1], receiver).receive(choices, index_bits, width)
+        )
+    )
+    check_uniform(bits_of("request", pair[0].of("one_of_n.request"), 0, index_bits))
+    reply = ring.unpack(pair[1].of("one_of_n.reply"), width, count << index_bits)
+    rows = reply.reshape(count, -1)
+    seen: Columns = {}
+    for i in range(1 << index_bits):
+        seen |= bits_of(f"reply {i}", rows[:, i], 0, 1)
+    check_uniform(seen)
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_the_key_not_chosen_stays_unknown(extension: str) -> None:
+    extension_keys(extension)
+    expanded_keys(extension)
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_lanes_have_nothing_in_common(extension: str) -> None:
+    lanes_apart(extension)
+
+
+@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
+def test_corrections_hide_the_choices(field_bits: int) -> None:
+    extension_corrections(field_bits)
+
+
+@pytest.mark.parametrize(
+    "index_bits, width", [(1, 1), (2, 1), (3, 2), (4, 2), (2, 32), (2, 64), (5, 8)]
+)
+def test_unread_messages_stay_unknown(index_bits: int, width: int) -> None:
+    unread_messages(index_bits, width)
+
+
+def test_messages_of_ots_are_masked() -> None:
+    chosen_messages()
+    correlated_messages()
+    one_of_n_messages()
+
+
+# Set-up
+
+
+def base_ots(count: int = 512) -> None:
+    """Check the key not chosen, and the points that the sender sees, beside the choice."""
+    first, second = local_pair(20)
+    one, two = Recorder(first), Recorder(second)
+    choices = RNG.integers(0, 2, count).astype(np.uint8)
+    sender = base.BaseOtSender(one, b"tests")
+    sender.announce()
+    pairs, keys = run_both(
+        lambda j: sender.keys(count) if j == 0 else base.BaseOtReceiver(two, b"tests").keys(choices)
+    )
+    other = [pair[1 - choice] for pair, choice in zip(pairs, choices, strict=True)]
+    for first_bit in range(0, 64, 16):
+        seen: Columns = {}
+        for name, these in (("chosen key", keys), ("other key", other)):
+            words = np.frombuffer(b"".join(these), np.uint64).reshape(count, 2)[:, 0]
+            seen |= bits_of(name, words, first_bit, first_bit + 3)
+        check_uniform(seen, {"choice": choices})
+    points = one.of("base.B").reshape(count, -1)
+    words = np.ascontiguousarray(points).view(np.uint64)[:, 0]
+    check_uniform(bits_of("point", words, 0, 6), {"choice": choices})
+
+
+def announced_points(count: int = 512) -> None:
+    """Check that no two senders announce related points."""
+    first, second = local_pair(20)
+    end = Recorder(second)
+    for _ in range(count):
+        base.BaseOtSender(first, b"tests").announce()
+        end.recv("base.A", np.uint8, (base.POINT_BYTES,))
+    words = np.ascontiguousarray(end.of("base.A").reshape(count, -1)).view(np.uint64)[:, 0]
+    check_uniform(bits_of("A", words, 0, 6))
+
+
+def set_up(field_bits: int) -> tuple[np.ndarray, list[list[bytes]], list[list[bytes]], np.ndarray]:
+    """Return Delta, all leaves, the sender's leaves, and the masked sums it was sent."""
+    first, second = local_pair(20)
+    end = Recorder(first)
+    (delta, holes), leaves = run_both(
+        lambda j: (
+            softspoken.sender_setup(end, b"tests", field_bits)
+            if j == 0
+            else softspoken.receiver_setup(second, b"tests", field_bits)
+        )
+    )
+    sums = end.of("ggm.sums").reshape(-1, 2, 16)
+    return delta, leaves, holes, sums
+
+
+def bits_of_bytes(these: list[bytes]) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(b"".join(these), np.uint8), bitorder="little")
+
+
+def xor_of(these: list[bytes]) -> bytes:
+    rows = np.frombuffer(b"".join(these), np.uint8).reshape(len(these), -1)
+    return np.bitwise_xor.reduce(rows, axis=0).tobytes()
+
+
+def tree_sums(field_bits: int = 1) -> None:
+    """Check the masks on the sums of the last level: of the side on Delta's path beside that of the
+    other side, whose mask the sender knows; and the missing leaf beside what the sender knows of
+    its tree.
+    """
+    delta, leaves, holes, sums = set_up(field_bits)
+    masks: dict[int, list[bytes]] = {0: [], 1: []}  # off the path, on it
+    known, missing, sent = [], [], []
+    for block, tree in enumerate(leaves):
+        hole = holes[block].index(b"")
+        at = (block + 1) * field_bits - 1
+        for side in (0, 1):
+            mask = xor_of([*tree[side::2], sums[at, side].tobytes()])
+            masks[int(side == hole & 1)].append(mask)
+        missing.append(tree[hole])
+        known.append(tree[hole ^ 1])
+        sent.append(
+            xor_of([sums[at, hole & 1].tobytes(), *[x for x in holes[block][hole & 1 :: 2] if x]])
+        )
+    check_uniform({"known mask": bits_of_bytes(masks[0]), "other mask": bits_of_bytes(masks[1])})
+    check_uniform(
+        {
+            "missing leaf": bits_of_bytes(missing),
+            "its sibling": bits_of_bytes(known),
+            "what its sum leaves": bits_of_bytes(sent),
+        }
+    )
+
+
+def sessions_apart() -> None:
+    """Check that Delta, leaves and the streams of masks of two sessions have nothing in common."""
+    seen: Columns = {}
+    for number in (0, 1):
+        delta, leaves, _, _ = set_up(4)
+        seen |= {f"Delta of session {number}": delta}
+        seen |= {f"leaf of session {number}": bits_of_bytes([leaves[0][0]])}
+    check_uniform(seen)
+
+
+def streams_apart(extension: str = "softspoken") -> None:
+    """Check that the parties of two sessions draw their masks, and silent OT its roots, from
+    unrelated streams.
+    """
+    seen: Columns = {}
+    for number in (0, 1):
+        for party in recorded_parties(extension)[0]:
+            owner = f"of party {number_of(party)} in session {number}"
+            seen |= bits_of(f"mask {owner}", party.randomness.words(1024), 0, 2)
+            roots = getattr(sender_of(party), "_roots", None)
+            if roots is not None:
+                seen |= bits_of(f"root {owner}", roots.words(1024), 0, 2)
+    check_uniform(seen)
+
+
+def silent_sums(count: int) -> None:
+    """Check the masks on the sums of silent OT's trees, and what its receiver unmasks beside the
+    side it learns.
+    """
+    sender, receiver, pair = ends("silent")
+    plain: list[np.ndarray] = []
+    level, trees = sender._level, receiver._trees
+    unmasked: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def keeping_level(parents: np.ndarray, number: int, sums: np.ndarray) -> np.ndarray:
+        if number == 1:
+            plain.append(parents[:, 0].copy())
+        nodes = level(parents, number, sums)
+        plain.append(sums[:, 0].copy())
+        return nodes
+
+    def keeping_trees(masks: np.ndarray) -> np.ndarray:
+        own = masks.copy()
+        nodes = trees(masks)
+        unmasked.append((own, pair[1].received[-1][1] ^ own))
+        return nodes
+
+    sender._level, receiver._trees = keeping_level, keeping_trees
+    run_both(lambda j: (sender, receiver)[j].extend(count))
+    depth = sender._code.depth
+    groups = [np.stack(plain[i : i + depth], axis=1) for i in range(0, len(plain), depth)]
+    sent = [array for label, array in pair[1].received if label == "ferret.sums"]
+    wire, left = np.concatenate(sent).reshape(-1, 2), np.concatenate(groups).reshape(-1, 2)
+    own, given = (np.concatenate(parts).reshape(-1, 2) for parts in zip(*unmasked, strict=True))
+    side = np.repeat(own[:, 0] & np.uint64(1), 63)
+
+    def columns(name: str, words: np.ndarray) -> Columns:
+        """Return bits 1..63 of either word: bit 0 carries a choice."""
+        return {
+            f"{name} {word}": (
+                words[:, word, None] >> np.arange(1, 64, dtype=np.uint64) & np.uint64(1)
+            ).reshape(-1)
+            for word in (0, 1)
+        }
+
+    check_uniform(columns("mask", wire ^ left) | columns("sum", left), {"side": side})
+    check_uniform(columns("unmasked", given) | columns("own seed", own), {"side": side})
+
+
+def test_the_base_key_not_chosen_stays_unknown() -> None:
+    base_ots()
+    announced_points()
+
+
+@pytest.mark.parametrize("field_bits", [1, 2, 4])
+def test_sums_of_trees_hide_the_missing_leaf(field_bits: int) -> None:
+    tree_sums(field_bits)
+
+
+def test_sessions_have_nothing_in_common() -> None:
+    sessions_apart()
+    for extension in OT_EXTENSIONS:
+        streams_apart(extension)
+
+
+def test_sums_of_silent_ots_hide_the_path() -> None:
+    silent_sums(softspoken.ALIGN)
+
+
+# Uploads and openings
+
+
+def upload_shares(bits: int, xor: bool = False) -> None:
+    """Check each half of two clients' uploads of the same values, row beside row."""
+    for value in (0, 1, (1 << bits) - 1):
+        plain = np.full((2, COUNT), value, ring.dtype(bits))
+        seeded, packed = zip(*(share.split(plain, bits, xor=xor) for _ in range(2)), strict=True)
+        for half in (seeded, packed):
+            rows = {
+                f"row {row} of client {client}": share.read(upload, upload.layout, 0, COUNT)[row]
+                for client, upload in enumerate(half)
+                for row in (0, 1)
+            }
+            for first in range(0, bits, 4):
+                seen: Columns = {}
+                for name, values in rows.items():
+                    seen |= bits_of(name, values, first, min(first + 4, bits))
+                check_uniform(seen)
+
+
+def opened_bits_alone() -> None:
+    """Check that of packed shares no bit beyond those opened is sent: it may be a share of
+    something else.
+    """
+    parties, pair = recorded_parties()
+    shares = RNG.integers(0, 2**64, 128, np.uint64)
+    run_both(lambda j: reveal.open_bits(parties[j], shares, 64 * 127 + 3))
+    for end in pair:
+        if int(end.of("open.bits")[-1]) >> 3:
+            raise Leak("bits beyond those opened were sent")
+
+
+def opens_nothing(name: str) -> None:
+    """Check that a protocol whose output stays shared opens nothing on its way."""
+    protocol = PROTOCOLS[name]
+    parties, pair = recorded_parties()
+    inputs, _ = protocol.inputs("mixed", parties)
+    run_both(lambda j: protocol.run(parties[j], inputs[j]))
+    opened = sorted(
+        {label for end in pair for label, _ in end.received if label.startswith("open")}
+    )
+    if opened:
+        raise Leak(f"{name} sends {', '.join(opened)}")
+
+
+@pytest.mark.parametrize("xor", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 5, 32, 64])
+def test_a_share_of_an_upload_says_nothing(bits: int, xor: bool) -> None:
+    upload_shares(bits, xor)
+
+
+def test_only_the_bits_opened_are_sent() -> None:
+    opened_bits_alone()
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_shared_outputs_are_not_opened_on_the_way(name: str) -> None:
+    opens_nothing(name)
