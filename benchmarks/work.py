@@ -120,12 +120,12 @@ def _median(
     protocol: ProtocolParams,
     meet: Callable[[], None],
 ) -> Spent:
-    uploads = _uploads(params, parties[0].id, params.max_clients)
+    uploads = _uploads(params, parties[0].number, params.max_clients)
     meet()
     ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
     meet()
     outcome = run_round(parties, params, protocol, uploads)
-    publishes = parties[0].id == 0 and params.uses_range
+    publishes = parties[0].number == 0 and params.uses_range
     seconds = _publish(params, outcome.values) if publishes else 0.0
     return Spent(outcome.cost.after(ahead), seconds)
 
@@ -160,16 +160,16 @@ def _random_ots(party: Party, count: int) -> None:
     """One direction, S0 the sender, hashed keys at both ends, kept nowhere."""
     for start in range(0, count, BLOCK):
         size = min(BLOCK, -(-(count - start) // ALIGN) * ALIGN)
-        party.pool.random_keys(size, sending=party.id == 0)
+        party.pool.random_keys(size, sending=party.number == 0)
 
 
 def _bytes(party: Party, count: int, both_ways: bool) -> None:
     """Nothing but bytes from S0 to S1, and back, in messages as large as a block's corrections."""
     message = np.zeros(corrections_shape(4, BLOCK), np.uint64)
     for _ in range(-(-count // message.nbytes)):
-        if both_ways or party.id == 0:
+        if both_ways or party.number == 0:
             party.channel.send("bytes", message)
-        if both_ways or party.id == 1:
+        if both_ways or party.number == 1:
             party.channel.recv("bytes", message.dtype, message.shape)
     party.channel.exchange("all here", np.zeros(1, np.uint8))
 

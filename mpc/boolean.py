@@ -40,7 +40,7 @@ def unpack_bits(words: Words, count: int) -> NDArray[np.uint8]:
 
 def invert(party: Party, shares: Words) -> Words:
     """Shares of the complement: party 0 flips."""
-    return ~shares if party.id == 0 else shares
+    return ~shares if party.number == 0 else shares
 
 
 def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -> list[list[Words]]:
@@ -64,7 +64,7 @@ def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -
         products = []
         for k, e in enumerate(es):
             z = c[k] ^ (d & b[k]) ^ (e & a)
-            products.append(z ^ (d & e) if party.id == 0 else z)
+            products.append(z ^ (d & e) if party.number == 0 else z)
         results.append(products)
     return results
 
@@ -79,7 +79,7 @@ def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
     masked = shares ^ pack_bits(random)
     opened = unpack_bits(masked ^ party.channel.exchange("b2a", masked), count)
     # t = 0: [r]; t = 1: 1 - [r], where party 0 holds the 1
-    one = ring.dtype(bits).type(1 if party.id == 0 else 0)
+    one = ring.dtype(bits).type(1 if party.number == 0 else 0)
     return ring.reduce(np.where(opened.astype(bool), one - in_ring, in_ring), bits)
 
 

@@ -14,7 +14,7 @@ from securemedian.mpc.party import Party
 
 def is_zero(party: Party, shares: NDArray[Any], bits: int) -> NDArray[np.uint64]:
     """XOR shares, packed, of 1{z = 0} for shared z in Z_2^bits."""
-    own = shares if party.id == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
+    own = shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
     sending, receiving = party.halves(shares.size)
     return millionaire.equal(party, own[sending], own[receiving], bits)
 

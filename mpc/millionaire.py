@@ -177,7 +177,7 @@ def _leaf_shares(
         kernels.finish_leaves(
             as_receiver, leaf.shift, leaf.bits, leaf.kind.width, pads, reply, shares
         )
-        halves = (sender_shares, shares) if party.id == 0 else (shares, sender_shares)
+        halves = (sender_shares, shares) if party.number == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)
         gt.append(none if leaf.asks == EQUAL else whole[0])

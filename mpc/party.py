@@ -29,12 +29,12 @@ SESSION_BYTES = 16
 class Party:
     """Hold what a protocol function works with: one lane of one party. Used by one thread.
 
-    `id` is 0 or 1. `randomness` makes the masks of this party's own. `uploads_seconds` is the time
+    `number` is 0 or 1. `randomness` makes the masks of this party's own. `uploads_seconds` is the time
     spent in `reading_uploads`.
     """
 
-    def __init__(self, id: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
-        self.id = id
+    def __init__(self, number: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
+        self.number = number
         self.channel = channel
         self.pool = pool
         self.randomness = randomness
@@ -55,12 +55,12 @@ class Party:
         Party 0 sends in the first half. The border is at a whole word of bits.
         """
         first, second = slice(0, _border(count)), slice(_border(count), count)
-        return (first, second) if self.id == 0 else (second, first)
+        return (first, second) if self.number == 0 else (second, first)
 
     def roles(self, count: int) -> tuple[int, int]:
         """Return how many of a batch of `count` this party sends, and how many it receives."""
         zero, one = half_counts(count)
-        return (zero, one) if self.id == 0 else (one, zero)
+        return (zero, one) if self.number == 0 else (one, zero)
 
 
 def _border(count: int) -> int:

@@ -166,7 +166,7 @@ def fill(
 
 def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
     """Party 0 decides, so that both stop at the same chunk; its word does not wait for an answer."""
-    if party.id == 0:
+    if party.number == 0:
         go_on = not hurry()
         party.channel.send("fill", np.array([go_on], np.uint8))
         return go_on

@@ -101,7 +101,7 @@ def sender_of(party: Party) -> Any:
 
 
 def number_of(party: Party) -> int:
-    return party.id
+    return party.number
 
 
 radix_conjunction = radix._conjunction

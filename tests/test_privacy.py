@@ -251,7 +251,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
 
     def record(party, shares, count):  # type: ignore[no-untyped-def]
         bits = original(party, shares, count)
-        if party.id == 0:
+        if party.number == 0:
             opened.append(bits)
         return bits
 

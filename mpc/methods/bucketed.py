@@ -121,7 +121,9 @@ def median(
     """
     rank = ring.median_rank(clients) if rank is None else rank
     # only one party takes k off: [H - k]
-    centred = ring.reduce(counts - ring.dtype(bits).type(rank), bits) if party.id == 0 else counts
+    centred = (
+        ring.reduce(counts - ring.dtype(bits).type(rank), bits) if party.number == 0 else counts
+    )
     return _scan(party, centred, bits) if schedule == "scan" else _bisect(party, centred, bits)
 
 

@@ -48,7 +48,7 @@ def positions(
         np.add.at(before, first, above * weight[second])
         np.subtract.at(before, second, above * weight[first])
     # z_yx = 1 - z_xy: client i is the second of the pairs with 0..i-1
-    if party.id == 0:
+    if party.number == 0:
         before += np.cumsum(weight, axis=0, dtype=weight.dtype) - weight
     return ring.reduce(before, position_bits)
 
@@ -63,7 +63,7 @@ def within(
         positions.dtype
     )
     shifted = ring.reduce(
-        positions[None] - bounds if party.id == 0 else np.stack([positions, positions]), bits
+        positions[None] - bounds if party.number == 0 else np.stack([positions, positions]), bits
     )
     # each half is padded to whole words, so that the packed halves can be added
     flat = np.zeros((2, -(-positions.size // 64) * 64), positions.dtype)

@@ -123,7 +123,7 @@ def median(
     small = _position_bits(chosen_weights)
     positions = order.positions(party, values, bits, chosen_weights, small, batch)
     if _equal_weights(chosen_weights):
-        if party.id == 0:
+        if party.number == 0:
             positions = ring.reduce(positions - positions.dtype.type(rank - 1), small)
         selected = equal.is_zero(party, positions.reshape(-1), small)
     else:

@@ -283,10 +283,10 @@ def median(
     columns = -(-dim // 64) * 64
     values = np.zeros((clients, columns), shares.dtype)
     values[:, :dim] = shares
-    flags = np.full(clients * columns // 64, ~np.uint64(0) if party.id == 0 else 0, np.uint64)
+    flags = np.full(clients * columns // 64, ~np.uint64(0) if party.number == 0 else 0, np.uint64)
     below = np.zeros(columns, ring.dtype(bits))
     # L - k: one party takes k off
-    if party.id == 0:
+    if party.number == 0:
         below = ring.reduce(below - below.dtype.type(rank), bits)
     result = np.zeros(dim, shares.dtype)
     plane = np.empty_like(flags)
