@@ -82,7 +82,7 @@ def summary(report: dict[str, Any]) -> Group:
     accuracies.add_column("aggregate")
     accuracies.add_column("accuracy", justify="right")
     for label, value in (
-        ("secure median", report["final"]["secure"]),
+        ("secure result", report["final"]["secure"]),
         ("plain mean of the last round's updates", report["final"]["plain_mean"]),
         ("plain median of the last round's updates", report["final"]["plain_median"]),
         *(

@@ -165,7 +165,7 @@ def test_the_winner_of_a_link_takes_the_fewest_seconds() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--method", "mean"],
+        ["--method", "mode"],
         ["--clients", "two"],
         ["--schedule", "later"],
         ["--repeat", "0"],

@@ -181,7 +181,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
     )
     results = pair.caller("client-1", "s0").ask("result", round=round_id).arrays["results"]
     assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
-    assert pair.status()["params"]["ring_bits"] == 3
+    assert RoundParams.from_dict(pair.status()["params"]).ring_bits == 3
     round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
     assert np.array_equal(
         pair.result(round_id), exact_in_the_clear(values)
@@ -380,7 +380,7 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair):
         ({"ring_bits": 1}, ConfigError, "cannot count"),
         ({"dim": 0}, ConfigError, "dim"),
         ({"dim": DIM + 1}, InputError, "global model"),
-        ({"method": "mean"}, ConfigError, "method"),
+        ({"method": "mode"}, ConfigError, "method"),
         ({"depth": 3}, ConfigError, "unknown depth"),
         ({"deadline_s": 0}, ConfigError, "deadline_s"),
     ],

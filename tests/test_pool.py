@@ -302,9 +302,7 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
     for seen in uses.values():
         seen.clear()
     wide = {
-        "pairwise": replace(
-            ROUNDS["pairwise"], method=replace(ROUNDS["pairwise"].method, ring_bits=64)
-        )
+        "pairwise": RoundParams(Pairwise(ring_bits=64, fraction_bits=4), DIM, CLIENTS)
     }  # keys of 64 bits are all different
     servers = Servers()
     for name, fails in [*rounds, ("pairwise", "")]:

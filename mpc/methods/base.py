@@ -299,13 +299,13 @@ class Counting(Weighted):
     )
 
     def check_round(self, max_clients: int) -> None:
-        super().check_round(max_clients)
         needed, total = self._needed(max_clients), self.max_total(max_clients)
         if self.bits_for(max_clients) < needed:
             raise ConfigError(
                 f"ring_bits {self.ring_bits} cannot count a total weight of {total}: "
                 f"use {needed} or more, or 0 for the smallest"
             )
+        super().check_round(max_clients)
 
     def _needed(self, max_clients: int) -> int:
         total = self.max_total(max_clients)
