@@ -28,6 +28,8 @@ from securemedian.laboratory.experiments.service import Service  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
 from securemedian.mpc.params import RangePolicy  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--plain", "--images", "30", "--rounds", "2"]
 
 

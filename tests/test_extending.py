@@ -16,6 +16,8 @@ from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.laboratory.experiments.methods import SECURE
 from securemedian.laboratory.models import MODELS
 
+pytestmark = pytest.mark.slow
+
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 

@@ -19,6 +19,8 @@ from securemedian.mpc.pipeline import Cost, run_round
 from securemedian.mpc.plan import predict
 from tests.parties import make_parties, run_both
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"chunk": 1280, "batch": 1 << 14}  # several chunks from a few thousand coordinates on
 
 ROUNDS: dict[str, dict[str, Any]] = {

@@ -17,6 +17,8 @@ from securemedian.mpc.errors import RoundFailed
 from securemedian.mpc.params import RangePolicy, RoundParams
 from tests.daemons import WAIT_S, Pair
 
+pytestmark = pytest.mark.slow
+
 UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
 START = np.zeros(50, np.float32)
 
