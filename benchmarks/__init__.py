@@ -1,5 +1,6 @@
-"""What the protocols cost, between two processes over loopback or a shaped link. Benchmarks time and do not verify;
-tests verify and do not time.
+"""Measure what the protocols cost between two processes, over loopback or a shaped link.
+
+Benchmarks time and do not verify; tests verify and do not time.
 
 One file a question:
 
@@ -12,6 +13,7 @@ One file a question:
 `plan`      what will a round cost? Told beforehand, without servers
 `peers`     what do other systems take for the same work?
 
-What they share: `cli` (the verb), `settings` (options, progress), `harness` (two processes), `party` (one of them),
-`work` (what it does for a point), `link` (shaped), `report` (tables, JSON), `reported` (others' figures), `plots`.
+What they share: `cli` (the verb), `settings` (options, progress), `harness` (two processes), `party`
+(one of them), `work` (what it does for a point), `link` (shaped), `reported` (others' figures), and
+from the laboratory `report` (tables, JSON) and `plots`.
 """

@@ -50,12 +50,14 @@ def figure(tmp_path: Path, name: str, *arguments: str) -> Any:
     return saved
 
 
+@pytest.mark.slow
 def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
     (point,) = run(tmp_path, "ot", "--count", str(1 << 18))
     assert point["ots"] == 1 << 18 and point["rounds"] == 1 and point["bytes_s0_to_s1"] == 0
     assert 31 / 8 <= point["bytes_each"] < 31 / 8 + 0.01 and point["per_second"] > 0  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_comparisons_of_two_rings(tmp_path: Path) -> None:
     narrow, wide = run(tmp_path, "compare", "--ring-bits", "32,64", "--count", "20000")
     assert (narrow["ring_bits"], wide["ring_bits"]) == (32, 64)
@@ -63,6 +65,7 @@ def test_comparisons_of_two_rings(tmp_path: Path) -> None:
     assert narrow["bytes_each"] < wide["bytes_each"] and narrow["per_second"] > 0  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_medians_of_all_methods(tmp_path: Path) -> None:
     methods = "bucketed,pairwise,radix,trimmed-mean"
     results = run(
@@ -86,6 +89,7 @@ def test_medians_of_all_methods(tmp_path: Path) -> None:
     assert results[4]["ots"] < results[5]["ots"]  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = figure(tmp_path, "fig3", "--clients", "2,3,5", "--dim", "200")
     assert [(point["method"], point["clients"]) for point in saved["points"]] == [
@@ -95,6 +99,7 @@ def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "57.8" in printed and "OTs grow as" in printed  # another's figure, and ours
 
 
+@pytest.mark.slow
 def test_figure_12_tells_the_mpc_part_from_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +119,7 @@ def test_figure_12_tells_the_mpc_part_from_the_rest(
     assert "the MPC part changes by" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = figure(tmp_path, "table1", "--clients", "3", "--dim", "2000", "--pairwise")
     assert [point["method"] for point in saved["points"]] == ["bucketed", "pairwise"]
@@ -132,6 +138,7 @@ def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "training is left out" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--ots", "1000", "--comparisons", "1000", "--dim", "500")
     saved = figure(tmp_path, "links", "--extensions", "silent", "--links", "100Mbit/s,40ms", *few)

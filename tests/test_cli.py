@@ -105,6 +105,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         files.write(tmp_path / "no" / "a.npy", np.ones(2))
 
 
+@pytest.mark.slow
 def test_start_models_are_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert cli.main(["init", "digits", str(tmp_path / "start.npy"), "--seed", "4"]) == 0

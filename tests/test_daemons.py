@@ -33,6 +33,8 @@ from securemedian.servers.register import ENVELOPE_BYTES
 from securemedian.settings.keys import KeyPair
 from tests.daemons import SETTINGS, Pair, wait_until
 
+pytestmark = pytest.mark.slow
+
 DIM = 1000
 MODEL = np.linspace(-0.2, 0.2, DIM, dtype=np.float32)
 BUCKETED = {"method": "bucketed", "dim": DIM, "max_clients": 3}

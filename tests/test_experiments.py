@@ -29,6 +29,8 @@ from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
 from securemedian.mpc.ranges.coordinate import CoordinateRange  # noqa: E402
 from securemedian.mpc.ranges.mean import MeanRange  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--plain", "--images", "30", "--rounds", "2"]
 
 

@@ -17,6 +17,8 @@ from securemedian.laboratory.experiments.methods import SECURE
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.methods.registry import METHODS
 
+pytestmark = pytest.mark.slow
+
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 

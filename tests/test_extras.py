@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HIDDEN = {
     "train": ["torch", "sklearn"],
     "bench": ["matplotlib"],

@@ -27,6 +27,8 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import config, control
 from securemedian.settings.keys import load_keys
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 LONGEST_MESSAGE = 20_000
 

@@ -266,6 +266,7 @@ def test_encode(secrets: int) -> None:
     assert (out == want).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "NUMBA_DISABLE_JIT" in os.environ, reason="this is the run without the compiler"
 )

@@ -14,6 +14,8 @@ from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 DIGITS = models.MODELS["digits"]
 
 

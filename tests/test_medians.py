@@ -154,6 +154,7 @@ def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["bucketed", "pairwise"])
 def test_local_parameters_change_no_output(method: str) -> None:
     """Chunks and batches are LOCAL: the parties may even differ in them."""
@@ -187,6 +188,7 @@ def test_local_parameters_change_no_output(method: str) -> None:
             assert (got == want).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field_bits", [1, 2, 8])
 def test_every_extension_parameter(field_bits: int) -> None:
     both = make_parties(field_bits=field_bits)

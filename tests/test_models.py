@@ -14,6 +14,8 @@ from securemedian.laboratory import data, models
 from securemedian.laboratory.models.base import Model
 from securemedian.mpc.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"mlp": 199_210, "cnn-mnist": 1_663_370, "cnn-cifar10": 409_182, "digits": 2_410}
 
 

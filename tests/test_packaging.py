@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("mpc", "settings", "servers", "clients", "laboratory", "benchmarks", "scripts")
 LIMIT_S = 240.0

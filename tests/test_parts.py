@@ -50,6 +50,7 @@ def test_clocks_are_taken_away_after_an_error() -> None:
     assert extension.fold is fold and softspoken.Stream is parts.Stream
 
 
+@pytest.mark.slow
 def test_the_parts_and_the_rest_are_the_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from securemedian.benchmarks.work import Point, run_point
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
 
+pytestmark = pytest.mark.slow
+
 TASKS = [{"work": "compare", "count": 10, "ring_bits": 32}]
 # each party writes what its job says and takes as many seconds as its rank is high
 WRITES = """

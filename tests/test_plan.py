@@ -24,6 +24,8 @@ from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"chunk": 1280, "batch": 1 << 14}  # several chunks from a few thousand coordinates on
 
 ROUNDS: dict[str, dict[str, Any]] = {

@@ -38,6 +38,8 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.engine import Engine
 from tests.parties import make_parties, run_both
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(8)
 SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 DIM, CLIENTS = 700, 4

@@ -75,6 +75,7 @@ def radix_round(
     return params, one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", range(1, 34))
 def test_every_rank_of_random_words(clients: int) -> None:
     party = [side[0] for side in make_parties()]

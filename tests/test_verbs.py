@@ -20,6 +20,8 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.mean import MeanRange
 from tests.daemons import WAIT_S, Pair
 
+pytestmark = pytest.mark.slow
+
 UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
 START = np.zeros(50, np.float32)
 
