@@ -262,8 +262,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
             == (np.arange(params.buckets - 1)[:, None] >= result)
         ).all() and len(opened) == 1
         return
-    # replay the bisection on the result alone: it asks for the same thresholds and gets the same
-    # bits
+    # replay the bisection on the result alone: it asks for the same thresholds and gets the same bits
     low, high = np.zeros(DIM, int), np.full(DIM, params.buckets - 1)
     for bits in opened:
         middle = np.minimum((low + high) // 2, params.buckets - 2)
