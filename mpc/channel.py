@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import wire
-from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError, quoted
 
 _POSITION = struct.Struct("<II")  # number and depth of a message
 
@@ -77,7 +77,7 @@ class Channel:
         number, depth = _position(message)
         if message.type != label or number != self.traffic.messages_received:
             raise PeerProtocolError(
-                f"expected message {self.traffic.messages_received} {label!r}, got {number} {message.type!r}: "
+                f"expected message {self.traffic.messages_received} {label!r}, got {number} {quoted(message.type)}: "
                 "the two servers do not run the same round or release"
             )
         if set(message.arrays) != {""}:
@@ -122,7 +122,7 @@ def _fields(number: int, depth: int) -> dict[str, Any]:
 def _position(message: wire.Message) -> tuple[int, int]:
     packed = message.fields.get("at")
     if type(packed) is not bytes or len(packed) != _POSITION.size:
-        raise PeerProtocolError(f"message {message.type!r} lacks its number and depth")
+        raise PeerProtocolError(f"message {quoted(message.type)} lacks its number and depth")
     number, depth = _POSITION.unpack(packed)
     return number, depth
 

@@ -1,4 +1,7 @@
-"""Runs the protocol in a worker thread, and keeps the session (base OTs, lanes, pools) from round to round."""
+"""Runs the protocol in a worker thread, and keeps the session from round to round.
+
+A session is base OTs, lanes and pools.
+"""
 
 import logging
 import threading
@@ -16,16 +19,17 @@ from securemedian.mpc.share import Upload
 from securemedian.servers import logs
 from securemedian.servers.transport import ZmqLink
 
-SWITCH_S = 1e-4  # for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
-STOP_S = (
-    5.0  # a closed lane stops its thread at the next message; a chunk's computation may come first
-)
+# for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
+SWITCH_S = 1e-4
+# a closed lane stops its thread at the next message; a chunk's computation may come first
+STOP_S = 5.0
 
 
 @dataclass
 class _Lanes:
-    """One session's lanes; `parties` once the base OTs are done. `ahead`: what filling their pools has cost since the
-    last round.
+    """Hold one session's lanes, and `parties` once the base OTs are done.
+
+    `ahead` is what filling their pools has cost since the last round.
     """
 
     session_id: bytes
@@ -42,7 +46,10 @@ Work = Callable[[_Lanes], Outcome | None]
 
 
 class _Job:
-    """One piece of work on a thread of its own, after the one before it, whose error is its own error, too."""
+    """Do one piece of work on a thread of its own, after the one before it.
+
+    An error of the one before is its own error, too.
+    """
 
     def __init__(
         self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]
@@ -54,20 +61,22 @@ class _Job:
         self._thread.start()
 
     def join(self, limit_s: float | None = None) -> bool:
-        """Whether it has ended."""
+        """Wait for its end, and return whether it has ended."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             if self._before:
-                self._before.join()  # bounded: every wait in it is a channel's, which has a limit
+                # bounded: every wait in it is a channel's, which has a limit
+                self._before.join()
                 if isinstance(self._before.result, SecureMedianError):
                     raise self._before.result
             self.result = self._work(self._lanes)
         except SecureMedianError as error:
             self.result = error
-        except Exception as error:  # a defect must fail the round, not leave it hanging
+        except Exception as error:
+            # a defect must fail the round, not leave it hanging
             logs.event("engine-error", logging.ERROR, error)
             self.result = LocalProtocolError(
                 f"a defect in this server, see its log: {type(error).__name__}"
@@ -77,9 +86,10 @@ class _Job:
 
 
 class Engine:
-    """Used by the daemon's loop alone; `wake` is called by the worker when it has ended.
+    """Run rounds for the daemon's loop, which alone uses it.
 
-    A round is `prepare` while its clients train, then `start`; `poll` tells how it went.
+    A round is `prepare` while its clients train, then `start`; `poll` tells how it went. `wake` is
+    called by the worker when it has ended.
     """
 
     def __init__(
@@ -94,19 +104,22 @@ class Engine:
         self._open_lane, self._wake = open_lane, wake
         self._lanes: _Lanes | None = None
         self._job: _Job | None = None
-        self._dropped: _Lanes | None = None  # closed, and still in use by the job
-        self._hurry = threading.Event()  # the uploads are there
+        # closed, and still in use by the job
+        self._dropped: _Lanes | None = None
+        # set once the uploads are there
+        self._hurry = threading.Event()
         self.phase = ""
         self.progress = (0, 0)
 
     @property
     def session_id(self) -> bytes | None:
-        """The session that can be kept."""
+        """Return the session that can be kept."""
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
-        """Open our end of the lanes and make the base OTs, if the session is new, and fill the pools for a round that
-        takes uploads. The other server does the same.
+        """Get ready for a round that takes uploads: fill its pools. The other server does the same.
+
+        Opens our end of the lanes and makes the base OTs first, if the session is new.
         """
         if not self._settle():
             raise RoundBusy(
@@ -127,7 +140,10 @@ class Engine:
         self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
 
     def poll(self) -> Outcome | SecureMedianError | None:
-        """The result of a run that has ended, or the error that ended its preparation, once. A dropped run has none."""
+        """Return the result of a run that has ended, or the error that ended its preparation, once.
+
+        A dropped run has none.
+        """
         if self._job is None or not self._job.ended:
             return None
         self._job.join()
@@ -148,7 +164,7 @@ class Engine:
             self._release()
 
     def close(self) -> bool:
-        """Drop everything. Whether the worker has ended in time, and so every socket is closed."""
+        """Drop everything. Return whether the worker has ended in time, so that no socket is open."""
         self.drop()
         return self._settle()
 
