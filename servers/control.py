@@ -1,8 +1,8 @@
 """The messages between the servers.
 
-Each is a dataclass: what a frame carries, and an event of `round_state`. `decode` is the one door for what the
-peer sends: it checks types, round ids and lengths, so that behind it a message is well formed.
-Whether it may come now is the table's to say.
+Each is a dataclass: what a frame carries, and an event of `round_state`. `decode` is the one door
+for what the peer sends: it checks types, round ids and lengths, so that behind it a message is well
+formed. Whether it may come now is the table's to say.
 """
 
 import os
@@ -67,8 +67,8 @@ class RoundMessage:
 class Open(RoundMessage):
     """S0: take part in this round.
 
-    The base OTs of `session` are new or kept from earlier rounds. `start_over`: the coordinator starts from another model or anew, so that no earlier attempt
-    binds its clients.
+    The base OTs of `session` are new or kept from earlier rounds. `start_over`: the coordinator
+    starts from another model or anew, so that no earlier attempt binds its clients.
     """
 
     number: int

@@ -164,7 +164,7 @@ class Engine:
             self._release()
 
     def close(self) -> bool:
-        """Drop everything. Return whether the worker has ended in time, so that no socket is open."""
+        """Drop everything. Return whether the worker has ended in time and left no socket open."""
         self.drop()
         return self._settle()
 

@@ -1,6 +1,7 @@
 """What clients and the coordinator may ask, who may ask what, and the answers.
 
-docs/wire.md has the table. A new request is a line of `OPS`, its method of `Desk` and a dataclass for its fields.
+docs/wire.md has the table. A new request is a line of `OPS`, its method of `Desk` and a dataclass
+for its fields.
 """
 
 import logging

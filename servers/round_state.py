@@ -1,6 +1,7 @@
 """One round as a table, without I/O.
 
-A state and an event give the next state and the actions to do, in order. Both servers have a table of their own (`TABLE[party]`), because S0 leads:
+A state and an event give the next state and the actions to do, in order. Both servers have a table
+of their own (`TABLE[party]`), because S0 leads:
 
     S0:  new -> opening -> open -> closing -> starting -> running -> published
     S1:  new ------------> open -> closing -------------> running -> published
@@ -146,10 +147,11 @@ Action = RoundMessage | Effect
 class ServerRound:
     """Hold one round at one server.
 
-    Clients are their public keys; `names` gives this server's allow-list its names. `asked` is what S0 asked S1 for, `floor` this server's own least number of clients, `answer_s`
-    the limit for an answer of the peer and `run_s` for a run of the protocol. `repeats` are the
-    clients of an earlier attempt at this number that may have opened values, who alone may take
-    part again; empty if there was none.
+    Clients are their public keys; `names` gives this server's allow-list its names. `asked` is what
+    S0 asked S1 for, `floor` this server's own least number of clients, `answer_s` the limit for an
+    answer of the peer and `run_s` for a run of the protocol. `repeats` are the clients of an
+    earlier attempt at this number that may have opened values, who alone may take part again; empty
+    if there was none.
     """
 
     party: int
