@@ -1,7 +1,8 @@
-"""The messages between the servers. Each is a dataclass: what a frame carries, and an event of `round_state`.
+"""The messages between the servers.
 
-`decode` is the one door for what the peer sends: it checks types, round ids and lengths, so that behind it a message
-is well formed. Whether it may come now is the table's to say.
+Each is a dataclass: what a frame carries, and an event of `round_state`. `decode` is the one door
+for what the peer sends: it checks types, round ids and lengths, so that behind it a message is well
+formed. Whether it may come now is the table's to say.
 """
 
 import os
@@ -45,7 +46,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Bye:
-    """Say that this server stops. Answered in kind, so that it knows its last words to have arrived."""
+    """Say that this server stops.
+
+    Answered in kind, so that it knows its last words to have arrived.
+    """
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,10 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class Open(RoundMessage):
-    """S0: take part in this round, with the base OTs of `session`, which are new or kept from earlier rounds.
+    """S0: take part in this round.
 
-    `start_over`: the coordinator starts from another model or anew, so that no earlier attempt binds its clients.
+    The base OTs of `session` are new or kept from earlier rounds. `start_over`: the coordinator
+    starts from another model or anew, so that no earlier attempt binds its clients.
     """
 
     number: int
@@ -151,7 +156,10 @@ def encode(message: Message) -> list[wire.Part]:
 
 
 def decode(parts: Sequence[wire.Part]) -> Message:
-    """Return the message in a frame. Raises FrameError for anything that is not exactly one of the messages."""
+    """Return the message in a frame.
+
+    Raises FrameError for anything that is not exactly one of the messages.
+    """
     message = wire.unpack(parts)
     if message.type not in _KINDS or message.arrays:
         raise FrameError(f"{quoted(message.type)} is no message between servers")

@@ -1,4 +1,7 @@
-"""Runs the protocol in a worker thread, and keeps the session (base OTs, lanes, pools) from round to round."""
+"""Runs the protocol in a worker thread, and keeps the session from round to round.
+
+A session is base OTs, lanes and pools.
+"""
 
 import logging
 import threading
@@ -18,18 +21,20 @@ from securemedian.mpc.share import Upload
 from securemedian.servers import logs
 from securemedian.servers.transport import ZmqLink
 
-SWITCH_S = 1e-4  # for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
+# for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
+SWITCH_S = 1e-4
 # A closed lane stops its thread at the next message; a chunk's computation may come first. A job
 # that takes longer once it is dropped is abandoned.
 STOP_S = 5.0
-# Jobs that still run; each keeps its threads, sockets and pools.
+# jobs that still run: each keeps its threads, sockets and pools
 MOST_ABANDONED = 3
 
 
 @dataclass
 class _Lanes:
-    """One session's lanes; `parties` once the base OTs are done. `ahead`: what filling their pools has cost since the
-    last round.
+    """Hold one session's lanes, and `parties` once the base OTs are done.
+
+    `ahead` is what filling their pools has cost since the last round.
     """
 
     session_id: bytes
@@ -46,7 +51,10 @@ Work = Callable[[_Lanes], Outcome | None]
 
 
 class _Job:
-    """One piece of work on a thread of its own, after the one before it, whose error is its own error, too."""
+    """Do one piece of work on a thread of its own, after the one before it.
+
+    An error of the one before is its own error, too.
+    """
 
     def __init__(
         self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]
@@ -58,7 +66,7 @@ class _Job:
         self._thread.start()
 
     def join(self, limit_s: float | None = None) -> bool:
-        """Whether it has ended."""
+        """Wait for its end, and return whether it has ended."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
@@ -72,7 +80,8 @@ class _Job:
             self.result = self._work(self.lanes)
         except SecureMedianError as error:
             self.result = error
-        except Exception as error:  # a defect must fail the round, not leave it hanging
+        except Exception as error:
+            # a defect must fail the round, not leave it hanging
             logs.event("engine-error", logging.ERROR, error)
             self.result = LocalProtocolError(
                 f"a defect in this server, see its log: {type(error).__name__}"
@@ -82,9 +91,10 @@ class _Job:
 
 
 class Engine:
-    """Used by the daemon's loop alone; `wake` is called by the worker when it has ended.
+    """Run rounds for the daemon's loop, which alone uses it.
 
-    A round is `prepare` while its clients train, then `start`; `poll` tells how it went.
+    A round is `prepare` while its clients train, then `start`; `poll` tells how it went. `wake` is
+    called by the worker when it has ended.
     """
 
     def __init__(
@@ -99,21 +109,26 @@ class Engine:
         self._open_lane, self._wake = open_lane, wake
         self._lanes: _Lanes | None = None
         self._job: _Job | None = None
-        self._dropped: _Lanes | None = None  # closed, and still in use by the job
-        self._stop_by = 0.0  # when a dropped job is abandoned
-        self._abandoned: list[_Job] = []  # they still run
-        self._hurry = threading.Event()  # the uploads are there
+        # closed, and still in use by the job
+        self._dropped: _Lanes | None = None
+        # when a dropped job is abandoned
+        self._stop_by = 0.0
+        # jobs that still run
+        self._abandoned: list[_Job] = []
+        # set once the uploads are there
+        self._hurry = threading.Event()
         self.phase = ""
         self.progress = (0, 0)
 
     @property
     def session_id(self) -> bytes | None:
-        """The session that can be kept."""
+        """Return the session that can be kept."""
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
-        """Open our end of the lanes and make the base OTs, if the session is new, and fill the pools for a round that
-        takes uploads. The other server does the same.
+        """Get ready for a round that takes uploads: fill its pools. The other server does the same.
+
+        Opens our end of the lanes and makes the base OTs first, if the session is new.
         """
         self._settle()
         self.check()
@@ -132,7 +147,10 @@ class Engine:
         self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
 
     def poll(self) -> Outcome | SecureMedianError | None:
-        """The result of a run that has ended, or the error that ended its preparation, once. A dropped run has none."""
+        """Return the result of a run that has ended, or the error that ended its preparation, once.
+
+        A dropped run has none.
+        """
         if self._job is None or not self._job.ended:
             return None
         self._job.join()
@@ -168,7 +186,7 @@ class Engine:
             )
 
     def close(self) -> bool:
-        """Drop everything. Whether every job has ended in time, and so every socket is closed."""
+        """Drop everything. Return whether every job has ended in time and left no socket open."""
         self.drop()
         self._settle()
         self._reap()

@@ -23,7 +23,10 @@ class TrainingKeeper:
     def begin(
         self, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None
     ) -> Training:
-        """Return the training run that a new round starts from. It is kept once the round is open."""
+        """Return the training run that a new round starts from.
+
+        It is kept once the round is open.
+        """
         return training.begin(self._kept, params, range_, reset, model)
 
     def keep(self, changed: Training) -> None:

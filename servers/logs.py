@@ -19,13 +19,16 @@ _logger = logging.getLogger("securemedian")
 def event(
     name: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
-    """Log `name` with its fields; with `error`, its traceback too. Texts are cut: others may have written them."""
+    """Log `name` with its fields; with `error`, its traceback too.
+
+    Texts are cut: others may have written them.
+    """
     fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
 
 
 def _printable(key: str, value: object) -> object:
-    """Return a value for a terminal: a text of others' must not make lines or escape sequences of its own."""
+    """Return a value for a terminal, where a text of others' must not make lines of its own."""
     safe = type(value) is not str or value.isprintable() or key == "traceback"
     return value if safe else repr(value)
 
@@ -65,5 +68,6 @@ def start(server: str) -> None:
     logging.captureWarnings(True)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)  # of libraries
+    # of libraries
+    root.setLevel(logging.WARNING)
     _logger.setLevel(logging.INFO)

@@ -1,4 +1,7 @@
-"""Watches whether the other server is there and configured alike, without I/O: hellos and time in, changes out."""
+"""Watches whether the other server is there and configured alike.
+
+Without I/O: hellos and the time go in, changes come out.
+"""
 
 from enum import StrEnum
 from typing import Any
@@ -8,7 +11,10 @@ from securemedian.servers.control import Hello
 
 
 class Change(StrEnum):
-    """What a hello or the passing of time has changed. LOST and RESTARTED end all that was shared with the peer."""
+    """What a hello or the passing of time has changed.
+
+    LOST and RESTARTED end all that was shared with the peer.
+    """
 
     LINKED = "peer-linked"
     LOST = "peer-lost"
@@ -18,12 +24,11 @@ class Change(StrEnum):
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """Return the fields that differ with both values; "" if none does."""
     names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
-    return cut(
-        "; ".join(
-            f"{cut(name, MAX_QUOTE)}: {quoted(ours.get(name))} here, {quoted(theirs.get(name))} there"
-            for name in names
-        )
+    described = (
+        f"{cut(name, MAX_QUOTE)}: {quoted(ours.get(name))} here, {quoted(theirs.get(name))} there"
+        for name in names
     )
+    return cut("; ".join(described))
 
 
 class PeerWatch:
@@ -67,12 +72,16 @@ class PeerWatch:
         return self._lose(f"{self.name} was stopped")
 
     def tick(self, now: float) -> Change | None:
-        """Let time pass. Raises PeerUnavailable if the peer never appeared at all within its limit."""
+        """Let time pass.
+
+        Raises PeerUnavailable if the peer never appeared at all within its limit.
+        """
         if now < self._until:
             return None
         if not self._instance:
             raise PeerUnavailable(
-                f"{self._lost_why}, and peer_wait_s is over: start it, and check [peer] and the public keys at both"
+                f"{self._lost_why}, and peer_wait_s is over: "
+                "start it, and check [peer] and the public keys at both"
             )
         return self._lose(f"{self.name} has given no sign of life for {self._timeout_s:g} s")
 

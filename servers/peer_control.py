@@ -1,4 +1,4 @@
-"""The other server's side: its hellos, the rounds that it opens, and its messages to the rounds in hand."""
+"""The other server's side: its hellos, the rounds that it opens, and its messages to rounds."""
 
 import logging
 import os
@@ -54,7 +54,10 @@ class PeerControl:
         )
 
     def receive(self, parts: Sequence[wire.Part]) -> None:
-        """Take one message. A wrong one is logged and changes nothing, or fails its round; it never ends the server."""
+        """Take one message.
+
+        A wrong one is logged and changes nothing, or fails its round; it never ends the server.
+        """
         try:
             self._take(control.decode(parts))
         except FrameError as error:
@@ -91,7 +94,10 @@ class PeerControl:
                 )
 
     def _open(self, asked: Open) -> None:
-        """Take part in a round of S0's, or say why not. One that is still in hand here has ended there."""
+        """Take part in a round of S0's, or say why not.
+
+        One that is still in hand here has ended there.
+        """
         try:
             if self._config.party == 0:
                 raise PeerProtocolError("s0 opens rounds, and this is s0")

@@ -1,4 +1,4 @@
-"""The rounds that a server knows: lets new ones in, finds them, and remembers whom an earlier attempt binds."""
+"""The rounds that a server knows, and the clients whom an earlier attempt binds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ from securemedian.servers.training import Float32s, Training
 
 # whose status and result can still be asked for
 KEPT_ROUNDS = 4
-# An upload is a header and its words. zmq holds each of the two parts, encrypted, against max_message_bytes: CURVE
-# adds 33 bytes to a part. The header is a round id and a digest, far below this.
+# An upload is a header and its words. zmq holds each of the two parts, encrypted, against
+# max_message_bytes: CURVE adds 33 bytes to a part. The header, a round id and a digest, is short.
 ENVELOPE_BYTES = 1024
 
 WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
@@ -32,11 +32,11 @@ WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
 
 @dataclass
 class Entry:
-    """A round and what this server holds for it.
+    """Hold a round and what this server has for it.
 
-    `before` and `after` are S0's training run as the round finds and leaves it, `results` (results, d) what S0
-    publishes, `share` this server's share of a result that is for clients alone. `when_opened` is called once S1 has
-    answered.
+    `before` and `after` are S0's training run as the round finds and leaves it; `results`, f4 of
+    shape (results, d), is what S0 publishes, and `share` this server's share of a result that is
+    for clients alone. `when_opened` is called once S1 has answered.
     """
 
     round: ServerRound
@@ -50,7 +50,7 @@ class Entry:
 
 
 class Register:
-    """The latest rounds of one server. At most one of them is live, and then it is the latest."""
+    """Let rounds in and find them. At most one of them is live, and then it is the latest."""
 
     def __init__(self, config: ServerConfig, store: Store) -> None:
         self.names = {client.public_key: client.name for client in config.clients}
@@ -86,7 +86,10 @@ class Register:
         self._closed = True
 
     def admit(self, asked: Open, params: RoundParams, before: Training) -> Entry:
-        """Let a new round in, unless this server's own limits forbid it: RoundBusy, ConfigError, ClientsDiffer."""
+        """Let a new round in, unless this server's own limits forbid it.
+
+        Raises RoundBusy, ConfigError or ClientsDiffer.
+        """
         config = self._config
         if self._closed:
             raise RoundBusy(f"{config.name} is being stopped")
@@ -116,12 +119,15 @@ class Register:
     def bind(self, number: int, clients: Iterable[str]) -> None:
         """Remember that values of these clients may have been opened at this number.
 
-        Another attempt at the number takes them and nobody else: of the same updates, the medians with and without a
-        client tell about that client.
+        Another attempt at the number takes them and nobody else: of the same updates, the medians
+        with and without a client tell about that client.
         """
         self._bound = number, frozenset(clients)
 
     def release(self) -> bool:
-        """Forget whom an earlier attempt binds: the coordinator starts over. Return whether it bound anybody."""
+        """Forget whom an earlier attempt binds: the coordinator starts over.
+
+        Return whether it bound anybody.
+        """
         bound, self._bound = self._bound, (0, frozenset())
         return bool(bound[1])

@@ -1,6 +1,7 @@
-"""What clients and the coordinator may ask, who may ask what, and the answers. docs/wire.md has the table.
+"""What clients and the coordinator may ask, who may ask what, and the answers.
 
-A new request is a line of `OPS`, its method of `Desk` and a dataclass for its fields.
+docs/wire.md has the table. A new request is a line of `OPS`, its method of `Desk` and a dataclass
+for its fields.
 """
 
 import logging
@@ -83,7 +84,7 @@ class OneRound:
 
 @dataclass(frozen=True)
 class UploadFields(OneRound):
-    """Name the round, the digest of the parameters that the share was encoded with, and the share's form."""
+    """Name the round, the digest of the share's parameters, and the share's form."""
 
     params: bytes
     form: str
@@ -114,7 +115,8 @@ def _check_round_id(text: str) -> None:
 class Call:
     """One request. Who asks was proved by the connection's key.
 
-    The answer goes to `address` with the caller's number for it, `id`; `fields` are of the type that `OPS` names.
+    The answer goes to `address` with the caller's number for it, `id`; `fields` are of the type
+    that `OPS` names.
     """
 
     address: bytes
@@ -154,7 +156,8 @@ class Desk:
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
         """Answer one request, now or (`open`) when S1 has spoken.
 
-        A wrong one is answered too, and changes nothing. Nothing that a request brings about ends the server.
+        A wrong one is answered too, and changes nothing. Nothing that a request brings about ends
+        the server.
         """
         number, op = 0, ""
         caller = self._callers[key][0]
@@ -189,8 +192,9 @@ class Desk:
         op = OPS[message.type]
         name, role = self._callers[key]
         if role not in op.roles:
+            who = " or a ".join(op.roles)
             raise NotAllowed(
-                f"{message.type!r} is for a {' or a '.join(op.roles)}, and the key of {name!r} is a {role}'s"
+                f"{message.type!r} is for a {who}, and the key of {name!r} is a {role}'s"
             )
         if op.leader_only and self._config.party != 0:
             raise NotAllowed(f"s0 answers {message.type!r}: ask there")
@@ -214,7 +218,10 @@ class Desk:
         )
 
     def _refuse(self, address: bytes, number: int, error: SecureMedianError) -> None:
-        """Answer with an error. A refusal that cannot be sent is logged: there is nobody left to tell."""
+        """Answer with an error.
+
+        A refusal that cannot be sent is logged: there is nobody left to tell.
+        """
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
             self._reply(address, wire.pack("error", fields))

@@ -1,20 +1,22 @@
-"""One round as a table, without I/O: a state and an event give the next state and the actions to do, in order.
+"""One round as a table, without I/O.
 
-Both servers have a table of their own (`TABLE[party]`), because S0 leads:
+A state and an event give the next state and the actions to do, in order. Both servers have a table
+of their own (`TABLE[party]`), because S0 leads:
 
     S0:  new -> opening -> open -> closing -> starting -> running -> published
     S1:  new ------------> open -> closing -------------> running -> published
          any of these but new and published -> failed
 
-Every pair of a state and an event is one of three. It has lines in `TABLE`, of which the first whose condition holds
-is taken. Or it is in `LATE`, with the reason why it may come after the round has moved on, and changes nothing. Or it
-is refused, `ServerRound.handle` raises, and the round is as before: a message of the peer that cannot come is a
-PeerProtocolError (and `runner` fails the round with it), an event of our own a LocalProtocolError. docs/wire.md shows
-both tables; tests/test_round_state.py compares them with these, and walks through every order of events that two
+Every pair of a state and an event is one of three. It has lines in `TABLE`, of which the first
+whose condition holds is taken. Or it is in `LATE`, with the reason why it may come after the round
+has moved on, and changes nothing. Or it is refused, `ServerRound.handle` raises, and the round is
+as before: a message of the peer that cannot come is a PeerProtocolError (and `runner` fails the
+round with it), an event of our own a LocalProtocolError. docs/wire.md shows both tables;
+tests/test_round_state.py compares them with these, and walks through every order of events that two
 honest servers can meet.
 
-A new state or event is a member here and its lines below. What the lines may do is `Effect`, done by `runner`, or a
-message of `control`, which goes to the peer.
+A new state or event is a member here and its lines below. What the lines may do is `Effect`, done
+by `runner`, or a message of `control`, which goes to the peer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -120,7 +122,8 @@ class Effect(StrEnum):
     """What a line of the table does at this server. An effect that fails fails the round."""
 
     LOG = "log"
-    # keep the training run that the round starts from; forget whom an earlier attempt binds, if it starts over
+    # keep the training run that the round starts from; forget whom an earlier attempt binds, if
+    # the coordinator starts over
     BEGIN = "begin"
     # open the lanes, make the base OTs or keep them, fill the pools
     PREPARE = "prepare"
@@ -143,11 +146,13 @@ Action = RoundMessage | Effect
 
 @dataclass
 class ServerRound:
-    """One round at one server. Clients are their public keys; `names` gives this server's allow-list its names.
+    """Hold one round at one server.
 
-    `asked` is what S0 asked S1 for, `floor` this server's own least number of clients, `answer_s` the limit for an
-    answer of the peer and `run_s` for a run of the protocol. `repeats` are the clients of an earlier attempt at this
-    number that may have opened values, who alone may take part again; empty if there was none.
+    Clients are their public keys; `names` gives this server's allow-list its names. `asked` is what
+    S0 asked S1 for, `floor` this server's own least number of clients, `answer_s` the limit for an
+    answer of the peer and `run_s` for a run of the protocol. `repeats` are the clients of an
+    earlier attempt at this number that may have opened values, who alone may take part again; empty
+    if there was none.
     """
 
     party: int
@@ -247,7 +252,7 @@ class ServerRound:
             raise RoundClosed(f"round {self.id} is {self.state} and cannot be closed")
 
     def check_abort(self) -> None:
-        """Raise unless the coordinator may abort the round now: not once values may have been opened."""
+        """Raise unless the coordinator may abort the round: not once it may have opened values."""
         if not self.live:
             raise RoundClosed(f"round {self.id} is {self.state} already")
         if self.state in (State.STARTING, State.RUNNING):
@@ -260,13 +265,15 @@ class ServerRound:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event; the actions are to be done in order.
 
-        Raises PeerProtocolError or LocalProtocolError for an event that cannot come now, which changes nothing.
+        Raises PeerProtocolError or LocalProtocolError for an event that cannot come now, which
+        changes nothing.
         """
         pair = self.state, type(event)
         if pair in LATE[self.party]:
             return []
         if pair not in TABLE[self.party]:
-            what = f"{type(event).__name__.lower()!r} cannot come while round {self.id} is {self.state}"
+            kind = type(event).__name__.lower()
+            what = f"{kind!r} cannot come while round {self.id} is {self.state}"
             raise PeerProtocolError(what) if is_message(event) else LocalProtocolError(what)
         self._note(event)
         line = next(line for line in TABLE[self.party][pair] if line.when(self, event))
@@ -322,7 +329,10 @@ class ServerRound:
         return kind(self.id)
 
     def _choose(self) -> None:
-        """Choose the clients that both servers hold, in one order for both; the others are left out by name."""
+        """Choose the clients that both servers hold, in one order for both.
+
+        The others are left out by name.
+        """
         complete = sorted(self.here & self.there)
         if self.repeats:
             complete = [client for client in complete if client in self.repeats]
@@ -379,7 +389,8 @@ class ServerRound:
             raise ClientsDiffer(f"{len(self.included)} are complete: {self._repeats_whom()}")
         if len(self.included) < self.needed:
             raise TooFewClients(
-                f"{len(self.included)} complete uploads, and s{self.party} asks for at least {self.needed}"
+                f"{len(self.included)} complete uploads, "
+                f"and s{self.party} asks for at least {self.needed}"
             )
         # the method's own rules for so many clients of these weights
         self.params.check_included(self.included)
@@ -412,7 +423,10 @@ def always(_: ServerRound, __: Event) -> bool:
 
 @dataclass(frozen=True)
 class Line:
-    """Go to `to` and do `actions` (a class of messages: send our message of that kind), if `when` holds."""
+    """Go to `to` and do `actions`, if `when` holds.
+
+    A class of messages among the actions means: send our message of that kind.
+    """
 
     to: State
     actions: tuple[Effect | type[RoundMessage], ...] = ()

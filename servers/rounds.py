@@ -1,7 +1,8 @@
-"""A server's rounds: what the coordinator, clients, the engine, the peer and the time bring becomes an event of one.
+"""A server's rounds, from opening to result.
 
-The parts: `register` (which rounds there are), `keeper` (the training run), `peer_control` (the other server) and
-`runner`, which feeds a round and does what its table in `round_state` says.
+What the coordinator, clients, the engine, the peer and the time bring becomes an event of a round.
+The parts: `register` (which rounds there are), `keeper` (the training run), `peer_control` (the
+other server) and `runner`, which feeds a round and does what its table in `round_state` says.
 """
 
 import os
@@ -38,7 +39,10 @@ from securemedian.servers.training import Float32s
 
 
 class Rounds:
-    """The rounds of one server; the latest may be live. `send` gives a message to the peer. Used by one thread."""
+    """Run the rounds of one server, of which the latest may be live.
+
+    `send` gives a message to the peer. Used by one thread.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,8 @@ class Rounds:
         self.peer.require()
         if entry := self.live:
             raise RoundBusy(
-                f"round {entry.round.id} is {entry.round.state}: close or abort it, or wait for its end"
+                f"round {entry.round.id} is {entry.round.state}: "
+                "close or abort it, or wait for its end"
             )
         before = self._keeper.begin(params, range_, reset, model)
         kept = self._engine.session_id

@@ -1,4 +1,4 @@
-"""Does what a round's table says: sends, uses the engine and the disk, writes the log, answers the coordinator."""
+"""Does what a round's table says: to the peer, the engine, the disk, the log, the coordinator."""
 
 import logging
 from collections.abc import Callable
@@ -46,8 +46,8 @@ class RoundRunner:
     def feed(self, entry: Entry, event: Event) -> None:
         """Let a round take an event, and do what it says.
 
-        A message of the peer that cannot come now is logged, and fails a live round. Raises LocalProtocolError for an
-        event of our own that cannot come.
+        A message of the peer that cannot come now is logged, and fails a live round. Raises
+        LocalProtocolError for an event of our own that cannot come.
         """
         try:
             actions = entry.round.handle(event, self._clock())
@@ -129,7 +129,7 @@ class RoundRunner:
 
 
 def _failure_of(error: Exception) -> Failure:
-    """Return how a round fails at an error; one that nobody raised on purpose goes to the log whole."""
+    """Return how a round fails at an error; a defect goes to the log with its traceback."""
     if isinstance(error, SecureMedianError):
         return Failure(error.code, str(error))
     logs.event("action-error", logging.ERROR, error)

@@ -1,4 +1,6 @@
-"""servers.round_state: a round at both servers, as the table alone; servers.peer and servers.control beside it."""
+"""servers.round_state: a round at both servers, as the table alone; servers.peer and
+servers.control beside it.
+"""
 
 import copy
 import itertools
@@ -317,7 +319,7 @@ def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads()
 
 
 class Walk:
-    """Two honest servers and what is on its way between them; every order of events, from here on."""
+    """Two honest servers and what is on its way between them."""
 
     CLIENTS = ("key-a", "key-b")
     # S1 does not let the round in, and knows nothing of it afterwards
@@ -386,7 +388,7 @@ class Walk:
 
 
 def test_no_order_of_events_makes_an_honest_server_refuse():
-    """Nor does a line or a late pair stand there that no order reaches, nor does a round end for one server alone."""
+    """Nor does a line or a late pair stand there that no order reaches."""
     taken: set[tuple[int, Any, Line]] = set()
     late: set[tuple[int, Any]] = set()
     start = Walk()

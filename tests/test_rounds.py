@@ -1,4 +1,6 @@
-"""servers.rounds and servers.requests without sockets: what a server does when peer, engine or disk fail it."""
+"""servers.rounds and servers.requests without sockets: what a server does when peer, engine or disk
+fail it.
+"""
 
 import itertools
 import logging
@@ -92,7 +94,9 @@ class Server:
             self.rounds.control(control.encode(message))
 
     def ask(self, key: str, op: str, arrays=None, **fields) -> wire.Message | None:
-        """The latest answer that there is: to `open`, which may have to wait for S1, perhaps an earlier one."""
+        """The latest answer that there is: to `open`, which may have to wait for S1, perhaps an
+        earlier one.
+        """
         self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
         return self.replies[-1] if self.replies else None
 
