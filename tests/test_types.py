@@ -133,15 +133,17 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     """Return the lines with errors, by the name of a snippet or of one of mpc's methods."""
     folder = tmp_path_factory.mktemp("types")
     command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={folder}/cache"]
+    sources = []
     for path in METHODS.glob("*.py"):
         changed = folder / f"without_openings_{path.name}"
         changed.write_text(without_openings(path.read_text("utf-8"))[0], "utf-8")
         command += ["--shadow-file", str(path), str(changed)]
+        sources.append(path)
     for name, snippet in SNIPPETS.items():
-        (folder / f"{name}.py").write_text(SETTING + snippet, "utf-8")
-        command.append(str(folder / f"{name}.py"))
+        sources.append(folder / f"{name}.py")
+        sources[-1].write_text(SETTING + snippet, "utf-8")
     checked = subprocess.run(
-        command,
+        [*command, *sources],
         cwd=ROOT,
         env={**os.environ, "MYPYPATH": str(ROOT)},
         capture_output=True,
@@ -149,6 +151,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
         timeout=240,
     )
     print(checked.stdout, checked.stderr)
+    assert checked.returncode == 1, "mypy could not check"
     found: defaultdict[str, set[int]] = defaultdict(set)
     for line in checked.stdout.splitlines():
         place, *rest = line.split(": ")
