@@ -271,12 +271,12 @@ class Weighted(Method):
 
     weights: dict[str, int] = option(
         {},
-        help="how much each client counts, sample counts say (default: all the same)",
+        text="how much each client counts, sample counts say (default: all the same)",
         metavar="NAME=W,..",
     )
     weight_cap: float = option(
         1 / 3,
-        help="refuse if one client weighs more than this share of the total (default: 1/3)",
+        text="refuse if one client weighs more than this share of the total (default: 1/3)",
         metavar="SHARE",
     )
 
@@ -314,7 +314,7 @@ class Counting(Weighted):
     """Compare counts of clients, or of their weight, with ranks: in a ring that holds the total."""
 
     ring_bits: int = option(
-        0, help="bits of the count ring (default: the fewest that count)", metavar="L"
+        0, text="bits of the count ring (default: the fewest that count)", metavar="L"
     )
 
     def check_round(self, max_clients: int) -> None:
@@ -346,8 +346,8 @@ class FixedPoint(Method):
     their sign.
     """
 
-    ring_bits: int = option(0, help="bits of a shared value (default: 64)", metavar="L")
-    fraction_bits: int = option(24, help="s of the fixed point (default: 24)", metavar="S")
+    ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
+    fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
 
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)

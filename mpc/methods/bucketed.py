@@ -41,12 +41,12 @@ class Bucketed(Counting):
     name = "bucketed"
     summary = "cheapest, to within a bucket"
 
-    buckets: int = option(8, help="buckets per coordinate (default: 8)", metavar="B")
+    buckets: int = option(8, text="buckets per coordinate (default: 8)", metavar="B")
     schedule: str = option(
         "scan",
         choices=SCHEDULES,
         compared=SCHEDULES,
-        help="all thresholds at once, or fewer one after another (default: scan)",
+        text="all thresholds at once, or fewer one after another (default: scan)",
     )
 
     def __post_init__(self) -> None:

@@ -46,12 +46,12 @@ class Pairwise(Weighted, FixedPoint):
     selection: str = option(
         "oblivious",
         choices=("oblivious", "opened"),
-        help="opened tells the servers whose each median is (default: oblivious)",
+        text="opened tells the servers whose each median is (default: oblivious)",
     )
     result_to: str = option(
         "servers",
         choices=("servers", "clients"),
-        help="who learns the median (default: servers)",
+        text="who learns the median (default: servers)",
     )
 
     def compute(self, party: Party, chunk: Chunk) -> Result:

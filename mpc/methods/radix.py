@@ -52,32 +52,32 @@ class Radix(Counting):
 
     # `plan` and `bench` have one flag for the value rings of others, and leave this one small
     ring_bits: int = option(
-        0, help="bits of the count ring (default: the fewest that count)", metavar="L", swept=False
+        0, text="bits of the count ring (default: the fewest that count)", metavar="L", swept=False
     )
     encoding: str = option(
         "float32",
         choices=("float32", "bfloat16", "fixed", "buckets"),
         compared=("float32", "bfloat16", "buckets"),
-        help="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
+        text="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
         "point, or bucket indices",
     )
     word_bits: int = option(
-        32, help="with encoding fixed: bits of a word (default: 32)", metavar="W"
+        32, text="with encoding fixed: bits of a word (default: 32)", metavar="W"
     )
     fraction_bits: int = option(
-        24, help="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
+        24, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
     )
     buckets: int = option(
-        8, help="with encoding buckets: buckets per coordinate (default: 8)", metavar="B"
+        8, text="with encoding buckets: buckets per coordinate (default: 8)", metavar="B"
     )
     ranks: list[int] = option(
-        [], help="these ranks, 1 the smallest, not the median", metavar="R,.."
+        [], text="these ranks, 1 the smallest, not the median", metavar="R,.."
     )
     quantiles: list[float] = option(
-        [], help="the ranks ceil(Q n) as well; quartiles, say, are 0.25,0.5,0.75", metavar="Q,.."
+        [], text="the ranks ceil(Q n) as well; quartiles, say, are 0.25,0.5,0.75", metavar="Q,.."
     )
     midpoint: bool = option(
-        False, help="for an even number of clients the mean of both middle elements"
+        False, text="for an even number of clients the mean of both middle elements"
     )
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class TrimmedMean(FixedPoint):
     trim: float = option(
         0.1,
         metavar="BETA",
-        help="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
+        text="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
         "below 1/BETA (default: 0.1)",
     )
 
