@@ -51,7 +51,7 @@ def add_method_options(
     for methods, names in groups.items():
         group = parser.add_argument_group(f"options of {_listed(methods)}")
         for name in names:
-            option = replace(known[name][methods[0]], help=_help(known[name]))
+            option = replace(known[name][methods[0]], text=_help(known[name]))
             _add_flag(group, f"--{name.replace('_', '-')}", name, option, parser_of or _parser)
 
 

@@ -17,8 +17,8 @@ from securemedian.mpc.errors import LocalProtocolError
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
 ALIGN = 128
 # The most OTs that one call of `extend` makes: AES calls so long that the call itself costs
-# nothing, and rows short enough for the cache. A row is an odd number of cache lines, so that a column of
-# rows does not fall on the same few cache sets.
+# nothing, and rows short enough for the cache. A row is an odd number of cache lines, so that a
+# column of rows does not fall on the same few cache sets.
 BLOCK = 255 * 512
 
 
