@@ -1,5 +1,5 @@
-"""Opening shares to both parties: the only place of `mpc` where anything about the inputs becomes public. One round
-each.
+"""Opening shares to both parties: the only place of `mpc` where anything about the inputs becomes
+public. One round each.
 """
 
 from typing import Any
@@ -13,7 +13,9 @@ from securemedian.mpc.party import Party
 
 
 def open_bits(party: Party, shares: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
-    """Return the first `count` XOR-shared bits, as 0/1 bytes. Bits beyond are blanked before sending."""
+    """Return the first `count` XOR-shared bits, as 0/1 bytes. Bits beyond are blanked before
+    sending.
+    """
     mine = pack_bits(unpack_bits(shares, count))
     return unpack_bits(mine ^ party.channel.exchange("open.bits", mine, (words_of(count),)), count)
 
