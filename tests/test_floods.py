@@ -40,7 +40,7 @@ Flood = Callable[[Pair, threading.Event, threading.Event], None]
 
 @pytest.fixture(scope="module", autouse=True)
 def many_descriptors() -> Iterator[None]:
-    """The floods' own connections are in this process."""
+    """Let this process have the floods' connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -91,9 +91,9 @@ def dealer(
 
 
 def without_a_key(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
-    """Half as many silent connections again, per port, as a server has descriptors, and long first frames.
+    """Open silent connections to each port, half as many again as a server has descriptors.
 
-    The long ones announce nearly `max_message_bytes` during the handshake and send half of it.
+    The first four announce nearly `max_message_bytes` during the handshake and send half of it.
     """
     announced = b"\x06" + (MAX_MESSAGE_BYTES - 1).to_bytes(8, "big")
     wheres = doors(pair).values()
@@ -112,7 +112,7 @@ def without_a_key(pair: Pair, felt: threading.Event, ended: threading.Event) -> 
 
 
 def with_a_clients_key(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
-    """Many connections with a listed key: requests whose answers nobody reads, junk, and too much.
+    """Send requests whose answers nobody reads, junk and too much, on many connections.
 
     The long messages have parts within the limit which together are ten times it.
     """
@@ -149,7 +149,7 @@ def with_a_clients_key(pair: Pair, felt: threading.Event, ended: threading.Event
 
 
 def as_the_peer(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
-    """Streams with S0's key that S1 has no end of: short and long messages on each."""
+    """Send short and long messages with S0's key, on streams that S1 has no end of."""
     keys = load_keys(pair.folder / "s0.key_secret")
     key = config.load(pair.folder / "s0.toml").peer.public_key
     with zmq.Context() as context, ExitStack() as opened:
@@ -194,7 +194,7 @@ def flooded(pair: Pair, flood: Flood) -> Iterator[None]:
 
 
 def one_round(pair: Pair) -> None:
-    """A round of all clients, with the right median."""
+    """Run a round of all clients, and check its result."""
     round_id = pair.open(**PARAMS)
     for name, value in zip(pair.names, VALUES, strict=True):
         pair.submit(name, value)
