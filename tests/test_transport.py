@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zmq
 import zmq.utils.monitor
+from zmq.utils.garbage import gc as collector
 
 from securemedian.mpc import plan, wire
 from securemedian.mpc.channel import Channel
@@ -391,6 +392,16 @@ def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair):
     zero, one = pair.lanes(b"\x01" * 16)
     zero.send([b"x"])
     assert one.recv() == [b"x"]
+
+
+def test_a_clients_port_opens_what_answers_without_a_copy_need():
+    """Before strangers take the descriptors: pyzmq opens sockets and a file for the first one."""
+    collector.stop()
+    front = Front()
+    try:
+        assert collector.is_alive() and collector._push is not None
+    finally:
+        front.close()
 
 
 class Stub:
