@@ -30,8 +30,11 @@ from securemedian import mpc
 from securemedian.mpc import ring, share
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.kernels import jit
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.ot import ferret
-from securemedian.mpc.ot.softspoken import ALIGN
+from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from tests import reference
 from tests import test_output_shares as shares
@@ -44,17 +47,17 @@ CLIENTS = 4
 # no whole word.
 ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
     (
-        RoundParams("pairwise", 100, CLIENTS, ring_bits=9, fraction_bits=0),
+        RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 100, CLIENTS),
         reference.lower_median,
     ),
     (
         RoundParams(
-            "radix", 100, CLIENTS, encoding="fixed", word_bits=3, fraction_bits=0, ring_bits=40
+            Radix(encoding="fixed", word_bits=3, fraction_bits=0, ring_bits=40), 100, CLIENTS
         ),
         reference.lower_median,
     ),
     (
-        RoundParams("trimmed-mean", 100, CLIENTS, ring_bits=12, fraction_bits=0, trim=0.25),
+        RoundParams(TrimmedMean(ring_bits=12, fraction_bits=0, trim=0.25), 100, CLIENTS),
         lambda values: np.array(reference.trimmed_sum(values, 1)),
     ),
 ]
@@ -303,20 +306,20 @@ MASKS: dict[str, Mask] = {
     # Correlations
     "products of a triple": Mask(
         "a party's c is a & b of its own bits, and says so of every output share",
-        (("Pool.triples", "(a & b) ^ product_sent ^ product_received", "a & b"),),
+        (("Triples.hand_out", "(a & b) ^ product_sent ^ product_received", "a & b"),),
         (shares.triples_handed_out, 1),
     ),
     "b of a triple, as the sender's two keys": Mask(
         "b is the key that the other party may have received",
-        (("Pool._send", "planes0 ^ _bit_planes(keys1, kind.width)", "planes0"),),
+        (("Triples.send", "planes0 ^ self._bit_planes(keys1)", "planes0"),),
         (shares.triples_handed_out, 1),
     ),
     "the sender's bit of a DaBit": Mask(
         "a DaBit is the receiver's choice alone, which then reads every bit converted",
         (
             (
-                "Pool._send",
-                "self._randomness.words(items // 64)",
+                "DaBits.send",
+                "ends.randomness.words(items // 64)",
                 "np.zeros(items // 64, np.uint64)",
             ),
         ),
@@ -325,21 +328,21 @@ MASKS: dict[str, Mask] = {
     ),
     "keys on a DaBit's correction": Mask(
         "the receiver reads the sender's bit",
-        (("Pool._send", "ring0 - ring1 + bits", "ring0 - ring0 + bits"),),
+        (("DaBits.send", "keys0 - keys1 + chosen", "keys0 - keys0 + chosen"),),
         (shares.dabit_corrections,),
     ),
     "key in the sender's ring share of a DaBit": Mask(
         "the sender's ring share is its bit, and the receiver's the rest",
-        (("Pool._send", "bits + ring0 + ring0", "bits + ring0 - ring0"),),
+        (("DaBits.send", "chosen + keys0 + keys0", "chosen + keys0 - keys0"),),
         (shares.dabits_handed_out, 5),
     ),
     "key in the receiver's ring share of a DaBit": Mask(
         "the receiver's ring share is a function of the message and its choice: 0 where that is 0",
         (
             (
-                "Pool._finish_dabits",
-                "keys + choices * ring.unpack(corrections, kind.bits, keys.size)",
-                "choices * ring.unpack(corrections, kind.bits, keys.size)",
+                "DaBits.finish",
+                "keys + choices * ring.unpack(correction, self.bits, keys.size)",
+                "choices * ring.unpack(correction, self.bits, keys.size)",
             ),
         ),
         (shares.dabits_handed_out, 5),
@@ -372,7 +375,7 @@ MASKS: dict[str, Mask] = {
     # OT extension
     "the hash of OT extension": Mask(
         "the two keys of every OT differ by the same Delta, which one opened pair reveals",
-        (("_Extension._encrypt", "self._pi(_bytes(blocks), _bytes(images))", "images[:] = 0"),),
+        (("Hash.finish", "self._pi(as_bytes(blocks), as_bytes(images))", "images[:] = 0"),),
         (shares.extension_keys,),
         silent=True,
     ),
@@ -380,9 +383,9 @@ MASKS: dict[str, Mask] = {
         "all blocks of a stretched key are the same",
         (
             (
-                "_Extension.expand",
-                "self._stream | np.uint64((block + 1) << 32)",
-                "self._stream",
+                "Hash.expand",
+                "stream | np.uint64((block + 1) << 32)",
+                "stream",
             ),
         ),
         (shares.expanded_keys,),
@@ -392,7 +395,7 @@ MASKS: dict[str, Mask] = {
         "the sender reads the receiver's choices",
         (
             (
-                "RandomOtReceiver._correlate",
+                "SoftSpokenReceiver.correlate",
                 "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
                 "corrections[block - 1] = choices",
             ),
@@ -403,18 +406,18 @@ MASKS: dict[str, Mask] = {
         "all choices are 0 and known, and the keys with them",
         (
             (
-                "RandomOtReceiver._correlate",
+                "SoftSpokenReceiver.correlate",
                 "stream.xor(zeros, view)",
                 "view[:] = bytes(len(view))",
             ),
-            ("RandomOtSender._correlate", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
+            ("SoftSpokenSender.correlate", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
         ),
         (shares.extension_keys,),
         silent=True,
     ),
     "a nonce per lane": Mask(
         "all lanes of a session make the same choices",
-        (("_Extension.__init__", "Stream(leaf, nonce=lane)", "Stream(leaf)"),),
+        (("_SoftSpoken.__init__", "Stream(leaf, nonce=lane)", "Stream(leaf)"),),
         (shares.lanes_apart,),
         silent=True,
     ),
@@ -503,7 +506,7 @@ MASKS: dict[str, Mask] = {
         "the receiver is given 0 or Delta at the first level",
         (
             (
-                "RandomOtSender._trees",
+                "FerretSender.grow_trees",
                 "self._roots.words(2 * trees)",
                 "np.zeros(2 * trees, np.uint64)",
             ),
@@ -512,7 +515,7 @@ MASKS: dict[str, Mask] = {
     ),
     "seeds on the sums of silent OT": Mask(
         "the receiver has the sums of either side of a level, and so Delta",
-        (("RandomOtSender._trees", "masks.copy()", "np.zeros_like(masks)"),),
+        (("FerretSender.grow_trees", "masks.copy()", "np.zeros_like(masks)"),),
         (shares.silent_sums, ALIGN),
     ),
     "the code on silent OT's leaves": Mask(
@@ -624,8 +627,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
 # What looks like a mask to the scans below and hides nothing: (function, expression) -> why.
 # "*" is the whole function.
 NO_MASKS: dict[tuple[str, str], str] = {
-    ("_Silent._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
-    ("_Silent._iterate", "draws.fill(words)"): "a public matrix",
+    ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
+    ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
     ("read", "upload.words(row, first, last)"): "reads a share",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
@@ -644,25 +647,27 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "pad ^= keys[j * count + item, position >> 6]",
     ): "the receiver's pad, of its keys",
     ("finish_leaves", "*"): "the receiver takes its pad off",
-    ("RandomOtReceiver._trees", "*"): "the receiver takes its seeds off",
+    ("FerretReceiver.grow_trees", "*"): "the receiver takes its seeds off",
     ("OneOfNReceiver.receive", "*"): "the request is in MASKS; else the receiver takes its pad off",
     (
         "OneOfNSender.send",
         "np.arange(positions) ^ request[:, None] & positions - 1",
     ): "where pads go",
     ("OtReceiver.finish_chosen", "*"): "the receiver takes its key off",
-    ("RandomOtSender._trees", "roots ^ self._delta"): "the other node of the first level",
+    ("FerretSender.grow_trees", "roots ^ self._delta"): "the other node of the first level",
     (
-        "RandomOtSender._trees",
+        "FerretSender.grow_trees",
         "message[:, 0] ^= roots",
     ): "what 'seeds on the sums of silent OT' masks",
     (
-        "Pool._finish_dabits",
+        "DaBits.finish",
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
+    ("Radix.encode", "*"): "the words that are then shared",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
-    ("_Extension.expand", "self.index - len(keys)"): "counts",
+    ("_SoftSpoken.expand", "self.index - len(keys)"): "counts",
+    ("_Ferret.expand", "self.index - len(keys)"): "counts",
 }
 
 

@@ -22,8 +22,9 @@ from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
-from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed
+from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
+from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS
@@ -75,29 +76,9 @@ def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
     ]
 
 
-def tables(party: Party, kind: Tables, sent: int, received: int) -> Any:
-    return party.pool.tables(kind, sent, received)
-
-
-def quads(party: Party, kind: Quads, sent: int, received: int) -> Any:
-    return party.pool.quads(kind, sent, received)
-
-
-def triples(party: Party, kind: Triples, words: int) -> Any:
-    return party.pool.triples(kind, words)
-
-
-def random_ots(party: Party, kind: RandomOts, sent: int, received: int) -> Any:
-    return party.pool.random_ots(kind, sent, received)
-
-
-def dabits(party: Party, kind: DaBits, sent: int, received: int) -> Any:
-    return party.pool.dabits(kind, sent, received)
-
-
 def sender_of(party: Party) -> Any:
     """Return the sender's end of a party's OT extension."""
-    return party.pool._sender
+    return party.pool._ends.sender
 
 
 def number_of(party: Party) -> int:
@@ -118,7 +99,7 @@ def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
-    return trimmed.kept_sum(party, values, bits, 0.25)
+    return trimmed_mean.kept_sum(party, values, bits, 0.25)
 
 
 def recorded_parties(extension: str = "softspoken") -> tuple[list[Party], list[Recorder]]:
@@ -512,7 +493,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
     its position beside the whole table of the sender.
     """
     wide = np.uint64((1 << kind.width) - 1)
-    for (sent, _), (_, own) in both_ways(lambda p, s, r: tables(p, kind, s, r), extension):
+    for (sent, _), (_, own) in both_ways(lambda p, s, r: p.pool.take(kind, s, r), extension):
         table, choice = sent.astype(np.uint64), own & np.uint8((1 << kind.index_bits) - 1)
         slot = np.uint64(one_of_n.slot_bits(kind.width))
         at = [
@@ -538,7 +519,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
 def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the three unread pads beside the receiver's position and pad."""
     for (pads, *_), (_, choice, own) in both_ways(
-        lambda p, s, r: quads(p, Quads(bits), s, r), extension
+        lambda p, s, r: p.pool.take(Quads(bits), s, r), extension
     ):
         at = [pads[choice ^ np.uint8(i), np.arange(COUNT)] for i in range(4)]
         assert (at[0] == own).all()
@@ -566,7 +547,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
 
     words = COUNT // 64
     for (a, b, c), (a1, b1, _) in both_ways(
-        lambda p, s, r: triples(p, Triples(width), words), extension
+        lambda p, s, r: p.pool.take(Triples(width), words, words), extension
     ):
         own = columns("own", "a", a) | columns("own", "b", b) | columns("own", "ab", c)
         check_uniform(own | columns("the other's", "a", a1) | columns("the other's", "b", b1))
@@ -576,7 +557,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
 def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the key that was not chosen beside the choice and the chosen key."""
     for (sender, _), (_, receiver) in both_ways(
-        lambda p, s, r: random_ots(p, RandomOts(bits), s, r), extension
+        lambda p, s, r: p.pool.take(RandomOts(bits), s, r), extension
     ):
         chosen = receiver.choices.astype(bool)
         other = np.where(chosen, sender.keys0, sender.keys1)
@@ -591,7 +572,7 @@ def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
 def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check a party's bit and ring share, whose low bit is that bit, beside the other's bit."""
     for (own, in_ring), (other, _) in both_ways(
-        lambda p, s, r: dabits(p, DaBits(bits), s, r), extension
+        lambda p, s, r: p.pool.take(DaBits(bits), s, r), extension
     ):
         for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):  # made as sender, as receiver
             for first in range(1, bits, 6):
@@ -605,7 +586,7 @@ def dabit_corrections(bits: int = 8) -> None:
     own.
     """
     parties, ends = recorded_parties()
-    handed = run_both(lambda j: dabits(parties[j], DaBits(bits), COUNT, COUNT))
+    handed = run_both(lambda j: parties[j].pool.take(DaBits(bits), COUNT, COUNT))
     for j, end in enumerate(ends):
         made = end.of("dabits")
         correction = ring.unpack(made, bits, made.size * 64 // bits)[:COUNT]
@@ -651,11 +632,11 @@ def ends(
     tag = b"a session of the tests"
     if extension == "silent":
         roots = Stream(os_entropy(16))
-        sender: Any = ferret.RandomOtSender(pair[0], tag, delta, holes, lane, 0, roots)
-        receiver: Any = ferret.RandomOtReceiver(pair[1], tag, leaves, lane, 0)
+        sender: Any = ferret.FerretSender(pair[0], tag, delta, holes, lane, 0, roots)
+        receiver: Any = ferret.FerretReceiver(pair[1], tag, leaves, lane, 0)
     else:
-        sender = softspoken.RandomOtSender(pair[0], tag, delta, holes, lane, 0)
-        receiver = softspoken.RandomOtReceiver(pair[1], tag, leaves, lane, 0)
+        sender = softspoken.SoftSpokenSender(pair[0], tag, delta, holes, lane, 0)
+        receiver = softspoken.SoftSpokenReceiver(pair[1], tag, leaves, lane, 0)
     return sender, receiver, pair
 
 
@@ -805,9 +786,7 @@ def one_way(bits: int) -> tuple[Any, Any]:
     parties, _ = recorded_parties()
     batches = [
         run_both(
-            lambda j: random_ots(
-                parties[j], RandomOts(bits), *((COUNT, 0) if j == 0 else (0, COUNT))
-            )
+            lambda j: parties[j].pool.take(RandomOts(bits), *((COUNT, 0) if j == 0 else (0, COUNT)))
         )
         for _ in range(3)
     ]
@@ -987,7 +966,7 @@ def silent_sums(count: int) -> None:
     """
     sender, receiver, pair = ends("silent")
     plain: list[np.ndarray] = []
-    level, trees = sender._level, receiver._trees
+    level, trees = sender._level, receiver.grow_trees
     unmasked: list[tuple[np.ndarray, np.ndarray]] = []
 
     def keeping_level(parents: np.ndarray, number: int, sums: np.ndarray) -> np.ndarray:
@@ -1003,7 +982,7 @@ def silent_sums(count: int) -> None:
         unmasked.append((own, pair[1].received[-1][1] ^ own))
         return nodes
 
-    sender._level, receiver._trees = keeping_level, keeping_trees
+    sender._level, receiver.grow_trees = keeping_level, keeping_trees
     run_both(lambda j: (sender, receiver)[j].extend(count))
     depth = sender._code.depth
     groups = [np.stack(plain[i : i + depth], axis=1) for i in range(0, len(plain), depth)]
@@ -1042,7 +1021,7 @@ def test_sessions_have_nothing_in_common() -> None:
 
 
 def test_sums_of_silent_ots_hide_the_path() -> None:
-    silent_sums(softspoken.ALIGN)
+    silent_sums(ALIGN)
 
 
 # Uploads and openings
