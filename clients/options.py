@@ -51,7 +51,7 @@ def add_method_options(
     for methods, names in groups.items():
         group = parser.add_argument_group(f"options of {_listed(methods)}")
         for name in names:
-            option = replace(known[name][methods[0]], help=_help(known[name]))
+            option = replace(known[name][methods[0]], text=_help(known[name]))
             _add_flag(group, f"--{name.replace('_', '-')}", name, option, parser_of or _parser)
 
 
@@ -64,7 +64,7 @@ def _help(having: Mapping[str, Option]) -> str:
     """Return the help of an option of several methods, which say the same of it or each its own."""
     saying: dict[str, list[str]] = {}
     for method, option in having.items():
-        saying.setdefault(option.help, []).append(method)
+        saying.setdefault(option.text, []).append(method)
     if len(saying) == 1:
         return next(iter(saying))
     return "; ".join(f"{', '.join(methods)}: {text}" for text, methods in saying.items())
@@ -74,7 +74,7 @@ def _add_flag(
     group: Any, flag: str, dest: str, option: Option, parser_of: Callable[[Option], Any]
 ) -> None:
     """Add one flag; what is not given stays None, so that the option keeps its default."""
-    text = option.help.replace("%", "%%")
+    text = option.text.replace("%", "%%")
     if option.kind is bool:
         group.add_argument(flag, dest=dest, action="store_true", default=None, help=text)
         return

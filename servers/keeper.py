@@ -48,6 +48,6 @@ class TrainingKeeper:
             entry.share = ring.pack(outcome.values, params.ring_bits)
             entry.after = replace(entry.before, published=entry.before.number)
         elif self._party == 0:
-            entry.after, entry.results = training.finish(
-                entry.before, params, outcome.values, sum(params.weights_of(entry.round.included))
-            )
+            opened = params.method.public(outcome.values)
+            total = sum(params.weights_of(entry.round.included))
+            entry.after, entry.results = training.finish(entry.before, params, opened, total)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
@@ -82,12 +83,12 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
 
 
 def finish(
-    before: Training, params: RoundParams, values: NDArray[Any], total: int
+    before: Training, params: RoundParams, values: PublicValues, total: int
 ) -> tuple[Training, Float32s]:
     """Return what the round that started from `before` ends with, and its results (results, d).
 
-    `values` are the opened ones (mpc.pipeline.Outcome) of clients who weigh `total`; the first
-    result is the model.
+    `values` are opened results (`Method.public`) of clients who weigh `total`; the first result is
+    the model.
     """
     published = Published(before.model, before.width)
     results = params.method.decode(values, total, published).astype(np.float32)

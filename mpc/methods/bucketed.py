@@ -1,20 +1,22 @@
-"""The bucketed median (the paper's Algorithm 3, with protocols.md 7.4 and 7.5).
+"""The bucketed median: the paper's Algorithm 3, with protocols.md 7.4 and 7.5.
 
-Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the
-cumulative histogram, H(y) = number of clients in buckets 0..y, shared over the small count ring.
-The result is min {y : H(y) >= k}, k the rank (ceil(n/2) for the lower median), and H(b-1) = n is
-never computed.
+Clients share the cumulative one-hot vector of their bucket. So the sum of the shares is the
+cumulative histogram H(y), the number of clients in the buckets 0..y, shared over the small count
+ring. The result is min {y : H(y) >= k}, where k is the rank, ceil(n/2) for the lower median.
+H(b-1) = n is never computed.
 
-m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are
-functions of the result: m(y) = 1{y >= result}. Nothing else is opened; the histogram never is.
+    m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k)
 
-This input mode trusts the clients to share 0/1 vectors that are monotone. A client that shares
-other numbers adds them to the counts, can move the result at will, and chooses which rank is asked
-about at each threshold: the bits that `scan` opens may then be unrelated ones. docs/threat-model.md
-says what follows; `radix` on buckets has no such shares.
+is monotone in y, so the bits of m that are opened are functions of the result: m(y) =
+1{y >= result}. Nothing else is opened, and the histogram never is.
 
-Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect`
-compares ceil(log2 b) thresholds per coordinate one after another and opens each.
+This way of sharing trusts the clients to share vectors of 0 and 1 that are monotone. A client that
+shares other numbers adds them to the counts, can move the result at will, and chooses which rank is
+asked about at each threshold: the bits that `scan` opens may then be unrelated ones.
+docs/threat-model.md says what follows. `radix` on buckets has no such shares.
+
+There are two schedules. `scan` compares all b-1 thresholds at once, in 3 rounds for rings up to 5
+bits. `bisect` compares ceil(log2 b) thresholds per coordinate, one after another, and opens each.
 """
 
 from collections.abc import Sequence
@@ -25,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import compare, encode, ring
+from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare
 from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods.base import Chunk, Counting, Published
-from securemedian.mpc.methods.reveal import open_bits
+from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
 
@@ -42,12 +45,12 @@ class Bucketed(Counting):
     name = "bucketed"
     summary = "cheapest, to within a bucket"
 
-    buckets: int = option(8, help="buckets per coordinate (default: 8)", metavar="B")
+    buckets: int = option(8, text="buckets per coordinate (default: 8)", metavar="B")
     schedule: str = option(
         "scan",
         choices=SCHEDULES,
         compared=SCHEDULES,
-        help="all thresholds at once, or fewer one after another (default: scan)",
+        text="all thresholds at once, or fewer one after another (default: scan)",
     )
 
     def __post_init__(self) -> None:
@@ -62,14 +65,14 @@ class Bucketed(Counting):
     def uses_range(self) -> bool:
         return True
 
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> NDArray[Any]:
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         index = encode.bucketize(vector, *published.around(), self.buckets)
         return encode.cumulative(index, self.buckets)
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         counts = chunk.weighted_sum(party)
         bits = self.bits_for(chunk.max_clients)
-        return median(party, counts, chunk.total, bits, self.schedule)[None]
+        return stacked([median(party, counts, chunk.total, bits, self.schedule)])
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return demand(dim, self.buckets, self.bits_for(max_clients), self.schedule)
@@ -85,7 +88,7 @@ class Bucketed(Counting):
     def kind(self) -> str:
         return "approximate"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return encode.quantize(values, *published.around(), self.buckets)
 
     def in_the_clear(
@@ -111,39 +114,41 @@ class Bucketed(Counting):
 
 def median(
     party: Party,
-    counts: NDArray[Any],
+    counts: RingShare,
     clients: int,
     bits: int,
     schedule: str,
     rank: int | None = None,
-) -> NDArray[np.uint16]:
-    """Return the bucket of the element of rank k in each coordinate, known to both parties.
+) -> PublicValues:
+    """Return the bucket of the element of rank k in each coordinate, opened.
 
-    `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or
-    "bisect".
+    `counts` are shares of H, shape (b-1, d), in the ring of `bits` bits. `clients` is n, `schedule`
+    "scan" or "bisect". `rank` is by default that of the lower median.
     """
     rank = ring.median_rank(clients) if rank is None else rank
-    # only one party takes k off: [H - k]
-    centred = (
-        ring.reduce(counts - ring.dtype(bits).type(rank), bits) if party.number == 0 else counts
-    )
-    return _scan(party, centred, bits) if schedule == "scan" else _bisect(party, centred, bits)
+    # H - k: only one party takes k off its share
+    if party.number == 0:
+        counts = RingShare(ring.reduce(counts - ring.dtype(bits).type(rank), bits))
+    find = _scan if schedule == "scan" else _bisect
+    return _buckets(find(party, counts, bits))
 
 
-def _reached(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """m = 1{H >= k}, opened."""
+def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
+    """Return m = 1{H >= k}, opened, from shares of H - k."""
     return open_bits(party, invert(party, compare.msb(party, centred, bits)), centred.size)
 
 
-def _scan(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
+def _scan(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
     thresholds, dim = centred.shape
-    reached = _reached(party, centred.reshape(-1), bits).reshape(thresholds, dim)
-    return (thresholds - reached.sum(axis=0, dtype=np.int64)).astype(np.uint16)
+    reached = _reached(party, RingShare(centred.reshape(-1)), bits).reshape(thresholds, dim)
+    return thresholds - reached.sum(axis=0, dtype=np.int64)
 
 
-def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
-    """The same number of steps in every coordinate. One that is settled early compares its result
-    once more, whose bit is known: m(y) of the result or below b-1.
+def _bisect(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
+    """Halve the range of the result, with the same number of steps in every coordinate.
+
+    A coordinate that is settled early compares its result once more, whose bit is known: m(y) of
+    the result or below b-1.
     """
     thresholds, dim = centred.shape
     # the result is in low..high
@@ -151,14 +156,19 @@ def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16
     column = np.arange(dim)
     for _ in range(steps(thresholds + 1)):
         middle = np.minimum((low + high) // 2, thresholds - 1)
-        reached = _reached(party, centred[middle, column], bits).astype(bool)
+        reached = _reached(party, RingShare(centred[middle, column]), bits).astype(bool)
         high = np.where(reached, np.minimum(high, middle), high)
         low = np.where(reached, low, np.maximum(low, middle + 1))
-    return low.astype(np.uint16)
+    return low
+
+
+def _buckets(index: NDArray[np.int64]) -> PublicValues:
+    """Return bucket indices that opened bits gave, as opened values."""
+    return PublicValues(index.astype(np.uint16))
 
 
 def steps(buckets: int) -> int:
-    """Return the thresholds per coordinate under `bisect`: ceil(log2 b)."""
+    """Return how many thresholds `bisect` compares per coordinate: ceil(log2 b)."""
     return (buckets - 1).bit_length()
 
 

@@ -1,12 +1,12 @@
 """The mean of fixed-point values, weighted or not: the shares are added up and the sum is opened.
 
-Adding is linear, so each party adds its own shares and no correlation is needed: one round, to
-open. Opened is the sum alone, which is the mean times the public total weight. Values must leave
+Adding is linear, so each party adds its own shares. No correlation is needed, and one round, to
+open. The sum alone is opened, which is the mean times the public total weight. Values must leave
 headroom for the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is
 exact on fixed-point values up to the final division.
 
-It has no robustness at all: one faulty client moves it anywhere. It is here to compare with, and to
-build on.
+The mean is not robust at all: one faulty client moves it anywhere. It is here to compare with, and
+to build on.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published, Weighted
 from securemedian.mpc.methods.reveal import open_ring
@@ -32,10 +33,8 @@ class Mean(Weighted, FixedPoint):
     def headroom(self, max_clients: int) -> int:
         return (self.max_total(max_clients) - 1).bit_length()
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
-        return open_ring(party, chunk.weighted_sum(party)[0], self.bits_for(chunk.max_clients))[
-            None
-        ]
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
+        return open_ring(party, chunk.weighted_sum(party), self.bits_for(chunk.max_clients))
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return Demand()
@@ -51,7 +50,7 @@ class Mean(Weighted, FixedPoint):
     def kind(self) -> str:
         return "mean"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values) / total
 
     def in_the_clear(
@@ -62,7 +61,7 @@ class Mean(Weighted, FixedPoint):
         max_clients: int,
     ) -> NDArray[Any]:
         whole = self.whole_numbers(updates, max_clients) * np.array(weights, np.int64)[:, None]
-        # whole numbers first, so that nothing is rounded before the division
+        # summed as whole numbers, so that nothing is rounded before the division
         return whole.sum(axis=0)[None] / 2.0**self.fraction_bits / sum(weights)
 
     @classmethod

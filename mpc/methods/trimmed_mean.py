@@ -1,18 +1,18 @@
-"""The trimmed mean of Yin et al. (ICML 2018, Definition 2): drop the floor(beta n) smallest and the
-floor(beta n) largest elements of each coordinate and average the rest.
+"""The trimmed mean: the mean of each coordinate without its smallest and largest elements.
 
-As for `pairwise`, pos_i is client i's position in the strict order of `order`. It is kept if m <=
-pos_i < n - m with m = floor(beta n), two comparisons on the small ring of positions whose XOR is
-the flag, and sum_i flag_i w_i is computed obliviously by multiplexers. Positions of values in range
-(see `order`) are a permutation, so exactly n - 2m clients are kept, ties or not, and the sum is
-that of the elements of ranks m+1..n-m whichever of equal elements are kept.
+This is Definition 2 of Yin et al. (ICML 2018), which drops m = floor(beta n) elements at either
+end. As in `pairwise`, pos_i is client i's position in the strict order of `order`. Client i is kept
+if m <= pos_i < n - m: two comparisons in the small ring of positions, whose XOR is the flag.
+Multiplexers then compute sum_i flag_i w_i obliviously. Positions of values in range (see `order`)
+are a permutation. So exactly n - 2m clients are kept, ties or not, and the sum is that of the
+elements of ranks m+1..n-m, whichever of equal elements are kept.
 
-Opened is the sum alone, which is the mean times the public n - 2m: nothing is said of who was
-dropped. The mean is exact on fixed-point values up to the final division. Values must leave
-headroom for the sum (`FixedPoint.headroom`).
+The sum alone is opened, which is the mean times the public n - 2m: nothing tells who was dropped.
+The mean is exact on fixed-point values up to the final division. Values must leave headroom for the
+sum (`FixedPoint.headroom`).
 
-Cost: that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits a client instead of
-one equality.
+The cost is that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits per client
+instead of one test for equality.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.boolean import multiplex, multiplex_demand
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError, quoted
@@ -45,7 +46,7 @@ class TrimmedMean(FixedPoint):
     trim: float = option(
         0.1,
         metavar="BETA",
-        help="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
+        text="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
         "below 1/BETA (default: 0.1)",
     )
 
@@ -60,10 +61,10 @@ class TrimmedMean(FixedPoint):
     def headroom(self, max_clients: int) -> int:
         return (max_clients - 1).bit_length()
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
         total = kept_sum(party, chunk.rows(party), bits, self.trim, self.group(chunk))
-        return open_ring(party, total, bits)[None]
+        return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return demand(dim, len(weights), self.bits_for(max_clients), self.trim)
@@ -79,7 +80,7 @@ class TrimmedMean(FixedPoint):
     def kind(self) -> str:
         return "mean"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values) / (total - 2 * dropped(total, self.trim))
 
     def in_the_clear(
@@ -92,7 +93,7 @@ class TrimmedMean(FixedPoint):
         ends = int(as_written(self.trim) * len(updates))
         whole = np.sort(self.whole_numbers(updates, max_clients), axis=0)
         kept = whole[ends : len(updates) - ends]
-        # whole numbers first, so that nothing is rounded before the division
+        # summed as whole numbers, so that nothing is rounded before the division
         return kept.sum(axis=0)[None] / 2.0**self.fraction_bits / len(kept)
 
     @classmethod
@@ -105,28 +106,28 @@ class TrimmedMean(FixedPoint):
 
 
 def dropped(clients: int, trim: float) -> int:
-    """Return m = floor(beta n), dropped at either end; beta is the decimal as written."""
+    """Return m = floor(beta n), how many are dropped at either end, with beta as it is written."""
     return floor(as_written(trim) * clients)
 
 
 def kept_sum(
-    party: Party, values: NDArray[Any], bits: int, trim: float, batch: int | None = None
-) -> NDArray[Any]:
+    party: Party, values: RingShare, bits: int, trim: float, batch: int | None = None
+) -> RingShare:
     """Return shares of the sum of the n - 2m kept values in each coordinate.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; 0 <= `trim` < 1/2; `batch`:
-    as in `order.positions`.
+    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. 0 <= `trim` < 1/2.
+    `batch` is as in `order.positions`.
     """
     clients, dim = values.shape
     ends = dropped(clients, trim)
     if ends == 0:
-        return ring.reduce(values.sum(axis=0, dtype=values.dtype), bits)
+        return RingShare(ring.reduce(values.sum(axis=0, dtype=values.dtype), bits))
     small = order.signed_bits(clients)
     positions = order.positions(party, values, bits, [1] * clients, small, batch)
     low = np.full((clients, 1), ends)
     kept = order.within(party, positions, low, clients - low, small)
-    terms = multiplex(party, kept, values.reshape(-1), bits).reshape(clients, dim)
-    return ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits)
+    terms = multiplex(party, kept, RingShare(values.reshape(-1)), bits).reshape(clients, dim)
+    return RingShare(ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits))
 
 
 def demand(dim: int, clients: int, bits: int, trim: float) -> Demand:
