@@ -406,6 +406,9 @@ class Stub:
     def recv_multipart(self) -> list:
         raise zmq.ZMQError(errno.EMFILE)
 
+    def control(self, parts: list) -> None:
+        raise AssertionError("there is no message")
+
     def fail(self, why: str) -> None:
         self.told.append(why)
 
