@@ -460,7 +460,7 @@ def test_no_message_of_a_round_reaches_the_peers_limit(name, clients, field_bits
     protocol = ProtocolParams(field_bits, lanes=1, batch=1 << 16, chunk=1 << 20)
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
     party = plan.lone_party(protocol)
-    plan.rehearse(party, params, [1] * clients, end - begin)
+    plan.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
     longest = max(event.bytes for event in party.channel.events)
     assert longest < peer_message_limit(protocol)
     assert longest - transport.PEER_BYTES // 2 < (
