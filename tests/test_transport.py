@@ -461,7 +461,7 @@ def test_no_message_of_a_round_reaches_the_peers_limit(name, clients, field_bits
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
     party = plan.lone_party(protocol)
     plan.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
-    longest = max(event.bytes for event in party.channel.events)
+    longest = max(event.size for event in party.channel.events)
     assert longest < peer_message_limit(protocol)
     assert longest - transport.PEER_BYTES // 2 < (
         transport.PEER_BYTES_PER_COMPARISON * protocol.batch * 0.6
