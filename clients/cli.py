@@ -37,7 +37,7 @@ def _add_submit(subparsers: "Verbs") -> None:
         "submit",
         help="submit one update from a file",
         description=(
-            "Wait for the next open round, and submit the trained parameters in a .npy or .npz file."
+            "Wait for the next open round and submit the trained parameters in a .npy or .npz file."
         ),
     )
     verb.add_argument("config", help="this client's client.toml")

@@ -152,8 +152,8 @@ class Client(_Member):
         of an update must not mix: after an error from a server this client is left out of that
         round, and the next call goes to the next round.
 
-        Raises InputError if the update does not fit the round, and ConfigError unless [s0] names
-        S0 and [s1] names S1, which both servers are asked before the first upload.
+        Before the first upload both servers are asked which party they are. Raises ConfigError
+        unless [s0] names S0 and [s1] names S1, and InputError if the update does not fit the round.
         """
         vector, spec = updates.flatten(update)
         current = self._open or self.wait_for_round()
