@@ -105,8 +105,8 @@ class Register:
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
-                f"uploads of {upload_bytes} bytes; {config.name} takes {config.max_message_bytes} "
-                "(max_message_bytes)"
+                f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
+                f"{config.max_message_bytes} (max_message_bytes)"
             )
         number, clients = self._bound
         server_round = ServerRound(
