@@ -76,6 +76,7 @@ def test_bucketed_is_the_bucketed_median_in_the_clear(
         ).all()  # the bucket of the median is the median of the buckets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize("selection", ["oblivious", "opened"])
 def test_pairwise_is_the_element_of_rank_k(lanes: Lanes, clients: int, selection: str) -> None:

@@ -7,7 +7,10 @@ import socket
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +32,12 @@ from securemedian.servers.transport import (
     PEER_DOMAIN,
     ClientPort,
     PeerPort,
+    ZmqLink,
     authenticate,
     peer_message_limit,
 )
 from securemedian.settings.keys import KeyPair, load_keys
+from tests.daemons import endpoint_of
 
 MAX_BYTES = 1 << 20
 WAIT_S = 10.0
@@ -58,8 +63,8 @@ class Pair:
             self.contexts[0], 0, who, self.one.endpoint, self.s1.public.decode(), MAX_BYTES
         )
 
-    def lanes(self, session: bytes, timeout_s: float = WAIT_S):
-        """One lane, S1's end first."""
+    def lanes(self, session: bytes, timeout_s: float = WAIT_S) -> tuple[ZmqLink, ZmqLink]:
+        """Return both ends of one lane, S0's first; S1's is opened first."""
         one = self.one.lane(session, 0, timeout_s)
         zero = self.zero.lane(session, 0, timeout_s)
         self.releases += [one.release, zero.release]
@@ -80,13 +85,13 @@ class Pair:
 
 
 @pytest.fixture
-def pair():
+def pair() -> Iterator[Pair]:
     made = Pair()
     yield made
     made.close()
 
 
-def test_a_lane_carries_arrays_both_ways(pair):
+def test_a_lane_carries_arrays_both_ways(pair: Pair) -> None:
     zero, one = (Channel(link) for link in pair.lanes(b"\x01" * 16))
     big = np.arange(100_000, dtype=np.uint64)
     zero.send("a", big)
@@ -96,21 +101,21 @@ def test_a_lane_carries_arrays_both_ways(pair):
     assert one.traffic.bytes_received == zero.traffic.bytes_sent
 
 
-def test_what_a_lane_receives_is_aligned_for_the_kernels(pair):
+def test_what_a_lane_receives_is_aligned_for_the_kernels(pair: Pair) -> None:
     zero, one = (Channel(link) for link in pair.lanes(b"\x01" * 16))
     for size in (1, 3, 5, 1000):
         zero.send("a", np.zeros(size, np.uint64))
         assert one.recv("a", np.uint64, (size,)).flags.aligned
 
 
-def test_lanes_of_another_session_do_not_mix(pair):
+def test_lanes_of_another_session_do_not_mix(pair: Pair) -> None:
     (zero, _), (_, one_new) = pair.lanes(b"\x01" * 16), pair.lanes(b"\x02" * 16, timeout_s=0.2)
     zero.send([b"stale"])
     with pytest.raises(ChannelTimeout):
         one_new.recv()
 
 
-def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair):
+def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair: Pair) -> None:
     zero, one = pair.lanes(b"\x01" * 16, timeout_s=0.2)
     with pytest.raises(ChannelTimeout, match="0.2 s"):
         zero.recv()
@@ -125,27 +130,27 @@ def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair):
         slow.send([b"late"])
 
 
-def test_another_key_does_not_reach_the_peer_port(pair):
+def test_another_key_does_not_reach_the_peer_port(pair: Pair) -> None:
     control = pair.control(pair.one)
     stranger = pair.control(pair.connect(keys()))
     stranger.send(b"let me in")
     assert not control.poll(500)
     friend = pair.control(pair.zero)
     friend.send(b"hello")
-    assert control.poll(WAIT_S * 1000) and control.recv() == b"hello"
+    assert control.poll(int(WAIT_S * 1000)) and control.recv() == b"hello"
 
 
-def test_a_stream_taken_over_by_a_new_connection_goes_on(pair):
+def test_a_stream_taken_over_by_a_new_connection_goes_on(pair: Pair) -> None:
     control = pair.control(pair.one)
     for _ in range(2):  # the second as after a restart of S0, the first connection still open
         zero = pair.control(pair.zero)
         zero.send(b"hello")
-        assert control.poll(WAIT_S * 1000) and control.recv() == b"hello"
+        assert control.poll(int(WAIT_S * 1000)) and control.recv() == b"hello"
         control.send(b"welcome")
-        assert zero.poll(WAIT_S * 1000) and zero.recv() == b"welcome"
+        assert zero.poll(int(WAIT_S * 1000)) and zero.recv() == b"welcome"
 
 
-def test_the_client_port_names_the_key_and_not_the_claim():
+def test_the_client_port_names_the_key_and_not_the_claim() -> None:
     server, client = keys(), keys()
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [client.public.decode()]})
@@ -158,17 +163,17 @@ def test_the_client_port_names_the_key_and_not_the_claim():
             server.public,
         )
         caller.routing_id = b"coordinator"
-        caller.connect(port.socket.last_endpoint.decode())
+        caller.connect(endpoint_of(port))
         caller.send_multipart(wire.pack("info", {"id": 1, "name": "coordinator"}))
-        assert port.socket.poll(WAIT_S * 1000)
+        assert port.socket.poll(int(WAIT_S * 1000))
         request = port.recv()
         assert request is not None and port.recv() is None
         address, key, parts = request
         assert key == client.public.decode() and wire.unpack(parts).type == "info"
         port.send(address, [b"answer"])
-        assert caller.poll(WAIT_S * 1000) and caller.recv() == b"answer"
+        assert caller.poll(int(WAIT_S * 1000)) and caller.recv() == b"answer"
         with pytest.raises(ConfigError, match="cannot listen"):
-            ClientPort(context, server, port.socket.last_endpoint.decode(), MAX_BYTES)
+            ClientPort(context, server, endpoint_of(port), MAX_BYTES)
     finally:
         gate.stop()
         context.destroy(linger=0)
@@ -182,7 +187,7 @@ class Front:
         self.context, self.callers = zmq.Context(), zmq.Context()
         self.gate = authenticate(self.context, {CLIENT_DOMAIN: [self.member.public.decode()]})
         self.port = ClientPort(self.context, self.keys, "tcp://127.0.0.1:*", MAX_BYTES)
-        self.endpoint = self.port.socket.last_endpoint.decode()
+        self.endpoint = endpoint_of(self.port)
         self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
 
     def caller(self, who: KeyPair | None = None, endpoint: str = "") -> zmq.Socket:
@@ -198,7 +203,7 @@ class Front:
     def hears(self, caller: zmq.Socket, limit_s: float = WAIT_S) -> bool:
         """Whether a request of `caller` arrives."""
         caller.send_multipart(wire.pack("info", {"id": 1}))
-        return bool(self.port.socket.poll(limit_s * 1000)) and self.port.recv() is not None
+        return bool(self.port.socket.poll(int(limit_s * 1000))) and self.port.recv() is not None
 
     def close(self) -> None:
         self.gate.stop()
@@ -207,17 +212,20 @@ class Front:
 
 
 @pytest.fixture
-def front():
+def front() -> Iterator[Front]:
     made = Front()
     yield made
     made.close()
 
 
 @contextmanager
-def relay(where, bytes_per_s: float = 1e9):
-    """A TCP relay to `where`; `silent` set, it carries nothing more and closes nothing."""
+def relay(
+    where: tuple[str, int], bytes_per_s: float = 1e9
+) -> Iterator[tuple[str, threading.Event]]:
+    """Run a TCP relay to `where`; once `silent` is set it carries nothing more and closes nothing."""
     listener = socket.create_server(("127.0.0.1", 0))
-    silent, ends = threading.Event(), []
+    silent = threading.Event()
+    ends: list[socket.socket] = []
 
     def carry(source: socket.socket, sink: socket.socket) -> None:
         try:
@@ -252,18 +260,18 @@ def relay(where, bytes_per_s: float = 1e9):
 
 def event(monitor: zmq.Socket, limit_s: float) -> int:
     """The monitor's next event, 0 if there is none."""
-    if not monitor.poll(limit_s * 1000):
+    if not monitor.poll(int(limit_s * 1000)):
         return 0
     return int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
 
 
-def test_without_the_authenticator_nobody_gets_in(front):
+def test_without_the_authenticator_nobody_gets_in(front: Front) -> None:
     front.gate.stop()
     assert not front.hears(front.caller(keys()), 1.0)
     assert not front.hears(front.caller(), 0.5)
 
 
-def test_a_connection_that_proves_no_key_ends(monkeypatch, pair):
+def test_a_connection_that_proves_no_key_ends(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     """Silent ones, and ones that announce a long message and send it slowly."""
     monkeypatch.setattr(transport, "HANDSHAKE_MS", 300)
     front = Front()
@@ -284,7 +292,9 @@ def test_a_connection_that_proves_no_key_ends(monkeypatch, pair):
         front.close()
 
 
-def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_not(monkeypatch):
+def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transport, "CLIENT_HEARTBEAT_MS", 100)
     monkeypatch.setattr(transport, "CLIENT_HEARTBEAT_LIMIT_MS", 1000)
     front = Front()
@@ -302,15 +312,15 @@ def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_no
         front.close()
 
 
-def test_hosts_that_vanish_are_noticed_by_tcp(front, pair):
+def test_hosts_that_vanish_are_noticed_by_tcp(front: Front, pair: Pair) -> None:
     """Every accepted connection, of clients and of S0, has TCP's keepalive."""
     ports = [front.where[1], int(pair.one.endpoint.rpartition(":")[2])]
     caller = front.caller()
     assert front.hears(caller)
     inner, outer = pair.control(pair.one), pair.control(pair.zero)
     outer.send(b"hello")
-    assert inner.poll(WAIT_S * 1000)
-    kept = {port: [] for port in ports}
+    assert inner.poll(int(WAIT_S * 1000))
+    kept: dict[int, list[int]] = {port: [] for port in ports}
     for name in os.listdir("/proc/self/fd"):
         try:
             copy = socket.socket(fileno=os.dup(int(name)))
@@ -328,18 +338,18 @@ def test_hosts_that_vanish_are_noticed_by_tcp(front, pair):
     assert all(values and all(values) for values in kept.values()), kept
 
 
-def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front):
+def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front: Front) -> None:
     caller = front.caller()
     piece = bytes(MAX_BYTES // 4)
     for parts in ([b"x"] * 100, [piece] * 5, [piece] * 200):
         caller.send_multipart(parts)
-        assert front.port.socket.poll(WAIT_S * 1000)
+        assert front.port.socket.poll(int(WAIT_S * 1000))
         tracemalloc.start()
         assert front.port.recv() is None
         taken = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert taken < 2 * MAX_BYTES
-        assert caller.poll(WAIT_S * 1000)
+        assert caller.poll(int(WAIT_S * 1000))
         answer = wire.unpack(caller.recv_multipart())
         assert (answer.type, answer.fields["id"], answer.fields["code"]) == (
             "error",
@@ -348,10 +358,14 @@ def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front):
         )
         assert "max_message_bytes" in answer.fields["message"]
     caller.send_multipart([b"x", piece, piece, piece])
-    assert front.port.socket.poll(WAIT_S * 1000) and len(front.port.recv()[2]) == 4
+    assert front.port.socket.poll(int(WAIT_S * 1000))
+    request = front.port.recv()
+    assert request is not None and len(request[2]) == 4
 
 
-def test_refused_keys_take_bounded_memory_and_a_bounded_log(monkeypatch):
+def test_refused_keys_take_bounded_memory_and_a_bounded_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, logged = [0.0], []
     monkeypatch.setattr(transport.logs, "event", lambda *_, **fields: logged.append(fields))
     member = keys().public
@@ -370,7 +384,9 @@ def test_refused_keys_take_bounded_memory_and_a_bounded_log(monkeypatch):
     assert logged[-1] == {"port": "clients", "key": "9" * 40, "unlogged": missing}
 
 
-def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(pair, monkeypatch):
+def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """zmq counts whole frames as signs of life, and a frame may take as long as a wait may."""
     monkeypatch.setattr(transport, "HEARTBEAT_MS", 100)
     monkeypatch.setattr(transport, "HEARTBEAT_LIMIT_MS", 500)
@@ -382,7 +398,7 @@ def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(pair, monkeypatch
         assert len(zero.recv()[0]) == 800_000
 
 
-def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair):
+def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair: Pair) -> None:
     pair.control(pair.zero)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
@@ -396,7 +412,7 @@ def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair):
     assert one.recv() == [b"x"]
 
 
-def test_a_clients_port_opens_what_answers_without_a_copy_need():
+def test_a_clients_port_opens_what_answers_without_a_copy_need() -> None:
     """Before strangers take the descriptors: pyzmq opens sockets and a file for the first one."""
     collector.stop()
     front = Front()
@@ -410,7 +426,7 @@ class Stub:
     """A daemon's parts: the control socket fails, and the rounds note what they are told."""
 
     def __init__(self) -> None:
-        self.told = []
+        self.told: list[str] = []
 
     def poll(self, _: int) -> list:
         return [(self, zmq.POLLIN)]
@@ -425,17 +441,18 @@ class Stub:
         self.told.append(why)
 
 
-def test_a_socket_that_fails_fails_the_round_and_not_the_server():
+def test_a_socket_that_fails_fails_the_round_and_not_the_server() -> None:
     stub = Stub()
     loop = Daemon.__new__(Daemon)
-    loop._control = loop._rounds = stub
-    loop._turn(stub)
+    parts: Any = stub
+    loop._control = loop._rounds = parts
+    loop._turn(parts)
     assert stub.told == ["could not use a socket: Too many open files"]
 
 
-def test_connections_cannot_take_the_reserved_descriptors():
+def test_connections_cannot_take_the_reserved_descriptors() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = []
+    files: list[Any] = []
     try:
         descriptors = Descriptors()
         assert 0 < descriptors.for_connections < descriptors.limit <= before[1]
@@ -452,7 +469,7 @@ def test_connections_cannot_take_the_reserved_descriptors():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "scan": {"method": "bucketed", "ring_bits": 64},
     "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 1024},
     "pairwise": {"method": "pairwise"},
@@ -464,22 +481,22 @@ METHODS = {
 
 
 def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
-    """Bytes of the longest message of a whole chunk, with one party's real cryptography."""
+    """Return the bytes of the longest message of a whole chunk, with one party's real cryptography."""
     clients = params.max_clients
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
     party = plan.lone_party(protocol)
-    plan.rehearse(party, params, [1] * clients, end - begin)
-    return max(event.bytes for event in party.channel.events)
+    plan.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
+    return max(event.size for event in vars(party.channel)["events"])
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_message_of_a_round_reaches_the_peers_limit(name):
+def test_no_message_of_a_round_reaches_the_peers_limit(name: str) -> None:
     params = RoundParams.from_dict({"dim": 1 << 16, "max_clients": 20} | METHODS[name])
     protocol = ProtocolParams(lanes=1, batch=1 << 16)
     assert longest_message(params, protocol) < peer_message_limit(protocol)
 
 
-def test_the_peers_limit_grows_with_the_comparisons_of_a_message():
+def test_the_peers_limit_grows_with_the_comparisons_of_a_message() -> None:
     params = RoundParams.from_dict({"dim": 1 << 18, "max_clients": 2, "method": "pairwise"})
     protocol = ProtocolParams(lanes=1, batch=1 << 18, chunk=1 << 18)
     longest = longest_message(params, protocol)
@@ -489,7 +506,7 @@ def test_the_peers_limit_grows_with_the_comparisons_of_a_message():
     assert longest_message(params, coarse) < transport.PEER_BYTES
 
 
-def test_key_files_that_others_may_read_are_refused(tmp_path):
+def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:
     public, secret = (tmp_path / name for name in ("s0.key", "s0.key_secret"))
     zmq.auth.create_certificates(tmp_path, "s0")
     secret.chmod(0o600)
