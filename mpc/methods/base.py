@@ -79,7 +79,7 @@ class Chunk:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
         return RingShare(self._read(party))
 
-    def words(self, party: Party) -> XorWords:
+    def xor_rows(self, party: Party) -> XorWords:
         """Return this party's XOR shares of uploads of one row each, shape (n, dim)."""
         return XorWords(self._read(party))
 

@@ -193,7 +193,7 @@ class Radix(Counting):
         return np.where(np.isnan(numbers), np.copysign(np.inf, numbers), numbers)
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        words, bits = chunk.words(party), self.bits_for(chunk.max_clients)
+        words, bits = chunk.xor_rows(party), self.bits_for(chunk.max_clients)
         return stacked(
             [
                 median(party, words, self.word_width, bits, rank, chunk.weights)
