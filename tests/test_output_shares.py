@@ -17,16 +17,20 @@ import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.base import Kind
 from securemedian.mpc.correlations.dabits import DaBits
 from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
-from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed
+from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
+from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
+from securemedian.mpc.ot.extension import ALIGN
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS
+from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS
 from tests.parties import run_both
 from tests.test_privacy import Recorder
 from tests.uniformity import (
@@ -53,7 +57,7 @@ def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, l
     """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would
     give them.
     """
-    blocks = softspoken.SECURITY_BITS // field_bits
+    blocks = SECURITY_BITS // field_bits
     leaves = [[os_entropy(16) for _ in range(1 << field_bits)] for _ in range(blocks)]
     delta = np.unpackbits(np.frombuffer(os_entropy(16), np.uint8), bitorder="little")
     missing = (delta.reshape(blocks, -1) << np.arange(field_bits)).sum(axis=1)
@@ -75,33 +79,9 @@ def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
     ]
 
 
-def tables(party: Party, kind: Tables, sent: int, received: int) -> Any:
-    return party.pool.tables(kind, sent, received)
-
-
-def quads(party: Party, kind: Quads, sent: int, received: int) -> Any:
-    return party.pool.quads(kind, sent, received)
-
-
-def triples(party: Party, kind: Triples, words: int) -> Any:
-    return party.pool.triples(kind, words)
-
-
-def random_ots(party: Party, kind: RandomOts, sent: int, received: int) -> Any:
-    return party.pool.random_ots(kind, sent, received)
-
-
-def dabits(party: Party, kind: DaBits, sent: int, received: int) -> Any:
-    return party.pool.dabits(kind, sent, received)
-
-
 def sender_of(party: Party) -> Any:
     """Return the sender's end of a party's OT extension."""
-    return party.pool._sender
-
-
-def number_of(party: Party) -> int:
-    return party.number
+    return party.pool._ends.sender
 
 
 radix_conjunction = radix._conjunction
@@ -118,7 +98,7 @@ def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
-    return trimmed.kept_sum(party, values, bits, 0.25)
+    return trimmed_mean.kept_sum(party, values, bits, 0.25)
 
 
 def recorded_parties(extension: str = "softspoken") -> tuple[list[Party], list[Recorder]]:
@@ -193,7 +173,11 @@ class Protocol:
     messages: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
 
-KINDS = ("low", "high", "differing", "mixed")
+# `differing` alone is for --fast: the other kinds look for what it might miss.
+KINDS = [
+    "differing",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("low", "high", "mixed")),
+]
 
 
 def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
@@ -416,7 +400,7 @@ def output_share(name: str, kind: str = "differing", extension: str = "softspoke
     for party, outputs in zip(parties, results, strict=True):
         for number, output in enumerate(outputs):
             values = entries(protocol, output)
-            title = f"share {number} of party {number_of(party)}"
+            title = f"share {number} of party {party.number}"
             for part in party.halves(protocol.items):
                 for columns in windows(title, values[part], protocol.bits):
                     check_uniform(columns, of_part(secrets, part))
@@ -500,10 +484,10 @@ def test_what_is_received_says_nothing(name: str, kind: str) -> None:
 # Correlations as the pool hands them out
 
 
-def both_ways(take: Callable[[Party, int, int], Any], extension: str) -> list[tuple[Any, Any]]:
-    """Take COUNT items in each direction; return per party what it got and what the other got."""
+def both_ways(kind: Kind[Any], extension: str, count: int = COUNT) -> list[tuple[Any, Any]]:
+    """Take `count` items in each direction; return per party what it got and what the other got."""
     parties, _ = recorded_parties(extension)
-    one, other = run_both(lambda j: take(parties[j], COUNT, COUNT))
+    one, other = run_both(lambda j: parties[j].pool.take(kind, count, count))
     return [(one, other), (other, one)]
 
 
@@ -512,7 +496,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
     its position beside the whole table of the sender.
     """
     wide = np.uint64((1 << kind.width) - 1)
-    for (sent, _), (_, own) in both_ways(lambda p, s, r: tables(p, kind, s, r), extension):
+    for (sent, _), (_, own) in both_ways(kind, extension):
         table, choice = sent.astype(np.uint64), own & np.uint8((1 << kind.index_bits) - 1)
         slot = np.uint64(one_of_n.slot_bits(kind.width))
         at = [
@@ -537,9 +521,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
 
 def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the three unread pads beside the receiver's position and pad."""
-    for (pads, *_), (_, choice, own) in both_ways(
-        lambda p, s, r: quads(p, Quads(bits), s, r), extension
-    ):
+    for (pads, *_), (_, choice, own) in both_ways(Quads(bits), extension):
         at = [pads[choice ^ np.uint8(i), np.arange(COUNT)] for i in range(4)]
         assert (at[0] == own).all()
         for first in range(0, bits, 3):
@@ -564,10 +546,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
             for k, row in enumerate(rows)
         }
 
-    words = COUNT // 64
-    for (a, b, c), (a1, b1, _) in both_ways(
-        lambda p, s, r: triples(p, Triples(width), words), extension
-    ):
+    for (a, b, c), (a1, b1, _) in both_ways(Triples(width), extension, COUNT // 64):
         own = columns("own", "a", a) | columns("own", "b", b) | columns("own", "ab", c)
         check_uniform(own | columns("the other's", "a", a1) | columns("the other's", "b", b1))
         check_uniform(beside_the_next(dict(list(own.items())[:: width + 1][:3])))
@@ -575,9 +554,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
 
 def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the key that was not chosen beside the choice and the chosen key."""
-    for (sender, _), (_, receiver) in both_ways(
-        lambda p, s, r: random_ots(p, RandomOts(bits), s, r), extension
-    ):
+    for (sender, _), (_, receiver) in both_ways(RandomOts(bits), extension):
         chosen = receiver.choices.astype(bool)
         other = np.where(chosen, sender.keys0, sender.keys1)
         for first in range(0, bits, 6):
@@ -590,9 +567,7 @@ def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check a party's bit and ring share, whose low bit is that bit, beside the other's bit."""
-    for (own, in_ring), (other, _) in both_ways(
-        lambda p, s, r: dabits(p, DaBits(bits), s, r), extension
-    ):
+    for (own, in_ring), (other, _) in both_ways(DaBits(bits), extension):
         for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):  # made as sender, as receiver
             for first in range(1, bits, 6):
                 seen = bits_of("ring share", in_ring[part], first, min(first + 6, bits))
@@ -605,7 +580,7 @@ def dabit_corrections(bits: int = 8) -> None:
     own.
     """
     parties, ends = recorded_parties()
-    handed = run_both(lambda j: dabits(parties[j], DaBits(bits), COUNT, COUNT))
+    handed = run_both(lambda j: parties[j].pool.take(DaBits(bits), COUNT, COUNT))
     for j, end in enumerate(ends):
         made = end.of("dabits")
         correction = ring.unpack(made, bits, made.size * 64 // bits)[:COUNT]
@@ -627,7 +602,9 @@ HAND_OUTS: list[tuple[Callable[..., None], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+@pytest.mark.parametrize(
+    "extension", [OT_EXTENSIONS[0], pytest.param(OT_EXTENSIONS[1], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("check, of", HAND_OUTS, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_a_correlation_says_nothing_of_the_other_half(
     check: Callable[..., None], of: Any, extension: str
@@ -651,11 +628,11 @@ def ends(
     tag = b"a session of the tests"
     if extension == "silent":
         roots = Stream(os_entropy(16))
-        sender: Any = ferret.RandomOtSender(pair[0], tag, delta, holes, lane, 0, roots)
-        receiver: Any = ferret.RandomOtReceiver(pair[1], tag, leaves, lane, 0)
+        sender: Any = ferret.FerretSender(pair[0], tag, delta, holes, lane, 0, roots)
+        receiver: Any = ferret.FerretReceiver(pair[1], tag, leaves, lane, 0)
     else:
-        sender = softspoken.RandomOtSender(pair[0], tag, delta, holes, lane, 0)
-        receiver = softspoken.RandomOtReceiver(pair[1], tag, leaves, lane, 0)
+        sender = softspoken.SoftSpokenSender(pair[0], tag, delta, holes, lane, 0)
+        receiver = softspoken.SoftSpokenReceiver(pair[1], tag, leaves, lane, 0)
     return sender, receiver, pair
 
 
@@ -805,9 +782,7 @@ def one_way(bits: int) -> tuple[Any, Any]:
     parties, _ = recorded_parties()
     batches = [
         run_both(
-            lambda j: random_ots(
-                parties[j], RandomOts(bits), *((COUNT, 0) if j == 0 else (0, COUNT))
-            )
+            lambda j: parties[j].pool.take(RandomOts(bits), *((COUNT, 0) if j == 0 else (0, COUNT)))
         )
         for _ in range(3)
     ]
@@ -973,7 +948,7 @@ def streams_apart(extension: str = "softspoken") -> None:
     seen: Columns = {}
     for number in (0, 1):
         for party in recorded_parties(extension)[0]:
-            owner = f"of party {number_of(party)} in session {number}"
+            owner = f"of party {party.number} in session {number}"
             seen |= bits_of(f"mask {owner}", party.randomness.words(1024), 0, 2)
             roots = getattr(sender_of(party), "_roots", None)
             if roots is not None:
@@ -987,7 +962,7 @@ def silent_sums(count: int) -> None:
     """
     sender, receiver, pair = ends("silent")
     plain: list[np.ndarray] = []
-    level, trees = sender._level, receiver._trees
+    level, trees = sender._level, receiver.grow_trees
     unmasked: list[tuple[np.ndarray, np.ndarray]] = []
 
     def keeping_level(parents: np.ndarray, number: int, sums: np.ndarray) -> np.ndarray:
@@ -1003,7 +978,7 @@ def silent_sums(count: int) -> None:
         unmasked.append((own, pair[1].received[-1][1] ^ own))
         return nodes
 
-    sender._level, receiver._trees = keeping_level, keeping_trees
+    sender._level, receiver.grow_trees = keeping_level, keeping_trees
     run_both(lambda j: (sender, receiver)[j].extend(count))
     depth = sender._code.depth
     groups = [np.stack(plain[i : i + depth], axis=1) for i in range(0, len(plain), depth)]
@@ -1042,7 +1017,7 @@ def test_sessions_have_nothing_in_common() -> None:
 
 
 def test_sums_of_silent_ots_hide_the_path() -> None:
-    silent_sums(softspoken.ALIGN)
+    silent_sums(ALIGN)
 
 
 # Uploads and openings
@@ -1078,6 +1053,31 @@ def opened_bits_alone() -> None:
             raise Leak("bits beyond those opened were sent")
 
 
+def opens_the_sum_alone() -> None:
+    """Check that of a mean each server is sent one share per coordinate, which says nothing beside
+    the clients' values but for their sum.
+    """
+    method, dim = Mean(ring_bits=12, fraction_bits=0), COUNT
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.stack([plain_pair("differing", 4, dim)[i % 2] for i in range(CLIENTS)])
+    halves = [share.split(row[None].astype(np.uint16), 12) for row in values]
+    parties, pair = recorded_parties()
+    opened = run_both(
+        lambda j: method.compute(
+            parties[j], params.chunk([half[j] for half in halves], [1] * CLIENTS, 0, dim, dim)
+        )
+    )
+    total = values.sum(axis=0)
+    for end, result in zip(pair, opened, strict=True):
+        assert (result[0] == total).all()
+        sent = [array for label, array in end.received if label.startswith("open")]
+        if len(end.received) != 1 or sum(array.size for array in sent) * 64 != 12 * dim:
+            raise Leak("more is sent than one share of the sum")
+        theirs = ring.unpack(sent[0], 12, dim)
+        for columns in windows("share of the sum", theirs, 12):
+            check_uniform(columns, bits_of("x0", values[0], 0, 1))
+
+
 def opens_nothing(name: str) -> None:
     """Check that a protocol whose output stays shared opens nothing on its way."""
     protocol = PROTOCOLS[name]
@@ -1099,6 +1099,10 @@ def test_a_share_of_an_upload_says_nothing(bits: int, xor: bool) -> None:
 
 def test_only_the_bits_opened_are_sent() -> None:
     opened_bits_alone()
+
+
+def test_the_mean_opens_the_sum_alone() -> None:
+    opens_the_sum_alone()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
