@@ -186,7 +186,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for role, cls in (("sender", SoftSpokenSender), ("receiver", SoftSpokenReceiver)):
         original = cls.extend
 
-        def extend(self, count, role=role, original=original):  # type: ignore[no-untyped-def]
+        def extend(self, count: int, role: Any = role, original: Any = original):  # type: ignore[no-untyped-def]
             record(role, self.index, int(self._tweaks), count)
             return original(self, count)
 

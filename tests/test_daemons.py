@@ -49,14 +49,14 @@ def updates(count: int = 3, seed: int = 1) -> list[np.ndarray]:
     ]
 
 
-def bucketed_in_the_clear(values, model, width) -> np.ndarray:
+def bucketed_in_the_clear(values: np.ndarray, model: Any, width: float) -> np.ndarray:
     index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
     return encode.quantize(index, model, width, 8).astype(np.float32)
 
 
-def exact_in_the_clear(values) -> np.ndarray:
+def exact_in_the_clear(values: np.ndarray) -> np.ndarray:
     fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
@@ -64,7 +64,7 @@ def exact_in_the_clear(values) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def daemons(tmp_path_factory):
+def daemons(tmp_path_factory: pytest.TempPathFactory):
     """One pair for all tests that leave both servers as they found them."""
     made = Pair(
         tmp_path_factory.mktemp("pair") / "keys",
@@ -79,7 +79,7 @@ def daemons(tmp_path_factory):
 
 
 @pytest.fixture
-def pair(daemons):
+def pair(daemons: Daemons):
     yield daemons
     if (status := daemons.status())["state"] == "open":
         daemons.caller("coordinator", "s0").ask(
@@ -91,7 +91,7 @@ def pair(daemons):
 
 
 @pytest.fixture
-def alone(tmp_path):
+def alone(tmp_path: Path):
     """A pair of its own, not yet started."""
     made = Pair(tmp_path / "keys")
     try:
@@ -100,7 +100,7 @@ def alone(tmp_path):
         made.close()
 
 
-def run(pair: Pair, values, **params) -> str:
+def run(pair: Pair, values: np.ndarray, **params: Any) -> str:
     """An honest round of all clients; its id."""
     round_id = pair.open(**params)
     for name, value in zip(pair.names, values, strict=False):
@@ -112,7 +112,7 @@ def run(pair: Pair, values, **params) -> str:
 # Whole rounds
 
 
-def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
+def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) -> None:
     model, width = MODEL, np.float32(0.1)
     for number in (1, 2, 3):
         values = updates(seed=number)
@@ -136,7 +136,9 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
         assert not list((pair.folder / f"{server}-state" / "spool").iterdir())
 
 
-def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_round(pair):
+def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_round(
+    pair: Pair,
+) -> None:
     def filled(server: str) -> list[int]:
         return [event["ots"] for event in pair.events(server) if event["event"] == "pool-filled"]
 
@@ -156,7 +158,7 @@ def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_ro
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
 
 
-def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair):
+def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair: Pair) -> None:
     values = updates()
     assert np.array_equal(pair.result(run(pair, values, **PAIRWISE)), exact_in_the_clear(values))
     round_id = run(pair, values, **PAIRWISE, result_to="clients")
@@ -167,7 +169,7 @@ def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair):
             pair.caller("coordinator", server).ask("result", round=round_id)
 
 
-def test_results_and_models_are_at_s0(pair):
+def test_results_and_models_are_at_s0(pair: Pair) -> None:
     round_id = run(pair, updates(), **PAIRWISE)
     pair.wait("published", "s1")
     for op in ("result", "model"):
@@ -175,7 +177,7 @@ def test_results_and_models_are_at_s0(pair):
             pair.caller("client-1", "s1").ask(op, round=round_id)
 
 
-def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
+def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
     values = updates()
     plain = np.stack(values)
     round_id = run(
@@ -196,7 +198,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
     )
 
 
-def test_random_bytes_are_a_client_with_random_values(pair):
+def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
     """Of the right length they complete a radix round, and the result stays within the honest values' range."""
     values = updates()[:2]
     params = RoundParams(Radix(), DIM, 3)
@@ -215,7 +217,7 @@ def test_random_bytes_are_a_client_with_random_values(pair):
 
 
 @pytest.mark.parametrize("method", ["bucketed", "pairwise", "radix"])
-def test_weighted_rounds_over_daemons(pair, method):
+def test_weighted_rounds_over_daemons(pair: Pair, method: str) -> None:
     values = updates()
     weights = {"client-1": 3, "client-2": 1, "client-3": 1}
     round_id = run(
@@ -237,7 +239,7 @@ def test_weighted_rounds_over_daemons(pair, method):
     assert np.array_equal(pair.result(round_id), want[method]())
 
 
-def test_weights_that_cannot_be(pair):
+def test_weights_that_cannot_be(pair: Pair) -> None:
     weighted = {"method": "radix", "dim": DIM, "max_clients": 3}
     with pytest.raises(ConfigError, match="nobody"):
         pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "nobody": 1})
@@ -255,7 +257,7 @@ def test_weights_that_cannot_be(pair):
     assert "more than weight_cap 0.333" in pair.wait("failed")["reason"]
 
 
-def test_a_rank_beyond_those_who_came_fails_the_round(pair):
+def test_a_rank_beyond_those_who_came_fails_the_round(pair: Pair) -> None:
     round_id = pair.open(method="radix", dim=DIM, max_clients=3, ranks=[3])
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1])
@@ -266,7 +268,7 @@ def test_a_rank_beyond_those_who_came_fails_the_round(pair):
 # The rules of rounds
 
 
-def test_a_second_round_waits_for_the_first_to_end(pair):
+def test_a_second_round_waits_for_the_first_to_end(pair: Pair) -> None:
     first = pair.open(**PAIRWISE)
     with pytest.raises(RoundBusy, match=first):
         pair.open(**PAIRWISE)
@@ -286,7 +288,7 @@ def test_a_second_round_waits_for_the_first_to_end(pair):
     run(pair, updates(), **PAIRWISE)
 
 
-def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair):
+def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair: Pair) -> None:
     values = updates()
     round_id = pair.open(**PAIRWISE)
     pair.submit("client-1", values[0])
@@ -299,7 +301,7 @@ def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair):
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
 
 
-def test_an_upload_for_another_round_is_refused(pair):
+def test_an_upload_for_another_round_is_refused(pair: Pair) -> None:
     old = run(pair, updates(), **PAIRWISE)
     pair.open(**PAIRWISE)
     seed = {"share": np.zeros(16, np.uint8)}
@@ -323,7 +325,7 @@ def test_an_upload_for_another_round_is_refused(pair):
         assert pair.status(server)["clients"]["client-1"] == "none"
 
 
-def test_clients_at_one_server_only_are_left_out_and_named(pair):
+def test_clients_at_one_server_only_are_left_out_and_named(pair: Pair) -> None:
     values = updates()
     round_id = pair.open(**PAIRWISE)
     pair.submit("client-1", values[0])
@@ -349,7 +351,7 @@ def test_clients_at_one_server_only_are_left_out_and_named(pair):
         pair.caller("coordinator", "s0").ask("close", round=round_id)
 
 
-def test_too_few_clients_fail_the_round_at_its_deadline(pair):
+def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
     round_id = pair.open(**PAIRWISE, min_clients=3, deadline_s=3.0)
     assert 0 < pair.status()["deadline_in_s"] <= 3
     pair.submit("client-1", updates()[0])
@@ -387,13 +389,15 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair):
         ({"deadline_s": 0}, ConfigError, "deadline_s"),
     ],
 )
-def test_a_round_with_bad_parameters_is_not_opened(pair, change, error, message):
+def test_a_round_with_bad_parameters_is_not_opened(
+    pair: Pair, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         pair.open(model=MODEL, **BUCKETED | change)
     assert pair.status()["state"] != "open"
 
 
-def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair):
+def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair: Pair) -> None:
     """And the longest that is opened arrives."""
     words = (MAX_MESSAGE_BYTES - ENVELOPE_BYTES) // 8
     with pytest.raises(ConfigError, match="max_message_bytes"):
@@ -411,7 +415,7 @@ def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair):
     wait_until(lambda: pair.status()["clients"]["client-1"] == "both")
 
 
-def test_a_long_request_is_refused_shortly_and_ends_no_server(pair):
+def test_a_long_request_is_refused_shortly_and_ends_no_server(pair: Pair) -> None:
     long = "x" * 900_000
     for server in ("s0", "s1"):
         client = pair.caller("client-1", server)
@@ -426,7 +430,7 @@ def test_a_long_request_is_refused_shortly_and_ends_no_server(pair):
         assert all(len(line) < 10_000 for line in pair.output(server).splitlines())
 
 
-def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair):
+def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair: Pair) -> None:
     round_id = pair.open(**PAIRWISE)
     pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="x" * 900_000)
     for server in ("s0", "s1"):
@@ -437,7 +441,7 @@ def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair):
         assert len(failed["reason"]) < 3000 and failed["opened"] == "nothing"
 
 
-def test_malformed_messages_of_the_peer_end_no_server(alone):
+def test_malformed_messages_of_the_peer_end_no_server(alone: Alone) -> None:
     """With S0's own key, at S1's port for S0."""
     alone.start("s1")
     s0 = alone.intruder("s0")
@@ -476,7 +480,7 @@ def test_malformed_messages_of_the_peer_end_no_server(alone):
 @pytest.mark.parametrize(
     "range_", [{"initial": 0}, {"initial": -0.1}, {"policy": "wide"}, {"initial": "0.1"}]
 )
-def test_a_bad_range_is_refused(pair, range_):
+def test_a_bad_range_is_refused(pair: Pair, range_: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         pair.open(model=MODEL, range=range_, **BUCKETED)
 
@@ -484,12 +488,12 @@ def test_a_bad_range_is_refused(pair, range_):
 @pytest.mark.parametrize(
     "model", [MODEL.astype(np.float64), MODEL[:-1], np.full(DIM, np.nan, np.float32)]
 )
-def test_a_bad_model_is_refused(pair, model):
+def test_a_bad_model_is_refused(pair: Pair, model: Any) -> None:
     with pytest.raises(InputError, match="global model"):
         pair.open(model=model, **BUCKETED)
 
 
-def test_nan_does_not_leave_the_client(pair):
+def test_nan_does_not_leave_the_client(pair: Pair) -> None:
     round_id = pair.open(model=MODEL, **BUCKETED)
     values = updates()
     bad = values[0].copy()
@@ -504,7 +508,7 @@ def test_nan_does_not_leave_the_client(pair):
     )
 
 
-def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair):
+def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair: Pair) -> None:
     round_id = pair.open(model=MODEL, **BUCKETED)
     values = updates()
     params = RoundParams.from_dict(BUCKETED)
@@ -557,7 +561,7 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
     )
 
 
-def test_frames_that_are_none_get_a_typed_error(pair):
+def test_frames_that_are_none_get_a_typed_error(pair: Pair) -> None:
     header, array = wire.pack(
         "upload", {"id": 9, "round": "", "form": "words"}, {"share": np.zeros(4, np.uint64)}
     )
@@ -586,7 +590,7 @@ def test_frames_that_are_none_get_a_typed_error(pair):
             pair.caller("client-1", server).ask("info", more=1)
 
 
-def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair):
+def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair: Pair) -> None:
     caller = pair.caller("client-2", "s0")
     assert caller.is_ignored([b"", bytes(MAX_MESSAGE_BYTES + 1)])
     assert pair.caller("client-1", "s0").ask("info").fields["name"] == "client-1"
@@ -595,7 +599,7 @@ def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair):
     )  # zmq has connected again
 
 
-def test_a_key_that_is_not_on_the_list_gets_no_answer(pair):
+def test_a_key_that_is_not_on_the_list_gets_no_answer(pair: Pair) -> None:
     keys = KeyPair(*zmq.curve_keypair())
     for server in ("s0", "s1"):
         stranger = pair.stranger(keys, server)
@@ -609,7 +613,7 @@ def test_a_key_that_is_not_on_the_list_gets_no_answer(pair):
         )
 
 
-def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
+def test_a_clients_key_is_no_peers_and_no_coordinators(pair: Pair) -> None:
     client = pair.caller("client-1", "s0")
     with pytest.raises(NotAllowed, match="coordinator"):
         client.ask("open", params=PAIRWISE, range={}, reset=False)
@@ -645,7 +649,7 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
 # Servers that are not there, not alike, or stop
 
 
-def test_s0_waits_for_s1_says_so_and_gives_up(alone):
+def test_s0_waits_for_s1_says_so_and_gives_up(alone: Alone) -> None:
     alone.configure("s0", peer_wait_s=6)
     alone.start("s0")
     coordinator = alone.caller("coordinator", "s0")
@@ -670,7 +674,7 @@ def test_s0_waits_for_s1_says_so_and_gives_up(alone):
     )
 
 
-def test_servers_that_are_configured_differently_say_how(alone):
+def test_servers_that_are_configured_differently_say_how(alone: Alone) -> None:
     alone.configure("s1", text="\n[protocol]\nlanes = 3\not_field_bits = 2\n")
     alone.start("s0", "s1")
     alone.link()
@@ -706,7 +710,9 @@ def start_long_round(pair: Pair) -> str:
     return round_id
 
 
-def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(alone):
+def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(
+    alone: Alone,
+) -> None:
     silent = '\n[protocol]\not_extension = "silent"\n'  # nowhere else over real daemons
     alone.configure("s0", text=f"{silent}chunk = 4096\n")
     alone.configure("s1", text=silent)

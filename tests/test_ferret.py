@@ -230,7 +230,7 @@ def test_every_group_of_trees_has_a_key_of_its_own(
     keys: dict[str, list[tuple[int, bytes]]] = {"FerretSender": [], "FerretReceiver": []}
     for cls in (ferret.FerretSender, ferret.FerretReceiver):
 
-        def trees(self, masks, grow=cls.grow_trees):  # type: ignore[no-untyped-def]
+        def trees(self, masks: Any, grow: Any = cls.grow_trees):  # type: ignore[no-untyped-def]
             used = self._tree_hash.key
             nodes = grow(self, masks)
             assert self._tree_hash.key == used != self._hash.key and len(masks) <= ferret.TREES
@@ -256,7 +256,7 @@ def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
     for cls, kept in leaves.items():
         original = cls.grow_trees
 
-        def trees(self, masks, original=original, kept=kept):  # type: ignore[no-untyped-def]
+        def trees(self, masks: Any, original: Any = original, kept: Any = kept):  # type: ignore[no-untyped-def]
             nodes = original(self, masks)
             kept.append(nodes.copy())
             if isinstance(self, ferret.FerretReceiver):
@@ -320,7 +320,7 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
     party = 0
     original = kernels.sigma_and_tweak
 
-    def record(keys, index, stream, out):  # type: ignore[no-untyped-def]
+    def record(keys: Any, index: Any, stream: Any, out: Any):  # type: ignore[no-untyped-def]
         fresh = {(int(index) + i, int(stream)) for i in range(len(keys))}
         assert not fresh & used[party]
         used[party] |= fresh

@@ -69,7 +69,7 @@ class Recorder(Channel):
         super().__init__(channel._link)
         self.received: list[tuple[str, np.ndarray]] = []
 
-    def recv(self, label, dtype, shape):  # type: ignore[no-untyped-def]
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]):  # type: ignore[no-untyped-def]
         array = super().recv(label, dtype, shape)
         self.received.append((label, array.copy()))
         return array
@@ -95,7 +95,7 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
 
 
 def shares_of(
-    params: RoundParams, values: np.ndarray, entropy=None
+    params: RoundParams, values: np.ndarray, entropy: Entropy | None = None
 ) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
     rows = [
         encode.cumulative(row.astype(np.uint16), params.method.buckets)
@@ -157,7 +157,7 @@ def test_silent_ots_show_no_more(name: str) -> None:
     assert shapes[0] == shapes[1]
 
 
-def zero_halves(kind, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+def zero_halves(kind: Any, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
     """Halves of the kind as `Kind.send` and `Kind.finish` make them, of zeros."""
     match kind:
         case Tables(index_bits, width):
@@ -184,7 +184,7 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Pool, "reserve", lambda self, demand: None)
     monkeypatch.setattr(Stream, "words", lambda self, count: np.zeros(count, np.uint64))
 
-    def take(self, kind, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+    def take(self, kind: Any, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
         sent, received = zero_halves(kind, as_sender, as_receiver)
         return kind.hand_out(0, sent, received)
 
@@ -249,7 +249,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
     opened: list[np.ndarray] = []
     original = bucketed.open_bits
 
-    def record(party, shares, count):  # type: ignore[no-untyped-def]
+    def record(party: Party, shares: Any, count: int):  # type: ignore[no-untyped-def]
         bits = original(party, shares, count)
         if party.number == 0:
             opened.append(bits)

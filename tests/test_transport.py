@@ -85,7 +85,7 @@ def pair():
     made.close()
 
 
-def test_a_lane_carries_arrays_both_ways(pair):
+def test_a_lane_carries_arrays_both_ways(pair: Pair) -> None:
     zero, one = (Channel(link) for link in pair.lanes(b"\x01" * 16))
     big = np.arange(100_000, dtype=np.uint64)
     zero.send("a", big)
@@ -95,21 +95,21 @@ def test_a_lane_carries_arrays_both_ways(pair):
     assert one.traffic.bytes_received == zero.traffic.bytes_sent
 
 
-def test_what_a_lane_receives_is_aligned_for_the_kernels(pair):
+def test_what_a_lane_receives_is_aligned_for_the_kernels(pair: Pair) -> None:
     zero, one = (Channel(link) for link in pair.lanes(b"\x01" * 16))
     for size in (1, 3, 5, 1000):
         zero.send("a", np.zeros(size, np.uint64))
         assert one.recv("a", np.uint64, (size,)).flags.aligned
 
 
-def test_lanes_of_another_session_do_not_mix(pair):
+def test_lanes_of_another_session_do_not_mix(pair: Pair) -> None:
     (zero, _), (_, one_new) = pair.lanes(b"\x01" * 16), pair.lanes(b"\x02" * 16, timeout_s=0.2)
     zero.send([b"stale"])
     with pytest.raises(ChannelTimeout):
         one_new.recv()
 
 
-def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair):
+def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair: Pair) -> None:
     zero, one = pair.lanes(b"\x01" * 16, timeout_s=0.2)
     with pytest.raises(ChannelTimeout, match="0.2 s"):
         zero.recv()
@@ -124,7 +124,7 @@ def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair):
         slow.send([b"late"])
 
 
-def test_another_key_does_not_reach_the_peer_port(pair):
+def test_another_key_does_not_reach_the_peer_port(pair: Pair) -> None:
     control = pair.control(pair.one)
     stranger = pair.control(pair.connect(keys()))
     stranger.send(b"let me in")
@@ -134,7 +134,7 @@ def test_another_key_does_not_reach_the_peer_port(pair):
     assert control.poll(WAIT_S * 1000) and control.recv() == b"hello"
 
 
-def test_a_stream_taken_over_by_a_new_connection_goes_on(pair):
+def test_a_stream_taken_over_by_a_new_connection_goes_on(pair: Pair) -> None:
     control = pair.control(pair.one)
     for _ in range(2):  # the second as after a restart of S0, the first connection still open
         zero = pair.control(pair.zero)
@@ -144,7 +144,7 @@ def test_a_stream_taken_over_by_a_new_connection_goes_on(pair):
         assert zero.poll(WAIT_S * 1000) and zero.recv() == b"welcome"
 
 
-def test_the_client_port_names_the_key_and_not_the_claim():
+def test_the_client_port_names_the_key_and_not_the_claim() -> None:
     server, client = keys(), keys()
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [client.public.decode()]})
@@ -213,7 +213,7 @@ def front():
 
 
 @contextmanager
-def relay(where, bytes_per_s: float = 1e9):
+def relay(where: str, bytes_per_s: float = 1e9):
     """A TCP relay to `where`; `silent` set, it carries nothing more and closes nothing."""
     listener = socket.create_server(("127.0.0.1", 0))
     silent, ends = threading.Event(), []
@@ -256,13 +256,13 @@ def event(monitor: zmq.Socket, limit_s: float) -> int:
     return int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
 
 
-def test_without_the_authenticator_nobody_gets_in(front):
+def test_without_the_authenticator_nobody_gets_in(front: Front) -> None:
     front.gate.stop()
     assert not front.hears(front.caller(keys()), 1.0)
     assert not front.hears(front.caller(), 0.5)
 
 
-def test_a_connection_that_proves_no_key_ends(monkeypatch, pair):
+def test_a_connection_that_proves_no_key_ends(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     """Silent ones, and ones that announce a long message and send it slowly."""
     monkeypatch.setattr(transport, "HANDSHAKE_MS", 300)
     front = Front()
@@ -283,7 +283,9 @@ def test_a_connection_that_proves_no_key_ends(monkeypatch, pair):
         front.close()
 
 
-def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_not(monkeypatch):
+def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transport, "CLIENT_HEARTBEAT_MS", 100)
     monkeypatch.setattr(transport, "CLIENT_HEARTBEAT_LIMIT_MS", 1000)
     front = Front()
@@ -301,7 +303,7 @@ def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_no
         front.close()
 
 
-def test_hosts_that_vanish_are_noticed_by_tcp(front, pair):
+def test_hosts_that_vanish_are_noticed_by_tcp(front: Front, pair: Pair) -> None:
     """Every accepted connection, of clients and of S0, has TCP's keepalive."""
     ports = [front.where[1], int(pair.one.endpoint.rpartition(":")[2])]
     caller = front.caller()
@@ -327,7 +329,7 @@ def test_hosts_that_vanish_are_noticed_by_tcp(front, pair):
     assert all(values and all(values) for values in kept.values()), kept
 
 
-def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front):
+def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front: Front) -> None:
     caller = front.caller()
     piece = bytes(MAX_BYTES // 4)
     for parts in ([b"x"] * 100, [piece] * 5, [piece] * 200):
@@ -350,7 +352,9 @@ def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front):
     assert front.port.socket.poll(WAIT_S * 1000) and len(front.port.recv()[2]) == 4
 
 
-def test_refused_keys_take_bounded_memory_and_a_bounded_log(monkeypatch):
+def test_refused_keys_take_bounded_memory_and_a_bounded_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, logged = [0.0], []
     monkeypatch.setattr(transport.logs, "event", lambda *_, **fields: logged.append(fields))
     member = keys().public
@@ -369,7 +373,9 @@ def test_refused_keys_take_bounded_memory_and_a_bounded_log(monkeypatch):
     assert logged[-1] == {"port": "clients", "key": "9" * 40, "unlogged": missing}
 
 
-def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(pair, monkeypatch):
+def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """zmq counts whole frames as signs of life, and a frame may take as long as a wait may."""
     monkeypatch.setattr(transport, "HEARTBEAT_MS", 100)
     monkeypatch.setattr(transport, "HEARTBEAT_LIMIT_MS", 500)
@@ -381,7 +387,7 @@ def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(pair, monkeypatch
         assert len(zero.recv()[0]) == 800_000
 
 
-def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair):
+def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair: Pair) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
@@ -410,7 +416,7 @@ class Stub:
         self.told.append(why)
 
 
-def test_a_socket_that_fails_fails_the_round_and_not_the_server():
+def test_a_socket_that_fails_fails_the_round_and_not_the_server() -> None:
     stub = Stub()
     loop = Daemon.__new__(Daemon)
     loop._control = loop._rounds = stub
@@ -418,7 +424,7 @@ def test_a_socket_that_fails_fails_the_round_and_not_the_server():
     assert stub.told == ["could not use a socket: Too many open files"]
 
 
-def test_connections_cannot_take_the_reserved_descriptors():
+def test_connections_cannot_take_the_reserved_descriptors() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = []
     try:
@@ -451,7 +457,9 @@ METHODS = {
 @pytest.mark.parametrize("field_bits", [1, 4])
 @pytest.mark.parametrize("clients", [3, 24])
 @pytest.mark.parametrize("name", METHODS)
-def test_no_message_of_a_round_reaches_the_peers_limit(name, clients, field_bits):
+def test_no_message_of_a_round_reaches_the_peers_limit(
+    name: str, clients: int, field_bits: int
+) -> None:
     """Of a whole chunk, with one party's real cryptography."""
     params = RoundParams.from_dict({"dim": 1 << 17, "max_clients": clients} | METHODS[name])
     protocol = ProtocolParams(field_bits, lanes=1, batch=1 << 16, chunk=1 << 20)
@@ -465,7 +473,7 @@ def test_no_message_of_a_round_reaches_the_peers_limit(name, clients, field_bits
     )
 
 
-def test_key_files_that_others_may_read_are_refused(tmp_path):
+def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:
     public, secret = (tmp_path / name for name in ("s0.key", "s0.key_secret"))
     zmq.auth.create_certificates(tmp_path, "s0")
     secret.chmod(0o600)
