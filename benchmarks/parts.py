@@ -28,6 +28,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
 from securemedian.mpc import compare, millionaire, plan, ring
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.kernels import extension, lpn, packing, tables
 from securemedian.mpc.ot import ferret, softspoken
@@ -273,7 +274,7 @@ def _comparison_parts(
     protocol: ProtocolParams, bits: int, options: argparse.Namespace
 ) -> dict[str, float]:
     count = options.comparisons
-    shares = ring.reduce(Stream(os.urandom(16)).words(count), bits)
+    shares = RingShare(ring.reduce(Stream(os.urandom(16)).words(count), bits))
     demand = compare.msb_demand(count, bits)
 
     rows: dict[str, float] = {}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import compare, ring, share
+from securemedian.mpc.arrays import Result, RingShare
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.ot.extension import ALIGN, BLOCK
@@ -130,7 +130,7 @@ def _median(
     return Spent(outcome.cost.after(ahead), seconds)
 
 
-def _publish(params: RoundParams, values: NDArray[Any]) -> float:
+def _publish(params: RoundParams, values: Result) -> float:
     """Seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
     before = training.Training(model=zeros, width=zeros + np.float32(0.1))
@@ -180,7 +180,7 @@ def _comparisons(parties: Sequence[Party], count: int, bits: int) -> None:
     def lane(number: int) -> None:
         batches = range(0, count, COMPARE_BATCH)
         for start in batches[number :: len(parties)]:
-            values = ring.reduce(shares[start : start + COMPARE_BATCH], bits)
+            values = RingShare(ring.reduce(shares[start : start + COMPARE_BATCH], bits))
             parties[number].pool.reserve(compare.msb_demand(values.size, bits))
             compare.msb(parties[number], values, bits)
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
@@ -70,6 +71,8 @@ def combine(
             raise PeerProtocolError(
                 f"S{server}'s share of the result is {words.dtype} {words.shape}, not {expected} words of 64 bits"
             )
-    first, second = (ring.unpack(words, params.ring_bits, params.dim) for words in (one, other))
+    first, second = (
+        RingShare(ring.unpack(words, params.ring_bits, params.dim)) for words in (one, other)
+    )
     values = share.combine(first, second, params.ring_bits)
     return params.method.decode(values, params.max_total, Published())

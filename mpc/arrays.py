@@ -1,12 +1,34 @@
-"""The array types of mpc, each named once.
+"""The types of arrays: what an array holds, and who may know it.
 
-`Words`    uint64 words: bits packed 64 to a word, or what is packed for the wire
-`Blocks`   128-bit blocks (count, 2): the low uint64 word of each first
-`Bits`     bits as bytes 0 and 1
-`Ring`     elements of Z_2^l in the smallest dtype that holds l bits (`mpc.ring.dtype`)
+numpy knows a dtype, and an additive share, an XOR share and an opened value of one dtype look alike
+to it. So each has a type of its own here, for mypy alone (`typing.NewType` costs nothing at run
+time). Whatever numpy computes of them is a plain array again: the function whose identity makes it
+a share, or opens it, says so once, where it returns.
+
+Plain, with no meaning of their own:
+
+    Words    uint64 words: bits packed 64 per word, or values packed for the wire
+    Blocks   128-bit blocks (count, 2): the low uint64 word of each first
+    Bits     bits as bytes 0 and 1
+    Ring     elements of Z_2^l, or l-bit words, in the smallest dtype of l bits (`mpc.ring.dtype`)
+
+Shares, of which one party's alone says nothing:
+
+    RingShare         additive share of elements of Z_2^l
+    XorWords          XOR share of l-bit words
+    XorBits           XOR share of bits, packed 64 per word
+    UnpackedXorBits   XOR share of bits, as bytes 0 and 1
+
+Public, known to both parties or to whoever put the shares together:
+
+    PublicBits     bits as bytes 0 and 1
+    PublicValues   ring elements, words or bucket indices
+
+Only `mpc.methods.reveal` (at the servers) and `mpc.share.combine` (at the clients) make something
+public of shares (tests/test_types.py).
 """
 
-from typing import Any
+from typing import Any, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,4 +36,15 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 Blocks = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
-Ring = NDArray[Any]
+Ring = NDArray[np.unsignedinteger[Any]]
+
+RingShare = NewType("RingShare", Ring)
+XorWords = NewType("XorWords", Ring)
+XorBits = NewType("XorBits", Words)
+UnpackedXorBits = NewType("UnpackedXorBits", Bits)
+
+PublicBits = NewType("PublicBits", Bits)
+PublicValues = NewType("PublicValues", Ring)
+
+# What a method gives a server: opened results, or its share of results that go to the clients.
+Result = PublicValues | RingShare

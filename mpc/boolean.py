@@ -4,13 +4,11 @@ All functions work on whole batches; packed bits beyond a batch's count are neve
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Words
+from securemedian.mpc.arrays import Bits, RingShare, Words, XorBits
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.dabits import DaBits
 from securemedian.mpc.correlations.random_ots import RandomOts
@@ -24,26 +22,28 @@ def words_of(count: int) -> int:
     return ring.packed_words(count, 1)
 
 
-def pack_bits(bits: NDArray[np.uint8]) -> Words:
+def pack_bits(bits: Bits) -> Words:
     """0/1 bytes to words."""
     words = np.empty(words_of(bits.size), np.uint64)
     packing.pack_bits(bits, words)
     return words
 
 
-def unpack_bits(words: Words, count: int) -> NDArray[np.uint8]:
+def unpack_bits(words: Words, count: int) -> Bits:
     """The first `count` bits as 0/1 bytes."""
     bits = np.empty(count, np.uint8)
     packing.unpack_bits(words, bits)
     return bits
 
 
-def invert(party: Party, shares: Words) -> Words:
+def invert(party: Party, shares: XorBits) -> XorBits:
     """Shares of the complement: party 0 flips."""
     return ~shares if party.number == 0 else shares
 
 
-def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -> list[list[Words]]:
+def conjunctions(
+    party: Party, terms: Sequence[tuple[XorBits, Sequence[XorBits]]]
+) -> list[list[XorBits]]:
     """For each (x, [y_1, ..]) shares of x & y_1, ..: one round for all terms, one triple of that width for each bit
     (Beaver, CRYPTO 1991).
 
@@ -64,12 +64,12 @@ def conjunctions(party: Party, terms: Sequence[tuple[Words, Sequence[Words]]]) -
         products = []
         for k, e in enumerate(es):
             z = c[k] ^ (d & b[k]) ^ (e & a)
-            products.append(z ^ (d & e) if party.number == 0 else z)
+            products.append(XorBits(z ^ (d & e) if party.number == 0 else z))
         results.append(products)
     return results
 
 
-def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
+def to_ring(party: Party, shares: XorBits, count: int, bits: int) -> RingShare:
     """B2A: additive shares over Z_2^bits of `count` XOR-shared bits. One round, one bit each way; 1 OT and `bits` bits
     ahead of it.
 
@@ -80,14 +80,14 @@ def to_ring(party: Party, shares: Words, count: int, bits: int) -> NDArray[Any]:
     opened = unpack_bits(masked ^ party.channel.exchange("b2a", masked), count)
     # t = 0: [r]; t = 1: 1 - [r], where party 0 holds the 1
     one = ring.dtype(bits).type(1 if party.number == 0 else 0)
-    return ring.reduce(np.where(opened.astype(bool), one - in_ring, in_ring), bits)
+    return RingShare(ring.reduce(np.where(opened.astype(bool), one - in_ring, in_ring), bits))
 
 
 def to_ring_demand(count: int, bits: int) -> Demand:
     return Demand({DaBits(bits): half_counts(count)})
 
 
-def multiplex(party: Party, shares: Words, values: NDArray[Any], bits: int) -> NDArray[Any]:
+def multiplex(party: Party, shares: XorBits, values: RingShare, bits: int) -> RingShare:
     """Additive shares of s x for XOR-shared bits s and additively shared ring elements x. Two rounds, 1 + bits bits
     each way; one OT each way ahead of it.
 
@@ -103,7 +103,8 @@ def multiplex(party: Party, shares: Words, values: NDArray[Any], bits: int) -> N
     delta = np.where(chosen, np.zeros_like(values) - values, values)
     reply, sent_share = sender.correlated(request, delta)
     received_share = receiver.finish_correlated(own, party.channel.exchange("mux.reply", reply))
-    return ring.reduce(np.where(chosen, values, 0) + sent_share + received_share, bits)
+    total = np.where(chosen, values, 0) + sent_share + received_share
+    return RingShare(ring.reduce(total, bits))
 
 
 def multiplex_demand(count: int, bits: int) -> Demand:

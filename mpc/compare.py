@@ -4,36 +4,33 @@ msb(z) = msb(z_0) ^ msb(z_1) ^ carry, where carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{
 mod 2^(l-1): one millionaires' instance on l - 1 bits. It is symmetric in the parties, so either may be the OT sender.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import millionaire, ring
-from securemedian.mpc.arrays import Words
+from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.boolean import invert, pack_bits
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.party import Party
 
 
-def msb(party: Party, shares: NDArray[Any], bits: int) -> Words:
+def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
     """XOR shares, packed, of the top bit of each ring element: its sign."""
     low = ring.dtype(bits).type((1 << (bits - 1)) - 1)
     y = shares & low
     sending, receiving = party.halves(shares.size)
     carry = millionaire.greater(party, y[sending], low - y[receiving], bits - 1)
     top = (shares >> ring.dtype(bits).type(bits - 1)).astype(np.uint8)
-    return carry ^ pack_bits(top)
+    return XorBits(carry ^ pack_bits(top))
 
 
-def greater(party: Party, x: NDArray[Any], y: NDArray[Any], bits: int) -> Words:
+def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
     """Shares of 1{x > y} = msb(y - x) for signed x, y with |x| + |y| < 2^(l-1) (the paper's Theorem C.1)."""
-    return msb(party, ring.reduce(y - x, bits), bits)
+    return msb(party, RingShare(ring.reduce(y - x, bits)), bits)
 
 
-def at_least(party: Party, x: NDArray[Any], y: NDArray[Any], bits: int) -> Words:
+def at_least(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
     """Shares of 1{x >= y} = 1 ^ msb(x - y), under the same condition."""
-    return invert(party, msb(party, ring.reduce(x - y, bits), bits))
+    return invert(party, msb(party, RingShare(ring.reduce(x - y, bits)), bits))
 
 
 def msb_demand(count: int, bits: int) -> Demand:

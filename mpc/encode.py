@@ -4,9 +4,12 @@ protocols.md section 2; the paper's Section 4 (F2I) and Algorithm 3 (Bucketize, 
 All arithmetic is float64, so that clients, servers and tests get the same bits everywhere.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from securemedian.mpc.arrays import Bits, Ring
 from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.ring import check_bits, reduce, signed
 
@@ -23,7 +26,7 @@ def without_nan(values: ArrayLike, what: str) -> NDArray[np.float64]:
     return array
 
 
-def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0) -> NDArray:
+def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0) -> Ring:
     """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values keep their sign
     (Theorem C.1). `headroom` takes that many bits off the range, for sums of 2^headroom values.
 
@@ -45,7 +48,7 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0
     return reduce(fixed, bits)
 
 
-def from_fixed(elements: NDArray, bits: int, fraction_bits: int) -> NDArray[np.float64]:
+def from_fixed(elements: NDArray[Any], bits: int, fraction_bits: int) -> NDArray[np.float64]:
     """The inverse of `to_fixed` up to its rounding: signed value / 2^s."""
     return signed(elements, bits) / 2.0**fraction_bits
 
@@ -83,7 +86,7 @@ def bucketize(
 
 
 def quantize(
-    index: NDArray, centre: ArrayLike, width: ArrayLike, buckets: int
+    index: NDArray[Any], centre: ArrayLike, width: ArrayLike, buckets: int
 ) -> NDArray[np.float64]:
     """The value a bucket stands for: g - B/2, g + B/2, or the middle of its interval."""
     width = _check_buckets(buckets, width)
@@ -95,7 +98,7 @@ def quantize(
     return np.where(y == 0, low, np.where(y == buckets - 1, low + width, inner))
 
 
-def cumulative(index: NDArray, buckets: int) -> NDArray[np.uint8]:
+def cumulative(index: NDArray[Any], buckets: int) -> Bits:
     """c(y) = 1{bucket <= y}, shape (b-1, d): what a bucketed upload shares. The last column of the one-hot sum is
     always n and not sent.
     """

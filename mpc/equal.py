@@ -2,26 +2,24 @@
 (CrypTFlow2, Section 3).
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import millionaire, ring
+from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.party import Party
 
 
-def is_zero(party: Party, shares: NDArray[Any], bits: int) -> NDArray[np.uint64]:
+def is_zero(party: Party, shares: RingShare, bits: int) -> XorBits:
     """XOR shares, packed, of 1{z = 0} for shared z in Z_2^bits."""
     own = shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
     sending, receiving = party.halves(shares.size)
     return millionaire.equal(party, own[sending], own[receiving], bits)
 
 
-def equal(party: Party, x: NDArray[Any], y: NDArray[Any], bits: int) -> NDArray[np.uint64]:
+def equal(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
     """XOR shares of 1{x = y}."""
-    return is_zero(party, ring.reduce(x - y, bits), bits)
+    return is_zero(party, RingShare(ring.reduce(x - y, bits)), bits)
 
 
 def equal_demand(count: int, bits: int) -> Demand:

@@ -12,13 +12,11 @@ replies by pads and fresh shares. Rounds: 2 for the leaves and 1 for each of the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Words
+from securemedian.mpc.arrays import Ring, XorBits
 from securemedian.mpc.boolean import conjunctions, words_of
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.tables import Tables
@@ -54,7 +52,7 @@ def leaves_of(bits: int, equality: bool) -> list[Leaf]:
     return [Leaf(0, lowest, EQUAL if equality else GREATER), *upper]
 
 
-def greater(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], bits: int) -> Words:
+def greater(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBits:
     """XOR shares of 1{a > c} for unsigned inputs of `bits` bits, 1..63.
 
     `as_sender` holds a for the half of the batch in which this party is the sender (`Party.halves`), `as_receiver`
@@ -67,12 +65,13 @@ def greater(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], bi
         terms = [(eq[2 * p + 1], [gt[2 * p]] + ([eq[2 * p]] if p else [])) for p in pairs]
         products = _joined(party, terms)
         odd = len(gt) % 2
-        gt = [gt[2 * p + 1] ^ products[p][0] for p in pairs] + gt[len(gt) - odd :]
+        joined = [XorBits(gt[2 * p + 1] ^ products[p][0]) for p in pairs]
+        gt = joined + gt[len(gt) - odd :]
         eq = [products[p][1] if p else eq[0] for p in pairs] + eq[len(eq) - odd :]
     return gt[0]
 
 
-def equal(party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], bits: int) -> Words:
+def equal(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBits:
     """XOR shares of 1{a = c}, 1 <= bits <= 64; arguments as for `greater`."""
     _, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=True))
     while len(eq) > 1:
@@ -110,28 +109,28 @@ def _leaf_demand(count: int, leaves: Sequence[Leaf]) -> Demand:
     return total
 
 
-def _joined(party: Party, terms: list[tuple[Words, list[Words]]]) -> list[list[Words]]:
+def _joined(party: Party, terms: list[tuple[XorBits, list[XorBits]]]) -> list[list[XorBits]]:
     """The ANDs of one level in one round: terms of the same width go together."""
     widths = sorted({len(ys) for _, ys in terms})
     groups = [[i for i, (_, ys) in enumerate(terms) if len(ys) == width] for width in widths]
     stacked = [
         (
-            np.concatenate([terms[i][0] for i in group]),
-            [np.concatenate([terms[i][1][k] for i in group]) for k in range(width)],
+            XorBits(np.concatenate([terms[i][0] for i in group])),
+            [XorBits(np.concatenate([terms[i][1][k] for i in group])) for k in range(width)],
         )
         for width, group in zip(widths, groups, strict=True)
     ]
-    results: list[list[Words]] = [[] for _ in terms]
+    results: list[list[XorBits]] = [[] for _ in terms]
     for group, products in zip(groups, conjunctions(party, stacked), strict=True):
         for product in products:
             for i, part in zip(group, np.split(product, len(group)), strict=True):
-                results[i].append(part)
+                results[i].append(XorBits(part))
     return results
 
 
 def _leaf_shares(
-    party: Party, as_sender: NDArray[Any], as_receiver: NDArray[Any], leaves: Sequence[Leaf]
-) -> tuple[list[Words], list[Words]]:
+    party: Party, as_sender: Ring, as_receiver: Ring, leaves: Sequence[Leaf]
+) -> tuple[list[XorBits], list[XorBits]]:
     """Shares of gt and eq of every leaf over the whole batch (an empty array where a leaf is not asked for one)."""
     as_sender, as_receiver = np.ascontiguousarray(as_sender), np.ascontiguousarray(as_receiver)
     sent, received = as_sender.size, as_receiver.size
@@ -166,8 +165,8 @@ def _leaf_shares(
     shape = (sum(ring.packed_words(received, _reply_bits(leaf)) for leaf in leaves),)
     answered = party.channel.exchange("leaf.reply", np.concatenate(replies), shape)
 
-    gt: list[Words] = []
-    eq: list[Words] = []
+    gt: list[XorBits] = []
+    eq: list[XorBits] = []
     at = 0
     for leaf, (_, pads), sender_shares in zip(leaves, stock, own, strict=True):
         words = ring.packed_words(received, _reply_bits(leaf))
@@ -180,8 +179,8 @@ def _leaf_shares(
         halves = (sender_shares, shares) if party.number == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)
-        gt.append(none if leaf.asks == EQUAL else whole[0])
-        eq.append(none if leaf.asks == GREATER else whole[-1])
+        gt.append(XorBits(none if leaf.asks == EQUAL else whole[0]))
+        eq.append(XorBits(none if leaf.asks == GREATER else whole[-1]))
     return gt, eq
 
 

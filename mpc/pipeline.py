@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import share
+from securemedian.mpc.arrays import Result, Words
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import InputError, PeerProtocolError
@@ -72,7 +72,7 @@ class Outcome:
     gives their numbers), or with result_to = "clients" this party's additive shares.
     """
 
-    values: NDArray[Any]
+    values: Result
     cost: Cost
 
 
@@ -96,7 +96,7 @@ def run_round(
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
     chunks = cut(params, len(uploads), len(parties), chunk, batch)
-    results: dict[int, NDArray[Any]] = {}
+    results: dict[int, Result] = {}
     report = _Report(params.dim, progress)
 
     def lane(number: int) -> None:
@@ -106,7 +106,8 @@ def run_round(
             report.add(end - begin)
 
     run_lanes(parties, lane)
-    values = np.concatenate([results[begin] for begin, _ in chunks], axis=1)
+    # numpy forgets which of the two the chunks were; they are all the same
+    values = cast(Result, np.concatenate([results[begin] for begin, _ in chunks], axis=1))
     return Outcome(values, meter.read())
 
 
@@ -173,7 +174,7 @@ def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
     return bool(party.channel.recv("fill", np.uint8, (1,))[0])
 
 
-def compute(party: Party, params: RoundParams, chunk: Chunk) -> NDArray[Any]:
+def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
     """Return the result of one chunk on one lane, after making what it lacks of correlations.
 
     Where the comparisons of many clients are cut into groups (`Method.group`), each group makes its
@@ -245,7 +246,7 @@ def _agree_on_sizes(
 
 def exchange_wishes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+) -> tuple[Words, Words]:
     """`chunk`, `batch`, the limit of the pool, and four words that tell the pools of all lanes, of both parties, ours
     first.
     """

@@ -5,9 +5,12 @@ that ring, so sums and products may be left unreduced and masked once at the end
 wire and on disk an array is packed to l bits per value.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.kernels import packing
 
@@ -23,7 +26,7 @@ def check_bits(bits: int) -> int:
     return bits
 
 
-def dtype(bits: int) -> np.dtype:
+def dtype(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the smallest unsigned dtype that holds `bits` bits (1..64)."""
     for size in (8, 16, 32):
         if bits <= size:
@@ -31,12 +34,12 @@ def dtype(bits: int) -> np.dtype:
     return np.dtype(np.uint64)
 
 
-def mask(bits: int) -> np.unsignedinteger:
+def mask(bits: int) -> np.unsignedinteger[Any]:
     """Return 2^bits - 1 as a scalar of the ring's dtype."""
     return dtype(bits).type((1 << bits) - 1)
 
 
-def reduce(values: NDArray, bits: int) -> NDArray:
+def reduce(values: NDArray[Any], bits: int) -> Ring:
     """Return values of any integer dtype modulo 2^bits, in the ring's dtype.
 
     Negative values are taken in two's complement.
@@ -47,7 +50,7 @@ def reduce(values: NDArray, bits: int) -> NDArray:
     return small
 
 
-def signed(values: NDArray, bits: int) -> NDArray[np.int64]:
+def signed(values: NDArray[Any], bits: int) -> NDArray[np.int64]:
     """Return the representatives in [-2^(bits-1), 2^(bits-1))."""
     shift = np.uint64(64 - bits)
     return (values.astype(np.uint64) << shift).view(np.int64) >> np.int64(shift)
@@ -58,7 +61,7 @@ def packed_words(count: int, bits: int) -> int:
     return -(-count * bits // 64)
 
 
-def pack(values: NDArray, bits: int) -> NDArray[np.uint64]:
+def pack(values: NDArray[Any], bits: int) -> Words:
     """Pack an array, taken flat, to `bits` (1..64) bits per value.
 
     The bit string is little-endian and zero-padded to whole words. The result may be a view of
@@ -73,7 +76,7 @@ def pack(values: NDArray, bits: int) -> NDArray[np.uint64]:
     return words
 
 
-def unpack(words: NDArray[np.uint64], bits: int, count: int) -> NDArray:
+def unpack(words: Words, bits: int, count: int) -> Ring:
     """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
     values = np.empty(count, dtype(bits))
     packing.unpack_values(np.ascontiguousarray(words), bits, values)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
@@ -51,7 +51,7 @@ class Upload(Protocol):
     `words` returns the words [start, stop) of row `row`.
     """
 
-    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]: ...
+    def words(self, row: int, start: int, stop: int) -> Words: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SeedUpload:
     layout: Layout
     seed: bytes = field(repr=False)
 
-    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]:
+    def words(self, row: int, start: int, stop: int) -> Words:
         first = row * self.layout.row_words + start
         return Stream(self.seed, block=first // BLOCK_WORDS).words(stop - start)
 
@@ -74,14 +74,14 @@ class WordsUpload:
     """
 
     layout: Layout
-    packed: NDArray[np.uint64] = field(repr=False)
+    packed: Words = field(repr=False)
 
-    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]:
+    def words(self, row: int, start: int, stop: int) -> Words:
         return np.asarray(self.packed[row, start:stop])
 
 
 def split(
-    values: NDArray, bits: int, entropy: Entropy = os_entropy, xor: bool = False
+    values: Ring, bits: int, entropy: Entropy = os_entropy, xor: bool = False
 ) -> tuple[SeedUpload, WordsUpload]:
     """Share a (rows, columns) array of ring elements; return the seed half and the packed half.
 
@@ -102,10 +102,11 @@ def split(
     return seeded, WordsUpload(layout, packed)
 
 
-def read(upload: Upload, layout: Layout, start: int, stop: int) -> NDArray:
-    """Return columns [start, stop) of a share as ring elements, shape (rows, stop - start).
+def read(upload: Upload, layout: Layout, start: int, stop: int) -> Ring:
+    """Return columns [start, stop) of a share, unpacked: shape (rows, stop - start).
 
-    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    They are a RingShare or XorWords, as the share was made. Raises InputError unless `start` is a
+    multiple of SLICE_ALIGN.
     """
     first, last = _words_of(layout, start, stop)
     out = np.empty((layout.rows, stop - start), ring.dtype(layout.bits))
@@ -116,7 +117,7 @@ def read(upload: Upload, layout: Layout, start: int, stop: int) -> NDArray:
 
 def weighted_sum(
     uploads: Sequence[Upload], weights: Sequence[int], layout: Layout, start: int, stop: int
-) -> NDArray:
+) -> RingShare:
     """Return columns [start, stop) of the sum of additive shares, each times its public weight.
 
     The sums are ring elements of shape (rows, stop - start). Shares of the same weight are added as
@@ -134,7 +135,7 @@ def weighted_sum(
             for member in members[1:]:
                 packing.add_packed(member.words(row, first, last), tops, total)
             out[row] += ring.unpack(total, layout.bits, stop - start) * out.dtype.type(weight)
-    return ring.reduce(out, layout.bits)
+    return RingShare(ring.reduce(out, layout.bits))
 
 
 def _words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
@@ -145,11 +146,11 @@ def _words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
     return first, min(first + ring.packed_words(stop - start, layout.bits), layout.row_words)
 
 
-def combine(one: NDArray, other: NDArray, bits: int) -> NDArray:
+def combine(one: RingShare, other: RingShare, bits: int) -> PublicValues:
     """Return the shared values, [x]_0 + [x]_1 mod 2^l.
 
     Raises InputError if the two shares differ in shape.
     """
     if one.shape != other.shape:
         raise InputError(f"shares of shapes {one.shape} and {other.shape} do not belong together")
-    return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits)
+    return PublicValues(ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits))

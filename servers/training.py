@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Result
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
@@ -76,7 +77,7 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
 
 
 def finish(
-    before: Training, params: RoundParams, values: NDArray[Any], total: int
+    before: Training, params: RoundParams, values: Result, total: int
 ) -> tuple[Training, Float32s]:
     """Return what the round that started from `before` ends with, and its results (results, d).
 
@@ -84,5 +85,6 @@ def finish(
     the model.
     """
     published = Published(before.model, before.width)
-    results = params.method.decode(values, total, published).astype(np.float32)
+    opened = params.method.public(values)
+    results = params.method.decode(opened, total, published).astype(np.float32)
     return before.after(results[0]), results

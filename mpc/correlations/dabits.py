@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Bits, Ring
+from securemedian.mpc.arrays import RingShare, UnpackedXorBits
 from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot import one_of_two
 
 
 @dataclass(frozen=True)
-class DaBits(Kind[tuple[Bits, Ring]]):
+class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
     """A bit as XOR shares and as additive shares over Z_2^bits.
 
     Handed out are the bits and their ring shares. Those of which party 0 was the OT sender come
@@ -53,6 +53,9 @@ class DaBits(Kind[tuple[Bits, Ring]]):
         product = keys + choices * ring.unpack(correction, self.bits, keys.size)
         return choices, ring.reduce(choices - product - product, self.bits)
 
-    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Bits, Ring]:
+    def hand_out(
+        self, party_id: int, sent: Half, received: Half
+    ) -> tuple[UnpackedXorBits, RingShare]:
         first, second = (sent, received) if party_id == 0 else (received, sent)
-        return np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))
+        bits, in_ring = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+        return UnpackedXorBits(bits), RingShare(in_ring)

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Ring
+from securemedian.mpc.arrays import Bits, Ring
 from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.ot import one_of_n
 
 
 @dataclass(frozen=True)
-class Quads(Kind[tuple[Ring, NDArray[np.uint8], Ring]]):
+class Quads(Kind[tuple[Ring, Bits, Ring]]):
     """Four pads over Z_2^bits at the sender, and one of them at the receiver.
 
     Handed out are all four pads (4, count) to send with, and the positions and pads to receive
@@ -34,8 +33,6 @@ class Quads(Kind[tuple[Ring, NDArray[np.uint8], Ring]]):
     def receive(self, ends: Ends, items: int) -> Half:
         return one_of_n.receiver_pads(ends.receiver, self.ots, self.bits, items)
 
-    def hand_out(
-        self, party_id: int, sent: Half, received: Half
-    ) -> tuple[Ring, NDArray[np.uint8], Ring]:
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Ring, Bits, Ring]:
         positions, pads = received
         return np.ascontiguousarray(sent[0]), positions, pads

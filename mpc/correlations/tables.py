@@ -4,17 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Ring
+from securemedian.mpc.arrays import Bits, Ring
 from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.ot import one_of_n
 
 
 @dataclass(frozen=True)
-class Tables(Kind[tuple[Ring, NDArray[np.uint8]]]):
+class Tables(Kind[tuple[Ring, Bits]]):
     """Tables of 2^index_bits messages of `width` bits.
 
     Handed out are the tables to send from, each packed in one number, and what there is to receive
@@ -49,5 +48,5 @@ class Tables(Kind[tuple[Ring, NDArray[np.uint8]]]):
         positions, pads = one_of_n.receiver_pads(ends.receiver, self.index_bits, self.width, items)
         return (positions | pads << np.uint8(self.index_bits),)
 
-    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Ring, NDArray[np.uint8]]:
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Ring, Bits]:
         return sent[0], received[0]

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from securemedian.mpc.arrays import Blocks, Words
+from securemedian.mpc.arrays import Blocks, Words, XorBits
 from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import packing
@@ -19,7 +19,7 @@ from securemedian.mpc.ot.extension import ALIGN, BLOCK
 
 
 @dataclass(frozen=True)
-class Triples(Kind[tuple[Words, Words, Words]]):
+class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
     """XOR shares of random bits a and b_1..b_width, and of c_k = a & b_k; 64 of them to an item.
 
     Handed out are shares of a (words,), b (width, words) and c (width, words). As many items are
@@ -49,14 +49,17 @@ class Triples(Kind[tuple[Words, Words, Words]]):
         choices, keys = ends.receiver.extend(items * self.ots)
         return choices.copy(), self._bit_planes(keys)
 
-    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Words, Words, Words]:
+    def hand_out(
+        self, party_id: int, sent: Half, received: Half
+    ) -> tuple[XorBits, XorBits, XorBits]:
         b, product_sent = cast(tuple[Words, Words], sent)
         a, product_received = cast(tuple[Words, Words], received)
         if b.shape[-1] != a.size:
             raise LocalProtocolError(
                 f"{self}: {b.shape[-1]} words taken as the sender, {a.size} as the receiver"
             )
-        return a, b, (a & b) ^ product_sent ^ product_received
+        c = (a & b) ^ product_sent ^ product_received
+        return XorBits(a), XorBits(b), XorBits(c)
 
     def _bit_planes(self, keys: Blocks) -> Words:
         """Return bits 0..width-1 of every key, packed: (width, len(keys) / 64)."""

@@ -10,15 +10,16 @@ beside this one and a line in `registry`; docs/extending.md shows how.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.share import SLICE_ALIGN, Layout
@@ -69,13 +70,20 @@ class Chunk:
         """The weight of all that take part."""
         return sum(self.weights)
 
-    def weighted_sum(self, party: Party) -> NDArray[Any]:
+    def weighted_sum(self, party: Party) -> RingShare:
         """Return this party's share of the weighted sum of all uploads, shape (rows, dim)."""
         with party.reading_uploads():
             return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
 
-    def rows(self, party: Party) -> NDArray[Any]:
+    def rows(self, party: Party) -> RingShare:
         """Return this party's shares of uploads of one row each, shape (n, dim)."""
+        return RingShare(self._read(party))
+
+    def words(self, party: Party) -> XorWords:
+        """Return this party's XOR shares of uploads of one row each, shape (n, dim)."""
+        return XorWords(self._read(party))
+
+    def _read(self, party: Party) -> Ring:
         with party.reading_uploads():
             return np.concatenate(
                 [share.read(upload, self.layout, self.begin, self.end) for upload in self.uploads]
@@ -129,7 +137,7 @@ class Method(ABC):
         return False
 
     @abstractmethod
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> NDArray[Any]:
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of a vector (d,): ring elements or words, shape (rows, d).
 
         Raises InputError for NaN.
@@ -158,7 +166,7 @@ class Method(ABC):
     # The protocol
 
     @abstractmethod
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+    def compute(self, party: Party, chunk: Chunk) -> Result:
         """Return the opened results of a chunk, shape (results, dim), or with result_to = "clients"
         this party's shares of them. The other party does the same at the same time.
         """
@@ -187,6 +195,17 @@ class Method(ABC):
         """Who learns the result: "servers" (and from them everybody) or "clients"."""
         return "servers"
 
+    def public(self, result: Result) -> PublicValues:
+        """Return what `compute` gave, as the opened values that they are.
+
+        Raises LocalProtocolError with result_to = "clients": then they are shares.
+        """
+        if self.result_to != "servers":
+            raise LocalProtocolError(
+                f"the results of {self.name} to clients are shares, not opened"
+            )
+        return cast(PublicValues, result)
+
     @property
     def most_results(self) -> int:
         """Results per coordinate, at most."""
@@ -203,7 +222,7 @@ class Method(ABC):
         """Say what the result is: "exact" or "approximate", for a median, or "mean"."""
 
     @abstractmethod
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         """Return the numbers that opened results stand for, shape (results, dim), where those who take
         part weigh `total`. With result_to = "clients", who do not know it, it must not matter.
         """
@@ -347,11 +366,11 @@ class FixedPoint(Method):
         """Return the bits that results need above one value: those of a sum's weight."""
         return 0
 
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> NDArray[Any]:
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         bits, headroom = self.bits_for(max_clients), self.headroom(max_clients)
         return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
 
-    def numbers(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that ring elements stand for."""
         return encode.from_fixed(values, self.ring_bits or 64, self.fraction_bits)
 

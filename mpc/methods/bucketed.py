@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import compare, encode, ring
+from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare
 from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods.base import Chunk, Counting, Published
-from securemedian.mpc.methods.reveal import open_bits
+from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
 
@@ -60,14 +61,14 @@ class Bucketed(Counting):
     def uses_range(self) -> bool:
         return True
 
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> NDArray[Any]:
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         index = encode.bucketize(vector, *published.around(), self.buckets)
         return encode.cumulative(index, self.buckets)
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         counts = chunk.weighted_sum(party)
         bits = self.bits_for(chunk.max_clients)
-        return median(party, counts, chunk.total, bits, self.schedule)[None]
+        return stacked([median(party, counts, chunk.total, bits, self.schedule)])
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return demand(dim, self.buckets, self.bits_for(max_clients), self.schedule)
@@ -83,7 +84,7 @@ class Bucketed(Counting):
     def kind(self) -> str:
         return "approximate"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return encode.quantize(values, *published.around(), self.buckets)
 
     def in_the_clear(
@@ -109,38 +110,40 @@ class Bucketed(Counting):
 
 def median(
     party: Party,
-    counts: NDArray[Any],
+    counts: RingShare,
     clients: int,
     bits: int,
     schedule: str,
     rank: int | None = None,
-) -> NDArray[np.uint16]:
+) -> PublicValues:
     """Return the bucket of the element of rank k in each coordinate, known to both parties.
 
     `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or "bisect".
     """
     rank = ring.median_rank(clients) if rank is None else rank
     # only one party takes k off: [H - k]
-    centred = (
-        ring.reduce(counts - ring.dtype(bits).type(rank), bits) if party.number == 0 else counts
-    )
-    return _scan(party, centred, bits) if schedule == "scan" else _bisect(party, centred, bits)
+    if party.number == 0:
+        counts = RingShare(ring.reduce(counts - ring.dtype(bits).type(rank), bits))
+    find = _scan if schedule == "scan" else _bisect
+    return _buckets(find(party, counts, bits))
 
 
-def _reached(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
     """m = 1{H >= k}, opened."""
     return open_bits(party, invert(party, compare.msb(party, centred, bits)), centred.size)
 
 
-def _scan(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
+def _scan(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
     thresholds, dim = centred.shape
-    reached = _reached(party, centred.reshape(-1), bits).reshape(thresholds, dim)
-    return (thresholds - reached.sum(axis=0, dtype=np.int64)).astype(np.uint16)
+    reached = _reached(party, RingShare(centred.reshape(-1)), bits).reshape(thresholds, dim)
+    return thresholds - reached.sum(axis=0, dtype=np.int64)
 
 
-def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16]:
-    """The same number of steps in every coordinate. One that is settled early compares its result once more, whose bit
-    is known: m(y) of the result or below b-1.
+def _bisect(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
+    """Halve the range of the result, with the same number of steps in every coordinate.
+
+    A coordinate that is settled early compares its result once more, whose bit is known: m(y) of
+    the result or below b-1.
     """
     thresholds, dim = centred.shape
     # the result is in low..high
@@ -148,10 +151,15 @@ def _bisect(party: Party, centred: NDArray[Any], bits: int) -> NDArray[np.uint16
     column = np.arange(dim)
     for _ in range(steps(thresholds + 1)):
         middle = np.minimum((low + high) // 2, thresholds - 1)
-        reached = _reached(party, centred[middle, column], bits).astype(bool)
+        reached = _reached(party, RingShare(centred[middle, column]), bits).astype(bool)
         high = np.where(reached, np.minimum(high, middle), high)
         low = np.where(reached, low, np.maximum(low, middle + 1))
-    return low.astype(np.uint16)
+    return low
+
+
+def _buckets(index: NDArray[np.int64]) -> PublicValues:
+    """Return bucket indices that opened bits gave, as opened values."""
+    return PublicValues(index.astype(np.uint16))
 
 
 def steps(buckets: int) -> int:

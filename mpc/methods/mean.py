@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published, Weighted
 from securemedian.mpc.methods.reveal import open_ring
@@ -32,10 +33,8 @@ class Mean(Weighted, FixedPoint):
     def headroom(self, max_clients: int) -> int:
         return (self.max_total(max_clients) - 1).bit_length()
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
-        return open_ring(party, chunk.weighted_sum(party)[0], self.bits_for(chunk.max_clients))[
-            None
-        ]
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
+        return open_ring(party, chunk.weighted_sum(party), self.bits_for(chunk.max_clients))
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return Demand()
@@ -51,7 +50,7 @@ class Mean(Weighted, FixedPoint):
     def kind(self) -> str:
         return "mean"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values) / total
 
     def in_the_clear(

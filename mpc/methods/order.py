@@ -6,12 +6,12 @@ holds, comparisons may wrap and there may be no order.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import compare, ring
+from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.boolean import to_ring, to_ring_demand
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.party import Party
@@ -19,12 +19,12 @@ from securemedian.mpc.party import Party
 
 def positions(
     party: Party,
-    values: NDArray[Any],
+    values: RingShare,
     bits: int,
     weights: Sequence[int],
     position_bits: int,
     batch: int | None = None,
-) -> NDArray[Any]:
+) -> RingShare:
     """Return shares of pos_i = sum_x W_x z_ix, the weight of the clients before client i; shape (n, d),
     ring of `position_bits`.
 
@@ -42,7 +42,8 @@ def positions(
         count = first.size * dim
         if group < firsts.size:
             party.pool.reserve(_pairs_demand(count, bits, position_bits))
-        bit = compare.greater(party, values[first].reshape(-1), values[second].reshape(-1), bits)
+        one, other = (RingShare(values[each].reshape(-1)) for each in (first, second))
+        bit = compare.greater(party, one, other, bits)
         # shares of z_xy
         above = to_ring(party, bit, count, position_bits).reshape(first.size, dim)
         np.add.at(before, first, above * weight[second])
@@ -50,12 +51,16 @@ def positions(
     # z_yx = 1 - z_xy: client i is the second of the pairs with 0..i-1
     if party.number == 0:
         before += np.cumsum(weight, axis=0, dtype=weight.dtype) - weight
-    return ring.reduce(before, position_bits)
+    return RingShare(ring.reduce(before, position_bits))
 
 
 def within(
-    party: Party, positions: NDArray[Any], low: NDArray[Any], high: NDArray[Any], bits: int
-) -> NDArray[np.uint64]:
+    party: Party,
+    positions: RingShare,
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    bits: int,
+) -> XorBits:
     """Return XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public low <= high of shape
     (n, 1). One comparison's rounds; the ring must hold the differences as signed values.
     """
@@ -68,8 +73,8 @@ def within(
     # each half is padded to whole words, so that the packed halves can be added
     flat = np.zeros((2, -(-positions.size // 64) * 64), positions.dtype)
     flat[:, : positions.size] = shifted.reshape(2, -1)
-    below = compare.msb(party, flat.reshape(-1), bits).reshape(2, -1)
-    return below[0] ^ below[1]
+    below = compare.msb(party, RingShare(flat.reshape(-1)), bits).reshape(2, -1)
+    return XorBits(below[0] ^ below[1])
 
 
 def pairs(clients: int) -> int:

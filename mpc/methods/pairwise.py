@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import equal, ring
+from securemedian.mpc.arrays import PublicBits, PublicValues, Result, RingShare
 from securemedian.mpc.boolean import multiplex, multiplex_demand
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.methods import order
@@ -53,13 +54,18 @@ class Pairwise(Weighted, FixedPoint):
         help="who learns the median (default: servers)",
     )
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+    def compute(self, party: Party, chunk: Chunk) -> Result:
         bits = self.bits_for(chunk.max_clients)
         values, weights = chunk.rows(party), chunk.weights
         element = median(
             party, values, bits, self.selection, weights=weights, batch=self.group(chunk)
         )
-        return (open_ring(party, element, bits) if self.result_to == "servers" else element)[None]
+        shares = RingShare(element[None])
+        if self.result_to == "clients":
+            return shares
+        # annotated, so that mypy misses the opening if it is not there
+        opened: PublicValues = open_ring(party, shares, bits)
+        return opened
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return demand(dim, self.bits_for(max_clients), self.selection, weights)
@@ -80,7 +86,7 @@ class Pairwise(Weighted, FixedPoint):
     def kind(self) -> str:
         return "exact"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values)
 
     def in_the_clear(
@@ -102,13 +108,13 @@ class Pairwise(Weighted, FixedPoint):
 
 def median(
     party: Party,
-    values: NDArray[Any],
+    values: RingShare,
     bits: int,
     selection: str,
     rank: int | None = None,
     weights: Sequence[int] | None = None,
     batch: int | None = None,
-) -> NDArray[Any]:
+) -> RingShare:
     """Return shares of the element of rank k in each coordinate.
 
     `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `selection`: "oblivious" or "opened"; `rank`:
@@ -119,21 +125,26 @@ def median(
     chosen_weights = [1] * clients if weights is None else list(weights)
     rank = ring.median_rank(sum(chosen_weights)) if rank is None else rank
     if clients == 1:
-        return values[0]
+        return RingShare(values[0])
     small = _position_bits(chosen_weights)
     positions = order.positions(party, values, bits, chosen_weights, small, batch)
     if _equal_weights(chosen_weights):
         if party.number == 0:
-            positions = ring.reduce(positions - positions.dtype.type(rank - 1), small)
-        selected = equal.is_zero(party, positions.reshape(-1), small)
+            positions = RingShare(ring.reduce(positions - positions.dtype.type(rank - 1), small))
+        selected = equal.is_zero(party, RingShare(positions.reshape(-1)), small)
     else:
         low = np.array([rank - weight for weight in chosen_weights], np.int64)[:, None]
         selected = order.within(party, positions, low, np.full_like(low, rank), small)
     if selection == "opened":
-        holder = open_bits(party, selected, clients * dim).reshape(clients, dim).argmax(axis=0)
-        return values[holder, np.arange(dim)]
-    terms = multiplex(party, selected, values.reshape(-1), bits).reshape(clients, dim)
-    return ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits)
+        holder = _holders(open_bits(party, selected, clients * dim), clients)
+        return RingShare(values[holder, np.arange(dim)])
+    terms = multiplex(party, selected, RingShare(values.reshape(-1)), bits).reshape(clients, dim)
+    return RingShare(ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits))
+
+
+def _holders(chosen: PublicBits, clients: int) -> NDArray[np.intp]:
+    """Return the first client that is chosen, per coordinate."""
+    return chosen.reshape(clients, -1).argmax(axis=0)
 
 
 def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Demand:

@@ -27,14 +27,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import compare, encode, ring
-from securemedian.mpc.arrays import Words
+from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare, XorBits, XorWords
 from securemedian.mpc.boolean import invert, pack_bits
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.kernels import packing, quads
 from securemedian.mpc.methods.base import Chunk, Counting, Published
-from securemedian.mpc.methods.reveal import open_bits
+from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.party import Party, half_counts
 
@@ -133,12 +133,10 @@ class Radix(Counting):
     def uses_range(self) -> bool:
         return self.encoding == "buckets"
 
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> NDArray[Any]:
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         return self.words(vector, *(published.around() if self.uses_range else ()))[None]
 
-    def words(
-        self, values: ArrayLike, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
-    ) -> NDArray[Any]:
+    def words(self, values: ArrayLike, centre: ArrayLike = 0.0, width: ArrayLike = 1.0) -> Ring:
         """Return words whose unsigned order is the values' order; `centre` and `width` are for buckets.
 
         float32: the bits, complemented for negative values and with the sign flipped for others, so
@@ -163,7 +161,7 @@ class Radix(Counting):
         return (ordered >> np.uint32(16)).astype(np.uint16)
 
     def values(
-        self, words: NDArray[Any], centre: ArrayLike = 0.0, width: ArrayLike = 1.0
+        self, words: PublicValues, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
     ) -> NDArray[np.float64]:
         """Return the values of words. What only a faulty client uploads counts as the nearest value: a
         word beyond the last bucket as that, one that is no number as infinity.
@@ -182,9 +180,9 @@ class Radix(Counting):
         numbers = bits.view(np.float32).astype(np.float64)
         return np.where(np.isnan(numbers), np.copysign(np.inf, numbers), numbers)
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
-        words, bits = chunk.rows(party), self.bits_for(chunk.max_clients)
-        return np.stack(
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
+        words, bits = chunk.words(party), self.bits_for(chunk.max_clients)
+        return stacked(
             [
                 median(party, words, self.word_width, bits, rank, chunk.weights)
                 for rank in self.ranks_of(chunk.total)
@@ -214,7 +212,7 @@ class Radix(Counting):
     def kind(self) -> str:
         return "approximate" if self.encoding in ("bfloat16", "buckets") else "exact"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         numbers = self.values(values, *(published.around() if self.uses_range else ()))
         return numbers.mean(axis=0, keepdims=True) if self.midpoint else numbers
 
@@ -263,12 +261,12 @@ class Radix(Counting):
 
 def median(
     party: Party,
-    shares: NDArray[Any],
+    shares: XorWords,
     width: int,
     bits: int,
     rank: int | None = None,
     weights: Sequence[int] | None = None,
-) -> NDArray[Any]:
+) -> PublicValues:
     """Return the element of rank k in each coordinate, known to both parties.
 
     `shares`: XOR shares of the words, shape (n, d), the smallest dtype of `width` bits (1..64); `bits`: the count ring;
@@ -283,32 +281,44 @@ def median(
     columns = -(-dim // 64) * 64
     values = np.zeros((clients, columns), shares.dtype)
     values[:, :dim] = shares
-    flags = np.full(clients * columns // 64, ~np.uint64(0) if party.number == 0 else 0, np.uint64)
+    ones = ~np.uint64(0) if party.number == 0 else np.uint64(0)
+    flags = XorBits(np.full(clients * columns // 64, ones))
     below = np.zeros(columns, ring.dtype(bits))
     # L - k: one party takes k off
     if party.number == 0:
         below = ring.reduce(below - below.dtype.type(rank), bits)
-    result = np.zeros(dim, shares.dtype)
+    result = _zeros(dim, width)
     plane = np.empty_like(flags)
     for bit in range(width - 1, -1, -1):
         packing.pack_plane(values.reshape(-1), bit, plane)
         in_ring = _conjunction(party, flags, invert(party, plane), bits)
         zero = np.empty_like(flags)
         packing.pack_plane(in_ring, 0, zero)
-        reached = ring.reduce(
-            below + (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype),
-            bits,
-        )
-        result_bit = np.zeros(columns, np.uint8)
-        result_bit[:dim] = open_bits(party, compare.msb(party, reached, bits), dim)
-        ones = pack_bits(result_bit)
-        flags = zero ^ (flags.reshape(clients, -1) & ones).reshape(-1)
-        below = np.where(result_bit.astype(bool), reached, below)
-        result |= result_bit[:dim].astype(result.dtype) << result.dtype.type(bit)
+        weighed = (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype)
+        reached = RingShare(ring.reduce(below + weighed, bits))
+        opened = _padded(open_bits(party, compare.msb(party, reached, bits), dim), columns)
+        flags = XorBits(zero ^ (flags.reshape(clients, -1) & pack_bits(opened)).reshape(-1))
+        below = np.where(opened.astype(bool), reached, below)
+        _put(opened, bit, result)
     return result
 
 
-def _conjunction(party: Party, c: Words, z: Words, bits: int) -> NDArray[Any]:
+def _zeros(dim: int, width: int) -> PublicValues:
+    """Return words of which no bit is known yet."""
+    return PublicValues(np.zeros(dim, ring.dtype(width)))
+
+
+def _put(opened: PublicBits, bit: int, result: PublicValues) -> None:
+    """Put an opened bit into the words of the result."""
+    result |= opened[: result.size].astype(result.dtype) << result.dtype.type(bit)
+
+
+def _padded(opened: PublicBits, columns: int) -> PublicBits:
+    """Return opened bits, followed by zeros for the columns that are nobody's."""
+    return PublicBits(np.pad(opened, (0, columns - opened.size)))
+
+
+def _conjunction(party: Party, c: XorBits, z: XorBits, bits: int) -> RingShare:
     """Return additive shares over Z_2^bits of c & z for packed XOR shares, all 64 bits of every word. Two rounds."""
     count = 64 * c.size
     sending, receiving = party.halves(count)
@@ -335,7 +345,7 @@ def _conjunction(party: Party, c: Words, z: Words, bits: int) -> NDArray[Any]:
 
     replies = ring.unpack(answered, bits, 3 * received).reshape(3, received)
     quads.finish(c_received, z_received, chosen, replies, mask, shares[receiving])
-    return shares
+    return RingShare(shares)
 
 
 def demand(dim: int, clients: int, width: int, bits: int) -> Demand:

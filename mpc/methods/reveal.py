@@ -1,25 +1,33 @@
-"""Opening shares to both parties: the only place of `mpc` where anything about the inputs becomes public. One round
-each.
+"""Open shares to both parties: the one place of `mpc` where anything of the inputs becomes public.
+
+Opening takes one round.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits
 from securemedian.mpc.boolean import pack_bits, unpack_bits, words_of
 from securemedian.mpc.party import Party
 
 
-def open_bits(party: Party, shares: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
-    """Return the first `count` XOR-shared bits, as 0/1 bytes. Bits beyond are blanked before sending."""
+def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
+    """Open the first `count` bits. Bits beyond are blanked before anything is sent."""
     mine = pack_bits(unpack_bits(shares, count))
-    return unpack_bits(mine ^ party.channel.exchange("open.bits", mine, (words_of(count),)), count)
+    theirs = party.channel.exchange("open.bits", mine, (words_of(count),))
+    return PublicBits(unpack_bits(mine ^ theirs, count))
 
 
-def open_ring(party: Party, shares: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return the shared ring elements."""
+def open_ring(party: Party, shares: RingShare, bits: int) -> PublicValues:
+    """Open ring elements of Z_2^bits, in the shape of their shares."""
     mine = ring.pack(ring.reduce(shares, bits), bits)
     theirs = ring.unpack(party.channel.exchange("open.ring", mine), bits, shares.size)
-    return ring.reduce(shares + theirs, bits)
+    theirs = theirs.reshape(shares.shape)
+    return PublicValues(ring.reduce(shares + theirs, bits))
+
+
+def stacked(results: Sequence[PublicValues]) -> PublicValues:
+    """Return opened results (dim,) as one array (results, dim)."""
+    return PublicValues(np.stack(results))

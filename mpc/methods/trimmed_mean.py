@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.boolean import multiplex, multiplex_demand
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError, quoted
@@ -57,10 +58,10 @@ class TrimmedMean(FixedPoint):
     def headroom(self, max_clients: int) -> int:
         return (max_clients - 1).bit_length()
 
-    def compute(self, party: Party, chunk: Chunk) -> NDArray[Any]:
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
         total = kept_sum(party, chunk.rows(party), bits, self.trim, self.group(chunk))
-        return open_ring(party, total, bits)[None]
+        return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return demand(dim, len(weights), self.bits_for(max_clients), self.trim)
@@ -76,7 +77,7 @@ class TrimmedMean(FixedPoint):
     def kind(self) -> str:
         return "mean"
 
-    def decode(self, values: NDArray[Any], total: int, published: Published) -> NDArray[np.float64]:
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values) / (total - 2 * dropped(total, self.trim))
 
     def in_the_clear(
@@ -107,8 +108,8 @@ def dropped(clients: int, trim: float) -> int:
 
 
 def kept_sum(
-    party: Party, values: NDArray[Any], bits: int, trim: float, batch: int | None = None
-) -> NDArray[Any]:
+    party: Party, values: RingShare, bits: int, trim: float, batch: int | None = None
+) -> RingShare:
     """Return shares of the sum of the n - 2m kept values in each coordinate.
 
     `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; 0 <= `trim` < 1/2; `batch`:
@@ -117,13 +118,13 @@ def kept_sum(
     clients, dim = values.shape
     ends = dropped(clients, trim)
     if ends == 0:
-        return ring.reduce(values.sum(axis=0, dtype=values.dtype), bits)
+        return RingShare(ring.reduce(values.sum(axis=0, dtype=values.dtype), bits))
     small = order.signed_bits(clients)
     positions = order.positions(party, values, bits, [1] * clients, small, batch)
     low = np.full((clients, 1), ends)
     kept = order.within(party, positions, low, clients - low, small)
-    terms = multiplex(party, kept, values.reshape(-1), bits).reshape(clients, dim)
-    return ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits)
+    terms = multiplex(party, kept, RingShare(values.reshape(-1)), bits).reshape(clients, dim)
+    return RingShare(ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits))
 
 
 def demand(dim: int, clients: int, bits: int, trim: float) -> Demand:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Bits, Ring, Words
+from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
@@ -80,12 +80,11 @@ class OtSender(_Once):
         ]
         return ring.pack(np.concatenate(pair), self.bits)
 
-    def correlated(self, request: Words, deltas: Ring) -> tuple[Words, Ring]:
+    def correlated(self, request: Words, deltas: Ring) -> tuple[Words, RingShare]:
         """Return the reply, and the sender's share -r'_0 of x delta."""
         pad0, pad1 = self._permuted(request)
-        return ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits), ring.reduce(
-            np.zeros_like(pad0) - pad0, self.bits
-        )
+        reply = ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits)
+        return reply, RingShare(ring.reduce(np.zeros_like(pad0) - pad0, self.bits))
 
 
 @dataclass
@@ -108,8 +107,7 @@ class OtReceiver(_Once):
         pair = ring.unpack(reply, self.bits, 2 * choices.size).reshape(2, -1)
         return ring.reduce(np.where(choices.astype(bool), pair[1], pair[0]) + self.keys, self.bits)
 
-    def finish_correlated(self, choices: Bits, reply: Words) -> Ring:
+    def finish_correlated(self, choices: Bits, reply: Words) -> RingShare:
         """Return the receiver's share r'_0 + x delta."""
-        return ring.reduce(
-            self.keys + choices * ring.unpack(reply, self.bits, choices.size), self.bits
-        )
+        product = self.keys + choices * ring.unpack(reply, self.bits, choices.size)
+        return RingShare(ring.reduce(product, self.bits))
