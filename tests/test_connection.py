@@ -30,6 +30,7 @@ from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from securemedian.settings.keys import KeyPair
+from tests.daemons import endpoint_of
 
 Answer = tuple[str, dict[str, Any], dict[str, Any]]  # type, fields, arrays
 
@@ -51,7 +52,7 @@ def serving(
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
     port = ClientPort(context, keys, endpoint, max_message_bytes)
-    address = ServerAddress(port.socket.last_endpoint.decode(), keys.public.decode())
+    address = ServerAddress(endpoint_of(port), keys.public.decode())
     stop = threading.Event()
 
     def run() -> None:

@@ -2,6 +2,10 @@
 
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +41,8 @@ pytestmark = pytest.mark.slow
 
 DIM = 1000
 MODEL = np.linspace(-0.2, 0.2, DIM, dtype=np.float32)
-BUCKETED = {"method": "bucketed", "dim": DIM, "max_clients": 3}
-PAIRWISE = {"method": "pairwise", "dim": DIM, "max_clients": 3}
+BUCKETED: dict[str, Any] = {"method": "bucketed", "dim": DIM, "max_clients": 3}
+PAIRWISE: dict[str, Any] = {"method": "pairwise", "dim": DIM, "max_clients": 3}
 MAX_MESSAGE_BYTES = 1 << 24
 
 
@@ -49,22 +53,33 @@ def updates(count: int = 3, seed: int = 1) -> list[np.ndarray]:
     ]
 
 
-def bucketed_in_the_clear(values: np.ndarray, model: Any, width: float) -> np.ndarray:
+def bucketed_in_the_clear(values: Sequence[np.ndarray], model: Any, width: Any) -> np.ndarray:
     index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
     return encode.quantize(index, model, width, 8).astype(np.float32)
 
 
-def exact_in_the_clear(values: np.ndarray) -> np.ndarray:
+def exact_in_the_clear(values: Sequence[np.ndarray]) -> np.ndarray:
     fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
     return encode.from_fixed(fixed.view(np.uint64), 64, 24).astype(np.float32)
 
 
+def in_state(pair: Pair, server: str, state: str) -> dict[str, Any]:
+    """Return a server's status if it is in this state, else nothing."""
+    status = pair.status(server)
+    return status if status["state"] == state else {}
+
+
+def in_another_state(pair: Pair, server: str, state: str) -> bool:
+    """Tell whether a server has left a state."""
+    return not in_state(pair, server, state)
+
+
 @pytest.fixture(scope="module")
-def daemons(tmp_path_factory: pytest.TempPathFactory):
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One pair for all tests that leave both servers as they found them."""
     made = Pair(
         tmp_path_factory.mktemp("pair") / "keys",
@@ -79,19 +94,20 @@ def daemons(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def pair(daemons: Daemons):
+def pair(daemons: Pair) -> Iterator[Pair]:
     yield daemons
     if (status := daemons.status())["state"] == "open":
         daemons.caller("coordinator", "s0").ask(
             "abort", round=status["round"], reason="the test is over"
         )
         wait_until(lambda: daemons.status("s1")["state"] == "failed")
-    for server in ("s0", "s1"):  # a run cannot be aborted
-        wait_until(lambda server=server: daemons.status(server)["state"] != "running")
+    # a run cannot be aborted
+    for server in ("s0", "s1"):
+        wait_until(partial(in_another_state, daemons, server, "running"))
 
 
 @pytest.fixture
-def alone(tmp_path: Path):
+def alone(tmp_path: Path) -> Iterator[Pair]:
     """A pair of its own, not yet started."""
     made = Pair(tmp_path / "keys")
     try:
@@ -100,8 +116,8 @@ def alone(tmp_path: Path):
         made.close()
 
 
-def run(pair: Pair, values: np.ndarray, **params: Any) -> str:
-    """An honest round of all clients; its id."""
+def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
+    """Run an honest round of all clients, and return its id."""
     round_id = pair.open(**params)
     for name, value in zip(pair.names, values, strict=False):
         pair.submit(name, value)
@@ -116,7 +132,9 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) 
     model, width = MODEL, np.float32(0.1)
     for number in (1, 2, 3):
         values = updates(seed=number)
-        start = {"model": MODEL, "range": {"policy": "coordinate"}} if number == 1 else {}
+        start: dict[str, Any] = (
+            {"model": MODEL, "range": {"policy": "coordinate"}} if number == 1 else {}
+        )
         round_id = run(pair, values, **start, **BUCKETED)
         published = pair.result(round_id)
         assert published.dtype == np.float32 and np.array_equal(
@@ -142,10 +160,13 @@ def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_ro
     def filled(server: str) -> list[int]:
         return [event["ots"] for event in pair.events(server) if event["event"] == "pool-filled"]
 
+    def more_than(server: str, count: int) -> bool:
+        return len(filled(server)) > count
+
     before = {server: len(filled(server)) for server in ("s0", "s1")}
     round_id = pair.open(**PAIRWISE, reset=True)
     for server, count in before.items():
-        wait_until(lambda server=server, count=count: len(filled(server)) > count)
+        wait_until(partial(more_than, server, count))
     values = updates()
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
@@ -279,9 +300,7 @@ def test_a_second_round_waits_for_the_first_to_end(pair: Pair) -> None:
     coordinator.ask("abort", round=first, reason="changed my mind")
     assert coordinator.ask("info").fields["state"] == "idle"
     for server in ("s0", "s1"):
-        failed = wait_until(
-            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
-        )
+        failed = wait_until(partial(in_state, pair, server, "failed"))
         assert "changed my mind" in failed["reason"]
     with pytest.raises(RoundFailed, match="changed my mind"):
         pair.result(first)
@@ -425,7 +444,8 @@ def test_a_long_request_is_refused_shortly_and_ends_no_server(pair: Pair) -> Non
         with pytest.raises(FrameError):
             client.ask(long)
         with pytest.raises(ConfigError):
-            client.ask("status", **{long: 1})
+            fields: dict[str, Any] = {long: 1}
+            client.ask("status", **fields)
         assert client.ask("info").fields["peer_linked"]
         assert all(len(line) < 10_000 for line in pair.output(server).splitlines())
 
@@ -434,14 +454,12 @@ def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair: Pair) -> None
     round_id = pair.open(**PAIRWISE)
     pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="x" * 900_000)
     for server in ("s0", "s1"):
-        failed = wait_until(
-            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
-        )
+        failed = wait_until(partial(in_state, pair, server, "failed"))
         assert "aborted by coordinator: xxx" in failed["reason"]
         assert len(failed["reason"]) < 3000 and failed["opened"] == "nothing"
 
 
-def test_malformed_messages_of_the_peer_end_no_server(alone: Alone) -> None:
+def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     """With S0's own key, at S1's port for S0."""
     alone.start("s1")
     s0 = alone.intruder("s0")
@@ -451,7 +469,7 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Alone) -> None:
     fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
     fields["start_over"] = False
     before = set(alone.folder.rglob("*"))
-    frames = [
+    frames: list[Sequence[wire.Part]] = [
         [b"junk"],
         wire.pack("hello", hello | {"agreement": {b"lanes": 1, "lanes": 2}}),
         wire.pack("held", {"round": "1-0000000a", "held": 7}),
@@ -516,7 +534,7 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
     words = np.zeros((layout.rows, layout.row_words), np.uint64)
     wrong_dim = share.Layout(layout.rows, DIM * 2, layout.bits)
     wrong_ring = share.Layout(layout.rows, DIM, layout.bits * 2)
-    uploads = [
+    uploads: list[tuple[str, np.ndarray]] = [
         ("words", np.zeros((layout.rows, wrong_dim.row_words), np.uint64)),
         ("words", np.zeros((layout.rows, wrong_ring.row_words), np.uint64)),
         ("words", words[:-1]),
@@ -565,7 +583,7 @@ def test_frames_that_are_none_get_a_typed_error(pair: Pair) -> None:
     header, array = wire.pack(
         "upload", {"id": 9, "round": "", "form": "words"}, {"share": np.zeros(4, np.uint64)}
     )
-    frames = {
+    frames: dict[str, Sequence[wire.Part]] = {
         "random": [np.random.default_rng(1).bytes(100)],
         "empty": [b""],
         "truncated header": [header[: len(header) // 2], array],
@@ -599,6 +617,11 @@ def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair: 
     )  # zmq has connected again
 
 
+def logged(pair: Pair, server: str, fields: dict[str, Any]) -> bool:
+    """Tell whether a server has logged an event with these fields."""
+    return any(fields.items() <= event.items() for event in pair.events(server))
+
+
 def test_a_key_that_is_not_on_the_list_gets_no_answer(pair: Pair) -> None:
     keys = KeyPair(*zmq.curve_keypair())
     for server in ("s0", "s1"):
@@ -606,11 +629,7 @@ def test_a_key_that_is_not_on_the_list_gets_no_answer(pair: Pair) -> None:
         assert stranger.is_ignored(wire.pack("info", {"id": 1}))
         stranger.close()
         refused = {"event": "key-refused", "port": "clients", "key": keys.public.decode()}
-        wait_until(
-            lambda server=server, refused=refused: any(
-                refused.items() <= event.items() for event in pair.events(server)
-            )
-        )
+        wait_until(partial(logged, pair, server, refused))
 
 
 def test_a_clients_key_is_no_peers_and_no_coordinators(pair: Pair) -> None:
@@ -618,18 +637,20 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair: Pair) -> None:
     with pytest.raises(NotAllowed, match="coordinator"):
         client.ask("open", params=PAIRWISE, range={}, reset=False)
     round_id = pair.open(**PAIRWISE)
-    for op, fields in (("close", {}), ("abort", {"reason": "mine"})):
+    asked: list[tuple[str, dict[str, Any]]] = [("close", {}), ("abort", {"reason": "mine"})]
+    for op, fields in asked:
         with pytest.raises(NotAllowed, match="coordinator"):
             client.ask(op, round=round_id, **fields)
     with pytest.raises(NotAllowed, match="client"):
         pair.caller("coordinator", "s0").ask(
             "upload", {"share": np.zeros(16, np.uint8)}, round=round_id, params=b"", form="seed"
         )
-    for op, fields in (
+    asked = [
         ("open", {"params": PAIRWISE, "range": {}}),
         ("close", {"round": round_id}),
         ("abort", {"round": round_id, "reason": ""}),
-    ):
+    ]
+    for op, fields in asked:
         with pytest.raises(NotAllowed, match="s0"):
             pair.caller("coordinator", "s1").ask(op, **fields)
     intruder = pair.intruder("client-1")  # at the peer's port, in the peer's place
@@ -649,7 +670,7 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair: Pair) -> None:
 # Servers that are not there, not alike, or stop
 
 
-def test_s0_waits_for_s1_says_so_and_gives_up(alone: Alone) -> None:
+def test_s0_waits_for_s1_says_so_and_gives_up(alone: Pair) -> None:
     alone.configure("s0", peer_wait_s=6)
     alone.start("s0")
     coordinator = alone.caller("coordinator", "s0")
@@ -674,7 +695,7 @@ def test_s0_waits_for_s1_says_so_and_gives_up(alone: Alone) -> None:
     )
 
 
-def test_servers_that_are_configured_differently_say_how(alone: Alone) -> None:
+def test_servers_that_are_configured_differently_say_how(alone: Pair) -> None:
     alone.configure("s1", text="\n[protocol]\nlanes = 3\not_field_bits = 2\n")
     alone.start("s0", "s1")
     alone.link()
@@ -689,11 +710,13 @@ def test_servers_that_are_configured_differently_say_how(alone: Alone) -> None:
         assert alone.stop(server) == 0
 
 
-LONG = {
-    "method": "pairwise",
-    "dim": 150_000,
-    "max_clients": 3,
-}  # seconds of protocol, in many chunks
+# Seconds of protocol, in many chunks.
+LONG: dict[str, Any] = {"method": "pairwise", "dim": 150_000, "max_clients": 3}
+
+
+def has_begun(pair: Pair, server: str) -> bool:
+    """Tell whether a server has computed a chunk of a round."""
+    return bool(in_state(pair, server, "running").get("progress", [0])[0])
 
 
 def start_long_round(pair: Pair) -> str:
@@ -702,16 +725,12 @@ def start_long_round(pair: Pair) -> str:
     for name in pair.names:
         pair.submit(name, values)
     for server in ("s0", "s1"):
-        wait_until(
-            lambda server=server: (
-                (now := pair.status(server))["state"] == "running" and now["progress"][0] > 0
-            )
-        )
+        wait_until(partial(has_begun, pair, server))
     return round_id
 
 
 def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(
-    alone: Alone,
+    alone: Pair,
 ) -> None:
     silent = '\n[protocol]\not_extension = "silent"\n'  # nowhere else over real daemons
     alone.configure("s0", text=f"{silent}chunk = 4096\n")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from securemedian.mpc import errors, wire
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
@@ -103,7 +104,7 @@ def _following(s1: Server) -> Iterator[str]:
 
 
 def _published(server: Server) -> str:
-    server.engine.result = Outcome(np.zeros((1, DIM), np.uint64), Cost())
+    server.engine.result = Outcome(PublicValues(np.zeros((1, DIM), np.uint64)), Cost())
     server.rounds.engine_ended()
     server.hear(Done(server.latest.round.id))
     return "published"

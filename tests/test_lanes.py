@@ -16,6 +16,7 @@ import pytest
 from securemedian.mpc import share, wire
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.protocol import ProtocolParams
@@ -105,13 +106,13 @@ def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
 
 
 SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
-PARAMS = RoundParams("bucketed", 300, 3, buckets=6)
+PARAMS = RoundParams(Bucketed(buckets=6), 300, 3)
 
 
 class Pipe:
     """One lane of an engine in this process, whose `send` blocks for as long as `blocked` is set."""
 
-    def __init__(self, channel: Channel, blocked: threading.Event) -> None:
+    def __init__(self, channel: Any, blocked: threading.Event) -> None:
         self._link, self._blocked = channel._link, blocked
         self.recv = self._link.recv
         self.closed = self.released = False
@@ -215,7 +216,12 @@ def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines: Server
     assert all(other.released for _, other in hung)
     assert not servers.engines[0].close() and servers.engines[1].close()
     servers.let_go()
-    wait_until(lambda: servers.engines[0].check() or all(one.released for one, _ in hung))
+
+    def released() -> bool:
+        servers.engines[0].check()
+        return all(one.released for one, _ in hung)
+
+    wait_until(released)
     assert servers.engines[0].close()
 
 
@@ -283,7 +289,7 @@ transport.ZmqLink.send = send_or_hang
 sys.exit(main())
 """
 DIM = 500
-OPEN = {
+OPEN: dict[str, Any] = {
     "model": np.zeros(DIM, np.float32),
     "range": {"policy": "coordinate"},
     "reset": True,

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +16,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(params=(io.StringIO, Terminal))
-def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+def stream(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[io.StringIO]:
     """Standard error as a file and as a terminal; pytest's own logging is put back."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

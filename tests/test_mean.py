@@ -7,7 +7,6 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc import ring, share
-from securemedian.mpc.channel import local_pair
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.mean import Mean
@@ -17,7 +16,7 @@ from securemedian.mpc.pipeline import run_round
 from securemedian.mpc.protocol import ProtocolParams
 from tests.daemons import Pair
 from tests.parties import make_parties, run_both
-from tests.test_privacy import Recorder, looks_uniform
+from tests.test_privacy import looks_uniform, recorders
 
 Lanes = tuple[list[Party], list[Party]]
 
@@ -88,11 +87,11 @@ def test_the_ring_holds_the_sum_of_all() -> None:
 
 def test_the_sum_alone_is_opened() -> None:
     """Each server hears the sizes and the other's share of the sum, which is uniform."""
-    pairs = [tuple(Recorder(end) for end in local_pair())]
+    pair = recorders()
     params = RoundParams(Mean(), 4096, 4)
-    opened_sum(make_parties(pairs=pairs), params, np.zeros((4, 4096)))  # type: ignore[arg-type]
-    for end in pairs[0]:
-        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]  # type: ignore[attr-defined]
+    opened_sum(make_parties(pairs=[pair]), params, np.zeros((4, 4096)))
+    for end in pair:
+        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
         assert [label for label, _ in heard] == ["sizes", "open.ring"]
         assert looks_uniform(heard[1][1])
 

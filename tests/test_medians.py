@@ -131,14 +131,14 @@ def test_any_rank(clients: int) -> None:
     counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
     for rank in range(1, clients + 1):
         one, other = run_both(
-            lambda j, r=rank: pairwise.median(parties[j], halves[j], 32, "oblivious", r)
-        )  # type: ignore[misc]
+            lambda j: pairwise.median(parties[j], halves[j], 32, "oblivious", rank)  # noqa: B023
+        )
         assert (
             ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)
         ).all()
         got, _ = run_both(
-            lambda j, r=rank: bucketed.median(parties[j], counts[j], clients, 8, "scan", r)
-        )  # type: ignore[misc]
+            lambda j: bucketed.median(parties[j], counts[j], clients, 8, "scan", rank)  # noqa: B023
+        )
         assert (got == reference.rank_element(index, rank)).all()
 
 

@@ -225,9 +225,9 @@ def test_batch_bounds_a_lane_however_many_clients_there_are(
     got, want = published_round(params, updates, small)
     assert np.array_equal(got, want)
     assert max(at_once) <= BATCH and sum(at_once) == 2 * 190 * 130
-    bound = compare.msb_demand(2 * BATCH, 32).bytes
-    assert max(demand.bytes for demand in reserved) < bound
-    assert method.demand([1] * MANY, 128, MANY).bytes > bound
+    bound = compare.msb_demand(2 * BATCH, 32).memory
+    assert max(demand.memory for demand in reserved) < bound
+    assert method.demand([1] * MANY, 128, MANY).memory > bound
 
 
 def test_a_round_whose_chunks_fit_is_not_cut() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Kind
 from securemedian.mpc.correlations.dabits import DaBits
@@ -89,15 +90,16 @@ radix_conjunction = radix._conjunction
 
 def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:
     leaves = millionaire.leaves_of(bits, equality)
-    gt, eq = millionaire._leaf_shares(party, *own, leaves)
+    as_sender, as_receiver = own
+    gt, eq = millionaire._leaf_shares(party, as_sender, as_receiver, leaves)
     return [words for words in (*gt, *eq) if words.size]
 
 
-def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+def pairwise_median(party: Party, values: RingShare, bits: int) -> np.ndarray:
     return pairwise.median(party, values, bits, "oblivious")
 
 
-def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+def kept_sum(party: Party, values: RingShare, bits: int) -> np.ndarray:
     return trimmed_mean.kept_sum(party, values, bits, 0.25)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import XorWords
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods import bucketed, pairwise, radix, trimmed_mean
 from securemedian.mpc.methods.bucketed import Bucketed
@@ -53,16 +54,16 @@ def random_words(rng: np.random.Generator, clients: int, width: int) -> np.ndarr
 
 def xor_shares(words: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     mask = rng.integers(0, np.iinfo(words.dtype).max, words.shape, words.dtype, endpoint=True)
-    return [mask, mask ^ words]
+    return [XorWords(mask), XorWords(mask ^ words)]
 
 
 def radix_round(
-    lanes: Lanes, values: np.ndarray, weights: list[int] | None = None, **options: object
+    lanes: Lanes, values: np.ndarray, weights: list[int] | None = None, **options: Any
 ) -> tuple[RoundParams, Outcome]:
     """A round as clients and servers do it, on plain values (n, d)."""
     clients, dim = values.shape
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
-    params = RoundParams(Radix(weights=named, **options), dim, clients)  # type: ignore[arg-type]
+    params = RoundParams(Radix(weights=named, **options), dim, clients)
     uploads = [
         share.split(params.method.words(row)[None], params.width, xor=True) for row in values
     ]
@@ -88,8 +89,8 @@ def test_every_rank_of_random_words(clients: int) -> None:
     for rank in range(1, clients + 1):
         bits = ring.count_bits(clients, rank)
         one, other = run_both(
-            lambda j, r=rank, b=bits: radix.median(party[j], shares[j], width, b, r)
-        )  # type: ignore[misc]
+            lambda j: radix.median(party[j], shares[j], width, bits, rank)  # noqa: B023
+        )
         assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
 
 
@@ -197,7 +198,7 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
     uploads = [share.split(params.method.words(row)[None], 32, xor=True) for row in honest]
     for _ in range(liars):
         rubbish = rng.integers(0, 2**64, (2, 1, params.layout.row_words), np.uint64)
-        uploads.append(tuple(share.WordsUpload(params.layout, half) for half in rubbish))  # type: ignore[arg-type]
+        uploads.append(tuple(share.WordsUpload(params.layout, half) for half in rubbish))
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import pipeline, wire
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import MAX_TEXT, ChannelTimeout, RoundBusy, SecureMedianError
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
@@ -87,7 +88,9 @@ def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0: Server) -> None:
 
 def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
     round_id = run_until_started(s0)
-    s0.engine.result = pipeline.Outcome(np.full((1, DIM), 3 << 24, np.uint64), pipeline.Cost(ots=5))
+    s0.engine.result = pipeline.Outcome(
+        PublicValues(np.full((1, DIM), 3 << 24, np.uint64)), pipeline.Cost(ots=5)
+    )
     s0.rounds.engine_ended()
     assert s0.sent[-1] == Done(round_id) and s0.state == ("running", "")
     s0.hear(Done(round_id))
@@ -199,7 +202,9 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
     round_id = run_until_started(s0)
     s0.rounds.stop()
     assert s0.state == ("running", "")
-    s0.engine.result = pipeline.Outcome(np.zeros((1, DIM), np.uint64), pipeline.Cost())
+    s0.engine.result = pipeline.Outcome(
+        PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
+    )
     s0.rounds.engine_ended()
     s0.hear(Done(round_id))
     assert s0.state == ("published", "") and s0.rounds.live is None
@@ -396,7 +401,9 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
         s0.hear(Uploaded(round_id, key))
     assert s0.state[0] == "closing"  # nobody else can come
     s0.hear(Held(round_id, s0.keys), Ready(round_id))
-    s0.engine.result = pipeline.Outcome(np.zeros((1, DIM), np.uint64), pipeline.Cost())
+    s0.engine.result = pipeline.Outcome(
+        PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
+    )
     s0.rounds.engine_ended()
     s0.hear(Done(round_id))
     assert s0.state[0] == "published"

@@ -7,7 +7,10 @@ import socket
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +31,12 @@ from securemedian.servers.transport import (
     PEER_DOMAIN,
     ClientPort,
     PeerPort,
+    ZmqLink,
     authenticate,
     peer_message_limit,
 )
 from securemedian.settings.keys import KeyPair, load_keys
+from tests.daemons import endpoint_of
 
 MAX_BYTES = 1 << 20
 WAIT_S = 10.0
@@ -57,8 +62,8 @@ class Pair:
             self.contexts[0], 0, who, self.one.endpoint, self.s1.public.decode(), MAX_BYTES
         )
 
-    def lanes(self, session: bytes, timeout_s: float = WAIT_S):
-        """One lane, S1's end first."""
+    def lanes(self, session: bytes, timeout_s: float = WAIT_S) -> tuple[ZmqLink, ZmqLink]:
+        """Return both ends of one lane, S0's first; S1's is opened first."""
         one = self.one.lane(session, 0, timeout_s)
         zero = self.zero.lane(session, 0, timeout_s)
         self.releases += [one.release, zero.release]
@@ -79,7 +84,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair():
+def pair() -> Iterator[Pair]:
     made = Pair()
     yield made
     made.close()
@@ -131,7 +136,7 @@ def test_another_key_does_not_reach_the_peer_port(pair: Pair) -> None:
     assert not control.poll(500)
     friend = pair.control(pair.zero)
     friend.send(b"hello")
-    assert control.poll(WAIT_S * 1000) and control.recv() == b"hello"
+    assert control.poll(int(WAIT_S * 1000)) and control.recv() == b"hello"
 
 
 def test_a_stream_taken_over_by_a_new_connection_goes_on(pair: Pair) -> None:
@@ -139,9 +144,9 @@ def test_a_stream_taken_over_by_a_new_connection_goes_on(pair: Pair) -> None:
     for _ in range(2):  # the second as after a restart of S0, the first connection still open
         zero = pair.control(pair.zero)
         zero.send(b"hello")
-        assert control.poll(WAIT_S * 1000) and control.recv() == b"hello"
+        assert control.poll(int(WAIT_S * 1000)) and control.recv() == b"hello"
         control.send(b"welcome")
-        assert zero.poll(WAIT_S * 1000) and zero.recv() == b"welcome"
+        assert zero.poll(int(WAIT_S * 1000)) and zero.recv() == b"welcome"
 
 
 def test_the_client_port_names_the_key_and_not_the_claim() -> None:
@@ -157,17 +162,17 @@ def test_the_client_port_names_the_key_and_not_the_claim() -> None:
             server.public,
         )
         caller.routing_id = b"coordinator"
-        caller.connect(port.socket.last_endpoint.decode())
+        caller.connect(endpoint_of(port))
         caller.send_multipart(wire.pack("info", {"id": 1, "name": "coordinator"}))
-        assert port.socket.poll(WAIT_S * 1000)
+        assert port.socket.poll(int(WAIT_S * 1000))
         request = port.recv()
         assert request is not None and port.recv() is None
         address, key, parts = request
         assert key == client.public.decode() and wire.unpack(parts).type == "info"
         port.send(address, [b"answer"])
-        assert caller.poll(WAIT_S * 1000) and caller.recv() == b"answer"
+        assert caller.poll(int(WAIT_S * 1000)) and caller.recv() == b"answer"
         with pytest.raises(ConfigError, match="cannot listen"):
-            ClientPort(context, server, port.socket.last_endpoint.decode(), MAX_BYTES)
+            ClientPort(context, server, endpoint_of(port), MAX_BYTES)
     finally:
         gate.stop()
         context.destroy(linger=0)
@@ -181,7 +186,7 @@ class Front:
         self.context, self.callers = zmq.Context(), zmq.Context()
         self.gate = authenticate(self.context, {CLIENT_DOMAIN: [self.member.public.decode()]})
         self.port = ClientPort(self.context, self.keys, "tcp://127.0.0.1:*", MAX_BYTES)
-        self.endpoint = self.port.socket.last_endpoint.decode()
+        self.endpoint = endpoint_of(self.port)
         self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
 
     def caller(self, who: KeyPair | None = None, endpoint: str = "") -> zmq.Socket:
@@ -197,7 +202,7 @@ class Front:
     def hears(self, caller: zmq.Socket, limit_s: float = WAIT_S) -> bool:
         """Whether a request of `caller` arrives."""
         caller.send_multipart(wire.pack("info", {"id": 1}))
-        return bool(self.port.socket.poll(limit_s * 1000)) and self.port.recv() is not None
+        return bool(self.port.socket.poll(int(limit_s * 1000))) and self.port.recv() is not None
 
     def close(self) -> None:
         self.gate.stop()
@@ -206,17 +211,20 @@ class Front:
 
 
 @pytest.fixture
-def front():
+def front() -> Iterator[Front]:
     made = Front()
     yield made
     made.close()
 
 
 @contextmanager
-def relay(where: str, bytes_per_s: float = 1e9):
-    """A TCP relay to `where`; `silent` set, it carries nothing more and closes nothing."""
+def relay(
+    where: tuple[str, int], bytes_per_s: float = 1e9
+) -> Iterator[tuple[str, threading.Event]]:
+    """Run a TCP relay to `where`; once `silent` is set it carries nothing more and closes nothing."""
     listener = socket.create_server(("127.0.0.1", 0))
-    silent, ends = threading.Event(), []
+    silent = threading.Event()
+    ends: list[socket.socket] = []
 
     def carry(source: socket.socket, sink: socket.socket) -> None:
         try:
@@ -251,7 +259,7 @@ def relay(where: str, bytes_per_s: float = 1e9):
 
 def event(monitor: zmq.Socket, limit_s: float) -> int:
     """The monitor's next event, 0 if there is none."""
-    if not monitor.poll(limit_s * 1000):
+    if not monitor.poll(int(limit_s * 1000)):
         return 0
     return int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
 
@@ -310,8 +318,8 @@ def test_hosts_that_vanish_are_noticed_by_tcp(front: Front, pair: Pair) -> None:
     assert front.hears(caller)
     inner, outer = pair.control(pair.one), pair.control(pair.zero)
     outer.send(b"hello")
-    assert inner.poll(WAIT_S * 1000)
-    kept = {port: [] for port in ports}
+    assert inner.poll(int(WAIT_S * 1000))
+    kept: dict[int, list[int]] = {port: [] for port in ports}
     for name in os.listdir("/proc/self/fd"):
         try:
             copy = socket.socket(fileno=os.dup(int(name)))
@@ -334,13 +342,13 @@ def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front: Fr
     piece = bytes(MAX_BYTES // 4)
     for parts in ([b"x"] * 100, [piece] * 5, [piece] * 200):
         caller.send_multipart(parts)
-        assert front.port.socket.poll(WAIT_S * 1000)
+        assert front.port.socket.poll(int(WAIT_S * 1000))
         tracemalloc.start()
         assert front.port.recv() is None
         taken = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert taken < 2 * MAX_BYTES
-        assert caller.poll(WAIT_S * 1000)
+        assert caller.poll(int(WAIT_S * 1000))
         answer = wire.unpack(caller.recv_multipart())
         assert (answer.type, answer.fields["id"], answer.fields["code"]) == (
             "error",
@@ -349,7 +357,9 @@ def test_a_request_of_too_many_parts_or_bytes_is_answered_and_not_kept(front: Fr
         )
         assert "max_message_bytes" in answer.fields["message"]
     caller.send_multipart([b"x", piece, piece, piece])
-    assert front.port.socket.poll(WAIT_S * 1000) and len(front.port.recv()[2]) == 4
+    assert front.port.socket.poll(int(WAIT_S * 1000))
+    request = front.port.recv()
+    assert request is not None and len(request[2]) == 4
 
 
 def test_refused_keys_take_bounded_memory_and_a_bounded_log(
@@ -404,7 +414,7 @@ class Stub:
     """A daemon's parts: the control socket fails, and the rounds note what they are told."""
 
     def __init__(self) -> None:
-        self.told = []
+        self.told: list[str] = []
 
     def poll(self, _: int) -> list:
         return [(self, zmq.POLLIN)]
@@ -419,14 +429,15 @@ class Stub:
 def test_a_socket_that_fails_fails_the_round_and_not_the_server() -> None:
     stub = Stub()
     loop = Daemon.__new__(Daemon)
-    loop._control = loop._rounds = stub
-    loop._turn(stub)
+    parts: Any = stub
+    loop._control = loop._rounds = parts
+    loop._turn(parts)
     assert stub.told == ["could not use a socket: Too many open files"]
 
 
 def test_connections_cannot_take_the_reserved_descriptors() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = []
+    files: list[Any] = []
     try:
         descriptors = Descriptors()
         assert 0 < descriptors.for_connections < descriptors.limit <= before[1]
@@ -443,7 +454,7 @@ def test_connections_cannot_take_the_reserved_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "scan": {"method": "bucketed", "ring_bits": 64},
     "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 1024},
     "pairwise": {"method": "pairwise"},
@@ -465,8 +476,9 @@ def test_no_message_of_a_round_reaches_the_peers_limit(
     protocol = ProtocolParams(field_bits, lanes=1, batch=1 << 16, chunk=1 << 20)
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
     party = plan.lone_party(protocol)
-    plan.rehearse(party, params, [1] * clients, end - begin)
-    longest = max(event.bytes for event in party.channel.events)
+    plan.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
+    events = vars(party.channel)["events"]
+    longest = max(event.size for event in events if hasattr(event, "size"))
     assert longest < peer_message_limit(protocol)
     assert longest - transport.PEER_BYTES // 2 < (
         transport.PEER_BYTES_PER_COMPARISON * protocol.batch * 0.6
