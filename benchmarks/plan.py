@@ -1,15 +1,16 @@
 """`securemedian plan`: what a round will cost, before anyone starts it.
 
-OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two servers with one core each, like this
-machine's, from a calibration that takes about a second a method:
+OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two servers with one core
+each, like this machine's, from a calibration that takes about a second a method:
 
     seconds  = max(compute, transfer) + waiting
     compute  = OTs x seconds an OT + coordinates x seconds a coordinate online + bytes both ways x seconds a byte
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S), a round being a message that waits for one from the other side
 
-Seconds an OT and a coordinate are those of one party that runs a part of this very round alone: cryptography and
-kernels are real, only nobody answers. Seconds a byte are those of the encryption that the servers' sockets use.
+Seconds an OT and a coordinate are those of one party that runs a part of this very round alone:
+cryptography and kernels are real, only nobody answers. Seconds a byte are those of the encryption
+that the servers' sockets use.
 """
 
 import argparse
@@ -259,7 +260,9 @@ def estimate(
 def calibrate(
     params: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float
 ) -> Speed:
-    """Time a part of the round at a party whose peer says nothing but zeros: the best of a few runs."""
+    """Time a part of the round at a party whose peer says nothing but zeros: the best of a few
+    runs.
+    """
     begin, end = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
     size = end - begin
     while size > 1 and demand(params, weights, size).ots > CALIBRATION_OTS:

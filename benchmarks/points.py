@@ -1,4 +1,6 @@
-"""`securemedian bench ot|compare|median`: what single steps and whole medians cost, for any parameters."""
+"""`securemedian bench ot|compare|median`: what single steps and whole medians cost, for any
+parameters.
+"""
 
 import argparse
 import itertools
@@ -136,8 +138,8 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def growth(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How cost grows with the clients, for each method timed at three numbers of them or more: the exponent of n in a
-    least-squares fit of the logarithms, 1 for linear and 2 for quadratic.
+    """How cost grows with the clients, for each method timed at three numbers of them or more: the
+    exponent of n in a least-squares fit of the logarithms, 1 for linear and 2 for quadratic.
     """
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in results:

@@ -1,7 +1,7 @@
 """What one party does for one point of a benchmark: the same in both processes.
 
-Inputs are uniform shares: what a round costs does not depend on them (tests/test_privacy.py), and what it computes on
-them means nothing.
+Inputs are uniform shares: what a round costs does not depend on them (tests/test_privacy.py), and
+what it computes on them means nothing.
 """
 
 import time
@@ -36,7 +36,9 @@ SWEPT = ("buckets", "ring_bits", "schedule", "encoding")
 
 @dataclass(frozen=True)
 class Point:
-    """One set of parameters to time. Fields that a benchmark has no use for stay None and are saved as such."""
+    """One set of parameters to time. Fields that a benchmark has no use for stay None and are saved
+    as such.
+    """
 
     bench: str  # "ot", "compare", "median" or "bytes"
     method: str
@@ -66,8 +68,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Spent:
-    """One repetition at one party. `publish_seconds`: what S0 does with the opened buckets of a round, which takes no
-    peer.
+    """One repetition at one party. `publish_seconds`: what S0 does with the opened buckets of a
+    round, which takes no peer.
     """
 
     cost: Cost
@@ -92,8 +94,8 @@ def run_point(
 
 
 def round_params(point: Point) -> RoundParams:
-    """Return the round that a point of `bench median` times: its method, with those of the point's fields
-    that are options of it.
+    """Return the round that a point of `bench median` times: its method, with those of the point's
+    fields that are options of it.
     """
     given = {name: getattr(point, name) for name in SWEPT if getattr(point, name) is not None}
     options = swept_options(point.method, given)
@@ -103,8 +105,8 @@ def round_params(point: Point) -> RoundParams:
 
 
 def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given options that `plan` and `bench` set for a method. A small value ring gets
-    a fraction that fits, which changes no cost.
+    """Return those of the given options that `plan` and `bench` set for a method. A small value
+    ring gets a fraction that fits, which changes no cost.
     """
     known = {name for name, option in options_of(METHODS[method]).items() if option.swept}
     options = {name: value for name, value in given.items() if name in known}

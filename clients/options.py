@@ -35,9 +35,9 @@ def add_method_options(
 ) -> None:
     """Add a flag for every option of any method, grouped by the methods that have it.
 
-    `only` and `leave_out` name the options that the verb has a use for, or none; `swept` leaves out methods
-    whose option of that name `plan` and `bench` do not set; `parser_of` gives another parser of values
-    than the option's own, for verbs that take several.
+    `only` and `leave_out` name the options that the verb has a use for, or none; `swept` leaves out
+    methods whose option of that name `plan` and `bench` do not set; `parser_of` gives another
+    parser of values than the option's own, for verbs that take several.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     known: dict[str, dict[str, Option]] = {}

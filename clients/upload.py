@@ -1,4 +1,6 @@
-"""A flat update to the two shares of one round, and two shares of a result back to values. protocols.md section 2."""
+"""A flat update to the two shares of one round, and two shares of a result back to values.
+protocols.md section 2.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +17,9 @@ from securemedian.mpc.params import RoundParams
 
 @dataclass(frozen=True)
 class Round:
-    """An open round as a client sees it. Model and range are the published ones; only rounds on buckets have both."""
+    """An open round as a client sees it. Model and range are the published ones; only rounds on
+    buckets have both.
+    """
 
     id: str
     number: int
@@ -49,7 +53,9 @@ def encode_update(vector: NDArray[Any], round: Round) -> NDArray[Any]:
 
 
 def split(values: NDArray[Any], round: Round) -> tuple[ShareHalf, ShareHalf]:
-    """The halves for S0 and S1. Clients of odd index send the seed to S1, so that both links carry the same load."""
+    """The halves for S0 and S1. Clients of odd index send the seed to S1, so that both links carry
+    the same load.
+    """
     seeded, rest = share.split(values, round.params.width, xor=round.params.xor_shared)
     seed, words = (
         ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)),

@@ -1,4 +1,6 @@
-"""The verb `demo`: both servers and several clients train a real model on this machine, and every result is checked."""
+"""The verb `demo`: both servers and several clients train a real model on this machine, and every
+result is checked.
+"""
 
 import argparse
 import json

@@ -18,8 +18,8 @@ def published(
     width: NDArray[np.float32] | None,
     weights: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
-    """Return the results (ranks, d) that a round must publish for the updates (n, d) of the included
-    clients, which weigh `weights`, given the model and range it started from.
+    """Return the results (ranks, d) that a round must publish for the updates (n, d) of the
+    included clients, which weigh `weights`, given the model and range it started from.
     """
     results = params.method.in_the_clear(
         updates, weights or [1] * len(updates), Published(model, width), params.max_clients

@@ -1,4 +1,6 @@
-"""What the demo looks like in a terminal: a table that grows with the rounds, and what came of it at the end."""
+"""What the demo looks like in a terminal: a table that grows with the rounds, and what came of it
+at the end.
+"""
 
 from typing import Any
 

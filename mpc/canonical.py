@@ -20,8 +20,8 @@ def digest(*values: Any) -> bytes:
 
 
 def flat(instance: Any) -> dict[str, Any]:
-    """Return a dataclass as the map that `build` takes, in one form: a whole number given for a float
-    is a float, so that both digest alike.
+    """Return a dataclass as the map that `build` takes, in one form: a whole number given for a
+    float is a float, so that both digest alike.
     """
     hints = get_type_hints(type(instance))
     values = {f.name: getattr(instance, f.name) for f in fields(instance)}
@@ -31,8 +31,8 @@ def flat(instance: Any) -> dict[str, Any]:
 def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     """Return a flat dataclass built from a map that came from outside.
 
-    `made` are fields that are built already and that the map must not name. Raises ConfigError, which
-    names unknown, missing and mistyped keys and `where` they stand.
+    `made` are fields that are built already and that the map must not name. Raises ConfigError,
+    which names unknown, missing and mistyped keys and `where` they stand.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")

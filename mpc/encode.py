@@ -27,11 +27,12 @@ def without_nan(values: ArrayLike, what: str) -> NDArray[np.float64]:
 
 
 def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0) -> Ring:
-    """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values keep their sign
-    (Theorem C.1). `headroom` takes that many bits off the range, for sums of 2^headroom values.
+    """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values
+    keep their sign (Theorem C.1). `headroom` takes that many bits off the range, for sums of
+    2^headroom values.
 
-    Returns ring elements (two's complement, the ring's dtype), the shape of `values`. +-inf saturates. Raises
-    InputError for NaN.
+    Returns ring elements (two's complement, the ring's dtype), the shape of `values`. +-inf
+    saturates. Raises InputError for NaN.
     """
     check_bits(bits)
     if not 0 <= fraction_bits <= bits - 2 - headroom:
@@ -70,10 +71,11 @@ def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
 def bucketize(
     values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: int
 ) -> NDArray[np.uint16]:
-    """The bucket (0..b-1) of each value in the range of `width` B around `centre` g; `centre` and `width` broadcast.
+    """The bucket (0..b-1) of each value in the range of `width` B around `centre` g; `centre` and
+    `width` broadcast.
 
-    0 for w <= g - B/2, b-1 for w >= g + B/2, else floor((w - (g - B/2)) / (B/(b-2))) + 1. Raises InputError for NaN,
-    ConfigError for b < 3 or B <= 0.
+    0 for w <= g - B/2, b-1 for w >= g + B/2, else floor((w - (g - B/2)) / (B/(b-2))) + 1. Raises
+    InputError for NaN, ConfigError for b < 3 or B <= 0.
     """
     width = _check_buckets(buckets, width)
     w = without_nan(values, "the update")
@@ -99,8 +101,8 @@ def quantize(
 
 
 def cumulative(index: NDArray[Any], buckets: int) -> Bits:
-    """c(y) = 1{bucket <= y}, shape (b-1, d): what a bucketed upload shares. The last column of the one-hot sum is
-    always n and not sent.
+    """c(y) = 1{bucket <= y}, shape (b-1, d): what a bucketed upload shares. The last column of the
+    one-hot sum is always n and not sent.
     """
     thresholds = np.arange(buckets - 1, dtype=np.uint16)
     return (index[None, :] <= thresholds[:, None]).astype(np.uint8)

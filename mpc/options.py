@@ -1,4 +1,5 @@
-"""Describe the options of a method or a range policy: fields of a frozen dataclass that say what they are.
+"""Describe the options of a method or a range policy: fields of a frozen dataclass that say what
+they are.
 
 What reads options from outside (flags, TOML, messages, `plan`, benchmarks) asks `options_of` and
 knows no method by name.
@@ -16,8 +17,9 @@ from securemedian.mpc.errors import ConfigError, quoted
 class Option:
     """Hold what is known of one option. `kind` is its annotated type.
 
-    `compared`: the values that `plan` compares if none is given. `swept`: whether the flags of `plan`
-    and `bench` set it, which are shared by all methods; the help of those flags says what for.
+    `compared`: the values that `plan` compares if none is given. `swept`: whether the flags of
+    `plan` and `bench` set it, which are shared by all methods; the help of those flags says what
+    for.
     """
 
     name: str
@@ -39,7 +41,7 @@ def option(
     compared: tuple[Any, ...] = (),
     swept: bool = True,
 ) -> Any:
-    """Return the dataclass field of an option; a list or a dictionary is copied for each instance."""
+    """Return the dataclass field of an option; a list or dictionary is copied per instance."""
     about = {
         "help": help,
         "choices": choices,
@@ -107,7 +109,8 @@ def check_number(name: str, value: object, low: float, high: float, what: str) -
 
 
 def as_written(share: float) -> Fraction:
-    """Return a share as the decimal that it is written as: 0.07 of 100 is 7, not 7.0000000000000009.
+    """Return a share as the decimal that it is written as: 0.07 of 100 is 7, not
+    7.0000000000000009.
 
     Ranks of quantiles and what a trimmed mean drops are counted with it, so that no rounding of
     floating point moves them.

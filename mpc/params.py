@@ -20,8 +20,8 @@ class RoundParams:
     """Hold what both servers agree on for one round, hashed into its handshake: its numbers and its
     method with the method's options.
 
-    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the method's name, the
-    round's own fields and exactly the options of that method.
+    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the method's name,
+    the round's own fields and exactly the options of that method.
     """
 
     method: Method
@@ -97,14 +97,14 @@ class RoundParams:
         return self.method.max_total(self.max_clients)
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of those who take part, in their order. ConfigError where one weighs more
-        than the cap allows.
+        """Return the weights of those who take part, in their order. ConfigError where one weighs
+        more than the cap allows.
         """
         return self.method.weights_of(clients)
 
     def check_included(self, clients: Sequence[str]) -> None:
-        """Raise ConfigError if there can be no result of these clients: one weighs too much, or a rank
-        is beyond their total.
+        """Raise ConfigError if there can be no result of these clients: one weighs too much, or a
+        rank is beyond their total.
         """
         self.method.check_total(sum(self.weights_of(clients)))
 
@@ -127,8 +127,8 @@ class RoundParams:
 
     @property
     def digest(self) -> bytes:
-        """What an upload names, so that one encoded for other parameters is told from one of the same
-        size.
+        """What an upload names, so that one encoded for other parameters is told from one of the
+        same size.
         """
         return digest(self.to_dict())
 

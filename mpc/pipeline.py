@@ -1,5 +1,5 @@
-"""One round on shares: cut in chunks of coordinates, so that memory is bounded, and spread over lanes, so that one lane
-computes while another waits for the link.
+"""One round on shares: cut in chunks of coordinates, so that memory is bounded, and spread over
+lanes, so that one lane computes while another waits for the link.
 """
 
 import hashlib
@@ -27,10 +27,12 @@ Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
 
 @dataclass(frozen=True)
 class Cost:
-    """What one party counted over all its lanes. `ots` counts both directions; `rounds` is the longest lane's.
+    """What one party counted over all its lanes. `ots` counts both directions; `rounds` is the
+    longest lane's.
 
-    `preprocessing_`: of it, making correlations, which needs no input; the rest is online. `seconds` is from the start
-    of the round's run to its end; what `fill` did before that is in `ahead_seconds` alone.
+    `preprocessing_`: of it, making correlations, which needs no input; the rest is online.
+    `seconds` is from the start of the round's run to its end; what `fill` did before that is in
+    `ahead_seconds` alone.
     """
 
     ots: int = 0
@@ -68,8 +70,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold the result of a round. `values`, shape (results, dim), are what the servers learn (`Method.decode`
-    gives their numbers), or with result_to = "clients" this party's additive shares.
+    """Hold the result of a round. `values`, shape (results, dim), are what the servers learn
+    (`Method.decode` gives their numbers), or with result_to = "clients" this party's additive
+    shares.
     """
 
     values: Result
@@ -84,11 +87,12 @@ def run_round(
     progress: Progress | None = None,
     weights: Sequence[int] | None = None,
 ) -> Outcome:
-    """Compute the round's result from `uploads`, one party's shares of all clients in the order both parties agreed on,
-    and their public `weights` in the same order (by default 1). The other party does the same at the same time.
+    """Compute the round's result from `uploads`, one party's shares of all clients in the order
+    both parties agreed on, and their public `weights` in the same order (by default 1). The other
+    party does the same at the same time.
 
-    `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after the channels of all
-    are closed.
+    `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after
+    the channels of all are closed.
     """
     if not 1 <= len(uploads) <= params.max_clients:
         raise InputError(f"{len(uploads)} uploads for a round of 1 to {params.max_clients} clients")
@@ -119,11 +123,12 @@ def fill(
     hurry: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Cost:
-    """Make correlations for the next round, for `max_clients` clients, before their uploads are there. The other party
-    does the same at the same time.
+    """Make correlations for the next round, for `max_clients` clients, before their uploads are
+    there. The other party does the same at the same time.
 
-    Stops where the stock would take more than `limit_bytes` (the smaller wish of both parties), or where party 0's
-    `hurry` says that the round is waiting: the round makes what is lacking. Drops what this round has no use for.
+    Stops where the stock would take more than `limit_bytes` (the smaller wish of both parties), or
+    where party 0's `hurry` says that the round is waiting: the round makes what is lacking. Drops
+    what this round has no use for.
     """
     meter = Meter(parties)
     chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
@@ -191,8 +196,8 @@ def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
 
 
 def warm_up(params: ProtocolParams | None = None) -> None:
-    """Compile every kernel that a round of any method uses (or load it from the cache on disk), for every
-    ring dtype, on small inputs of both parties in this process.
+    """Compile every kernel that a round of any method uses (or load it from the cache on disk), for
+    every ring dtype, on small inputs of both parties in this process.
     """
     protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
@@ -228,8 +233,9 @@ def warm_up(params: ProtocolParams | None = None) -> None:
 def _agree_on_sizes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
 ) -> tuple[int, int, int]:
-    """`chunk`, `batch` and the limit of a filled pool are LOCAL wishes, so the parties exchange them and take the
-    smaller: one round. PeerProtocolError if the parties' pools are not the two halves of the same correlations.
+    """`chunk`, `batch` and the limit of a filled pool are LOCAL wishes, so the parties exchange
+    them and take the smaller: one round. PeerProtocolError if the parties' pools are not the two
+    halves of the same correlations.
     """
     mine, theirs = exchange_wishes(parties, protocol, limit_bytes)
     if (theirs[:2] < share.SLICE_ALIGN).any():
@@ -247,8 +253,8 @@ def _agree_on_sizes(
 def exchange_wishes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
 ) -> tuple[Words, Words]:
-    """`chunk`, `batch`, the limit of the pool, and four words that tell the pools of all lanes, of both parties, ours
-    first.
+    """`chunk`, `batch`, the limit of the pool, and four words that tell the pools of all lanes, of
+    both parties, ours first.
     """
     pools = hashlib.sha256(b"".join(party.pool.fingerprint for party in parties)).digest()
     mine = np.concatenate(
@@ -272,8 +278,8 @@ def cut(
 
 
 def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
-    """Call lane(0), lane(1), .. each on a thread of its own; the first error closes all channels, so that no lane waits
-    on, and is raised.
+    """Call lane(0), lane(1), .. each on a thread of its own; the first error closes all channels,
+    so that no lane waits on, and is raised.
     """
     errors: list[BaseException] = []
     lock = threading.Lock()
@@ -314,7 +320,9 @@ class _Report:
 
 
 class Meter:
-    """Counts what a party's lanes do from its making on: made by both parties before either of them sends."""
+    """Counts what a party's lanes do from its making on: made by both parties before either of them
+    sends.
+    """
 
     def __init__(self, parties: Sequence[Party]) -> None:
         self._parties = parties

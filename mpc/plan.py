@@ -1,16 +1,18 @@
-"""What a round will cost, told beforehand: `predict` runs the protocol itself, both parties one after the other, on
-channels that move nothing and extensions that compute nothing, and counts.
+"""What a round will cost, told beforehand: `predict` runs the protocol itself, both parties one
+after the other, on channels that move nothing and extensions that compute nothing, and counts.
 
 Who sends what, how long it is and what waits for what are functions of the round's parameters alone
-(tests/test_privacy.py), so the counts are exactly those of a real round (tests/test_plan.py), without a formula of
-their own that could disagree with it: `Party`, `Pool` and the methods run unchanged. What stands in for the rest shares
-the size of a message with `channel`, `softspoken` and `ferret`, and the chunks with `pipeline`.
+(tests/test_privacy.py), so the counts are exactly those of a real round (tests/test_plan.py),
+without a formula of their own that could disagree with it: `Party`, `Pool` and the methods run
+unchanged. What stands in for the rest shares the size of a message with `channel`, `softspoken` and
+`ferret`, and the chunks with `pipeline`.
 
-A chunk's messages depend on its size and on what the chunks before left in stock, and the stock soon repeats, so that
-few of a long vector's chunks are run. Prediction is of the first round of a session: a later one finds a rest in stock,
-and makes less. Silent OT extension makes OTs by the iteration: those that a round hands out are counted as OTs, and the
-bytes are of whole iterations, the last of each lane and direction included. A daemon that fills its pools while
-clients train adds to these bytes an exchange of sizes and a short message a chunk.
+A chunk's messages depend on its size and on what the chunks before left in stock, and the stock
+soon repeats, so that few of a long vector's chunks are run. Prediction is of the first round of a
+session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
+iteration: those that a round hands out are counted as OTs, and the bytes are of whole iterations,
+the last of each lane and direction included. A daemon that fills its pools while clients train adds
+to these bytes an exchange of sizes and a short message a chunk.
 """
 
 import copy
@@ -53,11 +55,13 @@ Depths = tuple[int, int]  # of party 0 and party 1
 
 @dataclass(frozen=True)
 class Plan:
-    """A round as it will be. `costs` are party 0's and party 1's: totals, with no seconds and not taken apart.
+    """A round as it will be. `costs` are party 0's and party 1's: totals, with no seconds and not
+    taken apart.
 
-    `memory` is in bytes, of one server: for every lane the most that a chunk's correlations, shares and intermediate
-    arrays take together and the buffers of OT extension, and the result. Not in it are the uploads (which a server
-    keeps in files), messages that wait to be sent, and Python itself.
+    `memory` is in bytes, of one server: for every lane the most that a chunk's correlations, shares
+    and intermediate arrays take together and the buffers of OT extension, and the result. Not in it
+    are the uploads (which a server keeps in files), messages that wait to be sent, and Python
+    itself.
     """
 
     costs: tuple[Cost, Cost]
@@ -66,8 +70,8 @@ class Plan:
 
 
 def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
-    """The cost of `pipeline.run_round` for clients of these public weights ([1] * n if they have none), for both
-    parties. ConfigError where a chunk would be too large for any machine.
+    """The cost of `pipeline.run_round` for clients of these public weights ([1] * n if they have
+    none), for both parties. ConfigError where a chunk would be too large for any machine.
     """
     chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     sizes = [end - begin for begin, end in chunks]
@@ -118,7 +122,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
 def rehearse(
     party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
 ) -> None:
-    """Do what a lane does for a chunk of `size` coordinates, on a dry channel and uploads of zeros."""
+    """Do what a lane does for a chunk of `size` coordinates, on a dry channel and zeros."""
     uploads: list[share.Upload] = [_NoUpload()] * len(weights)
     compute(party, params, params.chunk(uploads, weights, 0, size, batch))
 
@@ -347,7 +351,9 @@ class _Rehearsal:
 
 
 class _Peak:
-    """The most memory that numpy and Python took at once in a `with` block, beyond what they had before it."""
+    """The most memory that numpy and Python took at once in a `with` block, beyond what they had
+    before it.
+    """
 
     bytes = 0
 
@@ -411,8 +417,8 @@ def _run(
 
 
 def _replay(events: Sequence[Sequence[_Event]], start: Depths) -> tuple[Depths, int]:
-    """How deep both parties are after a chunk that they began at these depths, and the deepest message of it: what
-    `Channel` counts, each party going on as far as messages have come.
+    """How deep both parties are after a chunk that they began at these depths, and the deepest
+    message of it: what `Channel` counts, each party going on as far as messages have come.
     """
     depths, deepest, at = list(start), 0, [0, 0]
     flying: tuple[deque[int], deque[int]] = (

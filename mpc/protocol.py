@@ -1,7 +1,8 @@
-"""Parameters of the protocol between the two servers, frozen. Each is one of three kinds, said beside it:
+"""Parameters of the protocol between the two servers, frozen. Each is one of three kinds, said
+beside it:
 
-LOCAL      changes no output; the servers may differ (the smaller wish is used where both must act alike);
-AGREEMENT  both servers must have the same value: part of the digest they compare before anything runs;
+LOCAL      changes no output; the servers may differ (the smaller wish counts where both act alike);
+AGREEMENT  both servers must have the same value: in the digest that they compare first;
 SECURITY   a security level or the choice of a primitive; agreed on as well.
 """
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from securemedian.clients.config import ClientConfig
     from securemedian.clients.upload import Round
     from securemedian.mpc.errors import SecureMedianError
+    from securemedian.mpc.params import RoundParams
     from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.params import RoundParams
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Client",
     "ClientConfig",

@@ -1,4 +1,6 @@
-"""The training run that S0 keeps: global model, bucket range and number. protocols.md 7.1; the paper's Algorithm 3."""
+"""The training run that S0 keeps: global model, bucket range and number. protocols.md 7.1; the
+paper's Algorithm 3.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,9 @@ Float32s = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Training:
-    """Model g and range B as published, float32, so that all compute with the same bits. Never changed in place."""
+    """Model g and range B as published, float32, so that all compute with the same bits. Never
+    changed in place.
+    """
 
     policy: RangePolicy = field(default_factory=lambda: policy_from({}))
     model: Float32s | None = None
@@ -42,7 +46,9 @@ class Training:
 def begin(
     kept: Training, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None
 ) -> Training:
-    """What a round starts from. A given `model`, or `reset`, starts a new training run: B = p0 and t = 1."""
+    """What a round starts from. A given `model`, or `reset`, starts a new training run: B = p0 and
+    t = 1.
+    """
     fresh = reset or model is not None
     if model is None:
         model = kept.model
@@ -81,8 +87,8 @@ def finish(
 ) -> tuple[Training, Float32s]:
     """Return what the round that started from `before` ends with, and its results (results, d).
 
-    `values` are the opened ones (mpc.pipeline.Outcome) of clients who weigh `total`; the first result is
-    the model.
+    `values` are the opened ones (mpc.pipeline.Outcome) of clients who weigh `total`; the first
+    result is the model.
     """
     published = Published(before.model, before.width)
     opened = params.method.public(values)

@@ -1,9 +1,11 @@
 """Sockets: zmq with CURVE and an allow-list on every port, and the streams between the two servers.
 
-The servers share one TCP port, which S1 binds. Each stream on it (control, the lanes of a session) is a DEALER at both
-ends with the stream's name as its routing id, so that lane code is the same at both:
+The servers share one TCP port, which S1 binds. Each stream on it (control, the lanes of a session)
+is a DEALER at both ends with the stream's name as its routing id, so that both ends run the same
+code:
 
-    S0: DEALER name --tcp, CURVE--> ROUTER (S1's port) <-zmq.proxy-> ROUTER <--inproc-- DEALER name :S1
+    S0: DEALER name --tcp, CURVE--> ROUTER (S1's port) <-zmq.proxy-> ROUTER
+    S1: DEALER name --inproc--> the second ROUTER
 
 The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
 """
@@ -34,7 +36,8 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 PEER_DOMAIN, CLIENT_DOMAIN = "peer", "clients"
-LINGER_MS = 500  # for last words when a server stops
+# For last words when a server stops
+LINGER_MS = 500
 # A connection that has not proved a key within this ends. Until then it holds what it has sent.
 HANDSHAKE_MS = 5000
 # zmq's own signs of life on the streams between the servers, below the messages
@@ -46,8 +49,10 @@ CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 # Within this libzmq has begun to connect. It goes on by itself if that takes longer.
 CONNECT_MS = 100
-SLICE_MS = 50  # how often a waiting lane looks whether it has been closed
-QUEUED_REQUESTS = 4  # a caller's unread requests; more wait at the caller, so memory stays bounded
+# How often a waiting lane looks whether it has been closed
+SLICE_MS = 50
+# Unread requests of one connection; more wait at the caller
+QUEUED_REQUESTS = 4
 # A request is a header and its arrays, of which no request has more than one.
 MAX_REQUEST_PARTS = 8
 # Refused keys that are remembered, so that each is logged once, and log lines per minute
@@ -250,7 +255,8 @@ class PeerPort:
     def _bind_proxy(self, endpoint: str) -> str:
         front, back = self._context.socket(zmq.ROUTER), self._context.socket(zmq.ROUTER)
         for socket in (front, back):
-            # a ROUTER drops what exceeds a high-water mark; the protocol's own turns bound what is on its way
+            # a ROUTER drops what exceeds a high-water mark; the protocol's turns bound what is on
+            # its way
             socket.sndhwm = socket.rcvhwm = 0
             # a restarted S0 takes its names over from the connection that zmq has not yet given up
             socket.router_handover = True
@@ -324,7 +330,10 @@ class ZmqLink:
         socket.sndtimeo = int(timeout_s * 1000)
 
     def meet(self, party: int) -> None:
-        """Once, first of all: S0 greets and S1 waits for it, for S1's port knows no way to S0's socket before."""
+        """Greet (S0) or wait for the greeting (S1), once and before all else.
+
+        S1's port knows no way to S0's socket before.
+        """
         if party == 0:
             self.send([b"lane"])
         else:
@@ -341,7 +350,7 @@ class ZmqLink:
             ) from None
 
     def recv(self) -> list[bytes]:
-        """The next message, copied: zmq's buffers are not aligned for the kernels."""
+        """Return the next message, copied: zmq's buffers are not aligned for the kernels."""
         deadline = time.monotonic() + self._timeout_s
         while not self._socket.poll(SLICE_MS):
             self._check()

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from securemedian.mpc.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
 _sessions = itertools.count(1)
+_lanes = itertools.count()
 
 
 def run_both(function: Callable[[int], Any]) -> tuple[Any, Any]:
@@ -52,18 +54,44 @@ def make_parties(
     session_id: bytes = b"",
     extension: str = "softspoken",
 ) -> tuple[list[Party], list[Party]]:
-    """Return the lanes of both parties of a new session."""
+    """Return the lanes of both parties: new ones of a session that is there already.
+
+    A session is made for the caller alone, base OTs included, if it has a say in `entropy`, `pairs`
+    of channels or `session_id`.
+    """
     protocol = ProtocolParams(ot_field_bits=field_bits, lanes=lanes, ot_extension=extension)
-    pairs = pairs or [local_pair(20) for _ in range(lanes)]
-    session_id = session_id or next(_sessions).to_bytes(16, "little")
-
-    def establish(party_id: int) -> list[Party]:
-        session = Session.establish(
-            party_id, pairs[0][party_id], session_id, protocol, entropy[party_id]
+    if not pairs and not session_id and tuple(entropy) == (os_entropy, os_entropy):
+        sessions = _shared_sessions(protocol)
+        channels = [local_pair(20) for _ in range(lanes)]
+        numbers = [next(_lanes) for _ in range(lanes)]
+        return run_both(
+            lambda j: [
+                sessions[j].party(number, pair[j])
+                for number, pair in zip(numbers, channels, strict=True)
+            ]
         )
-        return [session.party(lane, pairs[lane][party_id]) for lane in range(lanes)]
+    own = pairs or [local_pair(20) for _ in range(lanes)]
+    ends = _establish(protocol, own[0], session_id or _next_session_id(), entropy)
+    return run_both(lambda j: [ends[j].party(lane, own[lane][j]) for lane in range(lanes)])
 
-    return run_both(establish)
+
+@cache
+def _shared_sessions(protocol: ProtocolParams) -> tuple[Session, Session]:
+    """Return one session for all tests of these parameters: base OTs are slow, tests small."""
+    return _establish(protocol, local_pair(20), _next_session_id(), (os_entropy, os_entropy))
+
+
+def _establish(
+    protocol: ProtocolParams,
+    pair: tuple[Channel, Channel],
+    session_id: bytes,
+    entropy: Sequence[Entropy],
+) -> tuple[Session, Session]:
+    return run_both(lambda j: Session.establish(j, pair[j], session_id, protocol, entropy[j]))
+
+
+def _next_session_id() -> bytes:
+    return next(_sessions).to_bytes(16, "little")
 
 
 def deterministic_entropy(seed: int) -> Entropy:

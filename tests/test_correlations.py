@@ -191,7 +191,8 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             return original(self, count)
 
         monkeypatch.setattr(cls, "extend", extend)
-    sides = make_parties(lanes=2)
+    # of a session of their own: its streams are counted from 0
+    sides = make_parties(lanes=2, session_id=bytes(16))
     demands = [
         Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)}),
         Demand({RandomOts(8): (300, 300)}),

@@ -152,6 +152,7 @@ def test_mnist_reaches_its_accuracy(tmp_path: Path, options: str, least: float) 
         ("--rounds 0", "--rounds"),
         ("--range-initial 0", "bucket range"),
         ("--data .", "MNIST"),
+        ("--fault ofom", "securemedian experiment"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(

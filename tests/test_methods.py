@@ -1,4 +1,6 @@
-"""What every method and every range policy must be: asked of the registries, so that a new one is tested too."""
+"""What every method and every range policy must be: asked of the registries, so that a new one is
+tested too.
+"""
 
 import math
 from fractions import Fraction

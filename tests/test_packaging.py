@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import securemedian
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -164,3 +166,22 @@ def test_a_wheel_is_imported_next_to_a_users_own_folders(
 def test_a_round_in_a_folder_with_clients_servers_and_scripts_of_its_own(folder: Path) -> None:
     done = run(PROGRAM, folder, ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_public_face_is_complete_and_imports_nothing_by_itself() -> None:
+    program = (
+        "import sys, securemedian\n"
+        "assert not [name for name in sys.modules if name.startswith('securemedian.')]\n"
+        "for name in securemedian.__all__:\n"
+        "    assert getattr(securemedian, name).__name__ == name\n"
+        "from securemedian import ConstantRange, Mean, Radix\n"
+        "assert not {'torch', 'sklearn'} & set(sys.modules)\n"
+        "assert not hasattr(securemedian, 'Median')\n"
+    )
+    done = run(program, ROOT, ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_newest_release_has_its_notes() -> None:
+    notes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"\n## [{securemedian.__version__}] - " in notes, "write its section before the release"

@@ -94,6 +94,7 @@ def test_every_rank_of_random_words(clients: int) -> None:
         assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", range(1, 65))
 def test_every_width(width: int) -> None:
     party = [side[0] for side in make_parties()]

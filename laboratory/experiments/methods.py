@@ -1,6 +1,7 @@
 """How updates are combined: by a median that the servers compute, or by a yardstick in the clear.
 
-A new yardstick is a function in `AGGREGATORS`; a new way to use the servers is a `Secure` in `SECURE`.
+A new yardstick is a function in `AGGREGATORS`; a new way to use the servers is a `Secure` in
+`SECURE`.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ CONSTANT = ConstantRange()
 
 @dataclass(frozen=True)
 class Secure:
-    """Hold how S0 and S1 are used: a method by name and those of its options that differ from its defaults, as in
-    `RoundParams.from_dict`.
+    """Hold how S0 and S1 are used: a method by name and those of its options that differ from its
+    defaults, as in `RoundParams.from_dict`.
     """
 
     label: str
@@ -58,7 +59,9 @@ def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[
 
 
 def check(name: str, clients: int, attackers: int) -> None:
-    """ConfigError where there is no such method, or it cannot take so many attackers among so few clients."""
+    """ConfigError where there is no such method, or it cannot take so many attackers among so few
+    clients.
+    """
     if name not in names():
         raise ConfigError(f"there is no method {name!r}: choose from {', '.join(names())}")
     if name not in SECURE:

@@ -1,8 +1,9 @@
-"""Say what a method is: everything that depends on which result a round computes, in one class per method.
+"""Say what a method is: everything that depends on which result a round computes, in one class per
+method.
 
-A method is a frozen dataclass. Its fields are its options; its methods say what clients encode, what
-the two parties do, what it takes, what is opened, and what the result must be. A new one is a module
-beside this one and a line in `registry`; docs/extending.md shows how.
+A method is a frozen dataclass. Its fields are its options; its methods say what clients encode,
+what the two parties do, what it takes, what is opened, and what the result must be. A new one is a
+module beside this one and a line in `registry`; docs/extending.md shows how.
 
 `Weighted`, `Counting` and `FixedPoint` hold what several methods have in common.
 """
@@ -30,8 +31,8 @@ WARM_UP_CLIENTS = 3
 
 @dataclass(frozen=True)
 class Published:
-    """Hold what S0 published for a round, float32 as sent: the global model g and the bucket range B,
-    each () or (d,).
+    """Hold what S0 published for a round, float32 as sent: the global model g and the bucket range
+    B, each () or (d,).
     """
 
     model: NDArray[np.float32] | None = field(default=None, repr=False)
@@ -180,9 +181,10 @@ class Method(ABC):
         """Return the comparisons per coordinate that run together, or what takes as much memory."""
 
     def group(self, chunk: Chunk) -> int | None:
-        """Return the most comparisons to have in hand at once, where even the smallest chunk has more
-        than `chunk.batch` of them: `compute` then cuts them into groups, each of which reserves its own
-        correlations. None, as for most methods and numbers of clients: all run together.
+        """Return the most comparisons to have in hand at once, where even the smallest chunk has
+        more than `chunk.batch` of them: `compute` then cuts them into groups, each of which
+        reserves its own correlations. None, as for most methods and numbers of clients: all run
+        together.
         """
         if self.splits and self.at_once(len(chunk.weights)) * SLICE_ALIGN > chunk.batch:
             return chunk.batch
@@ -223,8 +225,8 @@ class Method(ABC):
 
     @abstractmethod
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        """Return the numbers that opened results stand for, shape (results, dim), where those who take
-        part weigh `total`. With result_to = "clients", who do not know it, it must not matter.
+        """Return the numbers that opened results stand for, shape (results, dim), where those who
+        take part weigh `total`. With result_to = "clients", who do not know it, it must not matter.
         """
 
     @abstractmethod
@@ -237,8 +239,8 @@ class Method(ABC):
     ) -> NDArray[Any]:
         """Return what `decode` must give for the updates (n, d), by sorting and adding them.
 
-        The ideal functionality (protocols.md section 1), written without `encode`'s words and without
-        the protocol, to compare results with.
+        The ideal functionality (protocols.md section 1), written without `encode`'s words and
+        without the protocol, to compare results with.
         """
 
     # What others ask
@@ -246,8 +248,8 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def warm_up(cls) -> Sequence[Self]:
-        """Return variants that together use every kernel of the method with every dtype, for rounds of
-        WARM_UP_CLIENTS clients.
+        """Return variants that together use every kernel of the method with every dtype, for rounds
+        of WARM_UP_CLIENTS clients.
         """
 
     @property
@@ -340,7 +342,8 @@ class Counting(Weighted):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint(Method):
-    """Share values in fixed point, F2I(x) = floor(x 2^s), in a ring of 64 bits or as many as asked for.
+    """Share values in fixed point, F2I(x) = floor(x 2^s), in a ring of 64 bits or as many as asked
+    for.
 
     Values are saturated to the range in which differences, and sums where the method adds up, keep
     their sign.

@@ -1,18 +1,20 @@
 """The bucketed median (the paper's Algorithm 3, with protocols.md 7.4 and 7.5).
 
-Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the cumulative histogram, H(y)
-= number of clients in buckets 0..y, shared over the small count ring. The result is min {y : H(y) >= k}, k the rank
-(ceil(n/2) for the lower median), and H(b-1) = n is never computed.
+Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the
+cumulative histogram, H(y) = number of clients in buckets 0..y, shared over the small count ring.
+The result is min {y : H(y) >= k}, k the rank (ceil(n/2) for the lower median), and H(b-1) = n is
+never computed.
 
-m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are functions of the result:
-m(y) = 1{y >= result}. Nothing else is opened; the histogram never is.
+m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are
+functions of the result: m(y) = 1{y >= result}. Nothing else is opened; the histogram never is.
 
-This input mode trusts the clients to share 0/1 vectors that are monotone. A client that shares other numbers adds them
-to the counts, can move the result at will, and chooses which rank is asked about at each threshold: the bits that
-`scan` opens may then be unrelated ones. docs/threat-model.md says what follows; `radix` on buckets has no such shares.
+This input mode trusts the clients to share 0/1 vectors that are monotone. A client that shares
+other numbers adds them to the counts, can move the result at will, and chooses which rank is asked
+about at each threshold: the bits that `scan` opens may then be unrelated ones. docs/threat-model.md
+says what follows; `radix` on buckets has no such shares.
 
-Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect` compares ceil(log2 b)
-thresholds per coordinate one after another and opens each.
+Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect`
+compares ceil(log2 b) thresholds per coordinate one after another and opens each.
 """
 
 from collections.abc import Sequence
@@ -118,7 +120,8 @@ def median(
 ) -> PublicValues:
     """Return the bucket of the element of rank k in each coordinate, known to both parties.
 
-    `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or "bisect".
+    `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or
+    "bisect".
     """
     rank = ring.median_rank(clients) if rank is None else rank
     # only one party takes k off: [H - k]

@@ -1,9 +1,9 @@
 """The mean of fixed-point values, weighted or not: the shares are added up and the sum is opened.
 
-Adding is linear, so each party adds its own shares and no correlation is needed: one round, to open.
-Opened is the sum alone, which is the mean times the public total weight. Values must leave headroom for
-the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is exact on fixed-point
-values up to the final division.
+Adding is linear, so each party adds its own shares and no correlation is needed: one round, to
+open. Opened is the sum alone, which is the mean times the public total weight. Values must leave
+headroom for the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is
+exact on fixed-point values up to the final division.
 
 It has no robustness at all: one faulty client moves it anywhere. It is here to compare with, and to
 build on.

@@ -1,8 +1,9 @@
-"""Where each client stands in the order of a coordinate, by all pairwise comparisons (protocols.md section 6).
+"""Where each client stands in the order of a coordinate, by all pairwise comparisons (protocols.md
+section 6).
 
-z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values: ties are broken by index.
-Values must lie in [-2^(l-2), 2^(l-2)), as the clients' encoding sees to; with one outside, which only a malformed share
-holds, comparisons may wrap and there may be no order.
+z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values: ties are
+broken by index. Values must lie in [-2^(l-2), 2^(l-2)), as the clients' encoding sees to; with one
+outside, which only a malformed share holds, comparisons may wrap and there may be no order.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,12 @@ def positions(
     position_bits: int,
     batch: int | None = None,
 ) -> RingShare:
-    """Return shares of pos_i = sum_x W_x z_ix, the weight of the clients before client i; shape (n, d),
-    ring of `position_bits`.
+    """Return shares of pos_i = sum_x W_x z_ix, the weight of the clients before client i; shape (n,
+    d), ring of `position_bits`.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `weights`: public, one per client;
-    `batch`: comparisons to have in hand at once. More are cut into groups of pairs, which take their
-    correlations one after another.
+    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `weights`: public, one per
+    client; `batch`: comparisons to have in hand at once. More are cut into groups of pairs, which
+    take their correlations one after another.
     """
     clients, dim = values.shape
     firsts, seconds = np.triu_indices(clients, 1)
@@ -61,8 +62,9 @@ def within(
     high: NDArray[np.int64],
     bits: int,
 ) -> XorBits:
-    """Return XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public low <= high of shape
-    (n, 1). One comparison's rounds; the ring must hold the differences as signed values.
+    """Return XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public
+    low <= high of shape (n, 1). One comparison's rounds; the ring must hold the differences as
+    signed values.
     """
     bounds = np.stack([np.broadcast_to(bound, positions.shape) for bound in (low, high)]).astype(
         positions.dtype
@@ -97,5 +99,7 @@ def within_demand(count: int, bits: int) -> Demand:
 
 
 def signed_bits(total: int) -> int:
-    """Return the bits of the smallest ring that holds differences of two positions in 0..total with their sign."""
+    """Return the bits of the smallest ring that holds differences of two positions in 0..total with
+    their sign.
+    """
     return max(ring.MIN_BITS, total.bit_length() + 1)

@@ -1,20 +1,22 @@
-"""The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md 6, 7.2, 7.3).
-Quadratic in the clients.
+"""The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md
+6, 7.2, 7.3). Quadratic in the clients.
 
-pos_i, the number of clients before client i (`order`), is a permutation of 0..n-1, so exactly one client has pos_i =
-k-1, and its value is the element of rank k. With public weights pos_i is the weight before client i, and the one with
-pos_i < k <= pos_i + W_i is chosen.
+pos_i, the number of clients before client i (`order`), is a permutation of 0..n-1, so exactly one
+client has pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the
+weight before client i, and the one with pos_i < k <= pos_i + W_i is chosen.
 
-Selections: `oblivious` (default) computes sum_i 1{i is chosen} w_i on shares and opens nothing. `opened` opens the n
-bits 1{i is chosen} of every coordinate, as the paper does: both servers learn *which client* holds the median of each
-coordinate. It saves the multiplexers and is kept only to compare costs.
+Selections: `oblivious` (default) computes sum_i 1{i is chosen} w_i on shares and opens nothing.
+`opened` opens the n bits 1{i is chosen} of every coordinate, as the paper does: both servers learn
+*which client* holds the median of each coordinate. It saves the multiplexers and is kept only to
+compare costs.
 
-The returned shares are of the element itself; who gets them is the caller's choice (`reveal.open_ring` at the servers,
-or sent to the clients).
+The returned shares are of the element itself; who gets them is the caller's choice
+(`reveal.open_ring` at the servers, or sent to the clients).
 
-Inputs must lie in [-2^(l-2), 2^(l-2)), as the client's encoding sees to. A malformed share can hold any ring element:
-comparisons with a value outside may wrap, then the order is none, several clients may be chosen, and the result of that
-coordinate is the sum of their values (of the first of them, if `opened`).
+Inputs must lie in [-2^(l-2), 2^(l-2)), as the client's encoding sees to. A malformed share can hold
+any ring element: comparisons with a value outside may wrap, then the order is none, several clients
+may be chosen, and the result of that coordinate is the sum of their values (of the first of them,
+if `opened`).
 """
 
 from collections.abc import Sequence
@@ -117,9 +119,9 @@ def median(
 ) -> RingShare:
     """Return shares of the element of rank k in each coordinate.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `selection`: "oblivious" or "opened"; `rank`:
-    1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1 per client, by default
-    1; `batch`: as in `order.positions`.
+    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `selection`: "oblivious" or
+    "opened"; `rank`: 1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1
+    per client, by default 1; `batch`: as in `order.positions`.
     """
     clients, dim = values.shape
     chosen_weights = [1] * clients if weights is None else list(weights)
@@ -168,7 +170,9 @@ def _equal_weights(weights: Sequence[int]) -> bool:
 
 
 def _position_bits(weights: Sequence[int]) -> int:
-    """The ring of positions: it tells 0..n-1 apart, or holds differences of weights with their sign."""
+    """The ring of positions: it tells 0..n-1 apart, or holds differences of weights with their
+    sign.
+    """
     return (
         ring.index_bits(len(weights))
         if _equal_weights(weights)

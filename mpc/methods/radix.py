@@ -1,21 +1,24 @@
-"""The exact median by radix selection on XOR-shared words, linear in the clients (protocols.md section 6; ours).
+"""The exact median by radix selection on XOR-shared words, linear in the clients (protocols.md
+section 6; ours).
 
-Clients share each value as a w-bit word whose unsigned order is the values' order. From the top bit down the parties
-keep a shared flag c_i per client, "agrees with the result's prefix", and a shared count L of the weight of smaller
-elements. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i W_i zero_i,
+Clients share each value as a w-bit word whose unsigned order is the values' order. From the top bit
+down the parties keep a shared flag c_i per client, "agrees with the result's prefix", and a shared
+count L of the weight of smaller elements. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i
+W_i zero_i,
 
-    m = 1{L + Z < k}     is the result's own bit: fewer than k elements lie at or below the prefix followed by 0,
+    m = 1{L + Z < k}     is the result's own bit: fewer than k elements lie at or below the prefix and 0,
 
-and is opened; then c_i = zero_i if m = 0, else c_i = c_i ^ zero_i and L = L + Z. The weights W_i are public, 1 by
-default, and L + Z - k is compared in the count ring of the total weight.
+and is opened; then c_i = zero_i if m = 0, else c_i = c_i ^ zero_i and L = L + Z. The weights W_i
+are public, 1 by default, and L + Z - k is compared in the count ring of the total weight.
 
-zero_i and its share in the ring come from one 1-of-4 OT of ring elements, indexed by the receiver's shares of both
-bits: the low bit of an additive share is an XOR share. Opened are the w bits of the element of the rank asked for and
-nothing else (for the midpoint of an even number both middle elements, though only their mean is published); any w-bit
-word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish values.
+zero_i and its share in the ring come from one 1-of-4 OT of ring elements, indexed by the receiver's
+shares of both bits: the low bit of an additive share is an XOR share. Opened are the w bits of the
+element of the rank asked for and nothing else (for the midpoint of an even number both middle
+elements, though only their mean is published); any w-bit word is a value, so no share is malformed:
+a client that sends rubbish is a client with rubbish values.
 
-Rounds: 2 for the OTs, those of one comparison, and 1 to open, for each of the w bits. OTs: 2 per client
-and bit, and one comparison per bit.
+Rounds: 2 for the OTs, those of one comparison, and 1 to open, for each of the w bits. OTs: 2 per
+client and bit, and one comparison per bit.
 """
 
 from collections.abc import Sequence
@@ -137,7 +140,8 @@ class Radix(Counting):
         return self.words(vector, *(published.around() if self.uses_range else ()))[None]
 
     def words(self, values: ArrayLike, centre: ArrayLike = 0.0, width: ArrayLike = 1.0) -> Ring:
-        """Return words whose unsigned order is the values' order; `centre` and `width` are for buckets.
+        """Return words whose unsigned order is the values' order; `centre` and `width` are for
+        buckets.
 
         float32: the bits, complemented for negative values and with the sign flipped for others, so
         that -0 < +0. bfloat16: the same of the nearest, ties to even. fixed: offset binary. Raises
@@ -163,8 +167,8 @@ class Radix(Counting):
     def values(
         self, words: PublicValues, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
     ) -> NDArray[np.float64]:
-        """Return the values of words. What only a faulty client uploads counts as the nearest value: a
-        word beyond the last bucket as that, one that is no number as infinity.
+        """Return the values of words. What only a faulty client uploads counts as the nearest
+        value: a word beyond the last bucket as that, one that is no number as infinity.
         """
         if self.encoding == "buckets":
             index = np.minimum(words, self.buckets - 1)
@@ -232,7 +236,7 @@ class Radix(Counting):
         return results
 
     def _rounded(self, updates: NDArray[Any], published: Published) -> NDArray[Any]:
-        """Return the updates as the encoding rounds them, in the clear: numbers, or bucket indices."""
+        """Return the updates as the encoding rounds them, in the clear: numbers or buckets."""
         if self.uses_range:
             return encode.bucketize(updates, *published.around(), self.buckets)
         if self.encoding == "fixed":
@@ -269,8 +273,9 @@ def median(
 ) -> PublicValues:
     """Return the element of rank k in each coordinate, known to both parties.
 
-    `shares`: XOR shares of the words, shape (n, d), the smallest dtype of `width` bits (1..64); `bits`: the count ring;
-    `rank`: 1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1 per client.
+    `shares`: XOR shares of the words, shape (n, d), the smallest dtype of `width` bits (1..64);
+    `bits`: the count ring; `rank`: 1..total weight, by default ceil(total / 2); `weights`: one
+    whole number >= 1 per client.
     """
     clients, dim = shares.shape
     counted = np.asarray(weights if weights is not None else [1] * clients, ring.dtype(bits))[
@@ -319,7 +324,9 @@ def _padded(opened: PublicBits, columns: int) -> PublicBits:
 
 
 def _conjunction(party: Party, c: XorBits, z: XorBits, bits: int) -> RingShare:
-    """Return additive shares over Z_2^bits of c & z for packed XOR shares, all 64 bits of every word. Two rounds."""
+    """Return additive shares over Z_2^bits of c & z for packed XOR shares, all 64 bits of every
+    word. Two rounds.
+    """
     count = 64 * c.size
     sending, receiving = party.halves(count)
     sent, received = party.roles(count)

@@ -1,15 +1,18 @@
-"""The trimmed mean of Yin et al. (ICML 2018, Definition 2): drop the floor(beta n) smallest and the floor(beta n)
-largest elements of each coordinate and average the rest.
+"""The trimmed mean of Yin et al. (ICML 2018, Definition 2): drop the floor(beta n) smallest and the
+floor(beta n) largest elements of each coordinate and average the rest.
 
-As for `pairwise`, pos_i is client i's position in the strict order of `order`. It is kept if m <= pos_i < n - m with m
-= floor(beta n), two comparisons on the small ring of positions whose XOR is the flag, and sum_i flag_i w_i is computed
-obliviously by multiplexers. Positions of values in range (see `order`) are a permutation, so exactly n - 2m clients are
-kept, ties or not, and the sum is that of the elements of ranks m+1..n-m whichever of equal elements are kept.
+As for `pairwise`, pos_i is client i's position in the strict order of `order`. It is kept if m <=
+pos_i < n - m with m = floor(beta n), two comparisons on the small ring of positions whose XOR is
+the flag, and sum_i flag_i w_i is computed obliviously by multiplexers. Positions of values in range
+(see `order`) are a permutation, so exactly n - 2m clients are kept, ties or not, and the sum is
+that of the elements of ranks m+1..n-m whichever of equal elements are kept.
 
-Opened is the sum alone, which is the mean times the public n - 2m: nothing is said of who was dropped. The mean is
-exact on fixed-point values up to the final division. Values must leave headroom for the sum (`FixedPoint.headroom`).
+Opened is the sum alone, which is the mean times the public n - 2m: nothing is said of who was
+dropped. The mean is exact on fixed-point values up to the final division. Values must leave
+headroom for the sum (`FixedPoint.headroom`).
 
-Cost: that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits a client instead of one equality.
+Cost: that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits a client instead of
+one equality.
 """
 
 from collections.abc import Sequence
@@ -103,7 +106,7 @@ class TrimmedMean(FixedPoint):
 
 
 def dropped(clients: int, trim: float) -> int:
-    """Return m = floor(beta n), how many are dropped at either end; beta is the decimal as written."""
+    """Return m = floor(beta n), dropped at either end; beta is the decimal as written."""
     return floor(as_written(trim) * clients)
 
 

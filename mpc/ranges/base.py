@@ -1,4 +1,4 @@
-"""Say what a range policy is: how the bucket range B follows the global model (protocols.md 7.1)."""
+"""Say what a range policy is: how the bucket range follows the model (protocols.md 7.1)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ from securemedian.mpc.options import option
 
 @dataclass(frozen=True)
 class RangePolicy(ABC):
-    """Choose B for each round of a training run; the fields are the policy's options. B_1 = initial."""
+    """Choose B for each round of a training run; the fields are the policy's options. B_1 =
+    initial.
+    """
 
     name: ClassVar[str]
     initial: float = option(0.1, help="the first bucket range (default: 0.1)", metavar="P0")
@@ -29,8 +31,8 @@ class RangePolicy(ABC):
     def next(
         self, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int
     ) -> NDArray[np.float64]:
-        """Return B for the round after round `number` (1-based), which had the range `width`, from the
-        global models before and after it: shape () or (d,).
+        """Return B for the round after round `number` (1-based), which had the range `width`, from
+        the global models before and after it: shape () or (d,).
         """
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,4 +64,4 @@ class Following(RangePolicy):
 
     @abstractmethod
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what the range doubles: of |w' - w|, shape (d,), one number or one per coordinate."""
+        """Return what the range doubles: of |w' - w|, one number or one per coordinate."""

@@ -34,6 +34,8 @@ def policy_from(values: dict[str, Any]) -> RangePolicy:
 
 
 def saved_policy(values: dict[str, Any]) -> RangePolicy:
-    """Return the policy that `to_dict` saved, also by a release that saved `decay` for every policy."""
+    """Return the policy that `to_dict` saved, also by a release that saved `decay` for every
+    policy.
+    """
     kept = options_of(POLICIES[values["policy"]])
     return policy_from({key: v for key, v in values.items() if key in kept or key == "policy"})
