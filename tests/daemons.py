@@ -68,13 +68,15 @@ class Caller:
         self, keys: KeyPair, endpoint: str, server_key: str, routing_id: bytes = b""
     ) -> None:
         self._numbers = itertools.count(1)
-        self._socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.linger = 0
+        # pyzmq types the options of a socket as if they could not be set
+        socket: Any = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
         if routing_id:
-            self._socket.routing_id = routing_id
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
-        self._socket.curve_serverkey = server_key.encode()
-        self._socket.connect(endpoint)
+            socket.routing_id = routing_id
+        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+        socket.curve_serverkey = server_key.encode()
+        socket.connect(endpoint)
+        self._socket = socket
 
     def ask(
         self, op: str, arrays: Mapping[str, NDArray[Any]] | None = None, **fields: Any

@@ -16,6 +16,7 @@ from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.connection import Connection
 from securemedian.mpc import encode, ring, share, wire
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -269,7 +270,8 @@ def test_each_server_gets_half_of_the_upload(tmp_path: Path) -> None:
         client.submit(update)
     assert [upload.fields["form"] for upload in pair.uploads] == ["seed", "words"]
     assert np.array_equal(
-        share.combine(pair.share(0), pair.share(1), 40), encode.to_fixed(update, 40, 20)
+        share.combine(RingShare(pair.share(0)), RingShare(pair.share(1)), 40),
+        encode.to_fixed(update, 40, 20),
     )
 
 

@@ -129,7 +129,7 @@ def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
 
 
 def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) -> None:
-    model, width = MODEL, np.float32(0.1)
+    model, width = MODEL, np.asarray(0.1, np.float32)
     for number in (1, 2, 3):
         values = updates(seed=number)
         start: dict[str, Any] = (
@@ -261,7 +261,7 @@ def test_weighted_rounds_over_daemons(pair: Pair, method: str) -> None:
 
 
 def test_weights_that_cannot_be(pair: Pair) -> None:
-    weighted = {"method": "radix", "dim": DIM, "max_clients": 3}
+    weighted: dict[str, Any] = {"method": "radix", "dim": DIM, "max_clients": 3}
     with pytest.raises(ConfigError, match="nobody"):
         pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "nobody": 1})
     with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
@@ -376,9 +376,7 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1], to=["s0"])
     for server in ("s0", "s1"):
-        status = wait_until(
-            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
-        )
+        status = wait_until(partial(in_state, pair, server, "failed"))
         assert "1 complete uploads" in status["reason"] and "at least 3" in status["reason"]
         assert status["left_out"] == {
             "client-2": "its upload reached only s0",

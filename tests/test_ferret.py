@@ -30,7 +30,7 @@ from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
 from tests.test_ot import SESSION, bits_of
-from tests.test_privacy import ROUNDS, Recorder, inputs, looks_uniform, shares_of
+from tests.test_privacy import ROUNDS, inputs, looks_uniform, recorders, shares_of
 
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 Pair = tuple[ferret.FerretSender, ferret.FerretReceiver]
@@ -289,12 +289,12 @@ def test_outputs_are_the_code_of_the_seeds_and_the_noise(base: BaseOts, small: f
 
 
 def test_seeds_and_handed_out_outputs_are_disjoint_and_used_once(
-    base: BaseOts, small: ferret.Code
+    base: BaseOts, small: ferret.Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, receiver = pair(base)
     run_both(lambda j: (sender, receiver)[j].prepare())
     for end in (sender, receiver):
-        end._iterate = lambda: None
+        monkeypatch.setattr(end, "_iterate", lambda: None)
         taken: list[int] = []
         for count in (ALIGN, 2 * ALIGN, small.yields, small.yields - 3 * ALIGN):
             for _, source in end._parts(count):
@@ -461,7 +461,7 @@ PINNED = {
 def test_wire_bytes_of_silent_ots_are_pinned(name: str) -> None:
     """As those over SoftSpokenOT are in tests/test_privacy.py."""
     params = ROUNDS[name]
-    ends = tuple(Recorder(end) for end in local_pair())
+    ends = recorders()
     both = make_parties(
         pairs=[ends],
         entropy=[deterministic_entropy(seed) for seed in (1, 2)],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -146,7 +146,8 @@ class Servers:
         self.pipes: dict[bytes, list[tuple[Pipe, Pipe]]] = {}
         self._blocked: list[threading.Event] = []
         self.engines = [
-            Engine(party, SMALL, 1 << 30, self._opener(party), lambda: None) for party in (0, 1)
+            Engine(party, SMALL, 1 << 30, cast(Any, self._opener(party)), lambda: None)
+            for party in (0, 1)
         ]
 
     def _opener(self, party: int) -> Callable[[bytes, int], Pipe]:

@@ -1,12 +1,14 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc import ring, share
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.mean import Mean
@@ -71,7 +73,7 @@ def test_weights_multiply_and_divide(lanes: Lanes) -> None:
     params = RoundParams(Mean(weights=weights, weight_cap=0.5), 300, 3)
     values = np.random.default_rng(1).normal(size=(3, 300))
     total = opened_sum(lanes, params, values)
-    got = params.method.decode(ring.reduce(total, 64)[None], 10, Published())[0]
+    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 10, Published())[0]
     assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4]), atol=2**-23, rtol=0)
 
 
@@ -111,8 +113,9 @@ def test_through_real_daemons(pair: Pair) -> None:
     """Unweighted, and weighted by name: the servers know which weight is whose."""
     updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
     shares = dict(zip(pair.names, [3, 1, 2], strict=True))
-    for options in ({}, {"weights": shares, "weight_cap": 0.6}):
-        given = {"method": "mean", "dim": 200, "max_clients": 3} | options
+    weighted = {"weights": shares, "weight_cap": 0.6}
+    for options in ({}, weighted):
+        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 3} | options
         round_id = pair.open(reset=True, **given)
         for name, update in zip(pair.names, updates, strict=True):
             pair.submit(name, update)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.methods import bucketed, pairwise
 from securemedian.mpc.methods.bucketed import Bucketed
@@ -146,7 +147,9 @@ def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     values = columns(np.random.default_rng(2), 4, -1000, 1000)
     one, other = pairwise_round(lanes, values, 32, result_to="clients")
     want = reference.lower_median(values)
-    assert (ring.signed(share.combine(one.values, other.values, 32), 32) == want).all()
+    assert (
+        ring.signed(share.combine(RingShare(one.values), RingShare(other.values), 32), 32) == want
+    ).all()
     assert (
         (ring.signed(one.values, 32) == want).mean()
         < 0.1

@@ -8,7 +8,7 @@ share uniform, and looks at it alone, beside the secrets, and beside the shares 
 tests/test_masks.py shows which mask each of them guards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
-from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Kind
 from securemedian.mpc.correlations.dabits import DaBits
@@ -155,6 +155,10 @@ def test_the_statistics_refuse_to_judge_on_too_little() -> None:
 # Protocols on shares
 
 
+# Bits per item of each part of a message, and which items these are.
+Message = tuple[tuple[int, ...], str]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """Hold one protocol function, with inputs that the test knows.
@@ -168,11 +172,11 @@ class Protocol:
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
-    run: Callable[[Party, Any], Sequence[np.ndarray]]
+    run: Callable[[Party, Any], Sequence[Any]]
     bits: int
     packed: bool = True
     items: int = COUNT
-    messages: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    messages: Mapping[str, Message] = field(default_factory=dict)
 
 
 # `differing` alone is for --fast: the other kinds look for what it might miss.
@@ -188,10 +192,13 @@ def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np
     """
     top = (1 << bits) - 1
     if kind != "mixed":
-        x, y = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
-        return np.full(count, x, ring.dtype(bits)), np.full(count, y, ring.dtype(bits))
+        fixed = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
+        return np.full(count, fixed[0], ring.dtype(bits)), np.full(
+            count, fixed[1], ring.dtype(bits)
+        )
     x, y = (RNG.integers(0, top, count, np.uint64, endpoint=True) for _ in range(2))
-    return tuple(v.astype(ring.dtype(bits)) for v in (x, np.where(x & np.uint64(4), x, y)))
+    near = np.where(x & np.uint64(4), x, y)
+    return x.astype(ring.dtype(bits)), near.astype(ring.dtype(bits))
 
 
 def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
@@ -276,7 +283,7 @@ def placed(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
     return shares, secrets_of(2, (x >= 1) & (x < 3), x=x)
 
 
-def flat(products: list[list[np.ndarray]]) -> list[np.ndarray]:
+def flat(products: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the products of all terms, one after the other."""
     return [product for term in products for product in term]
 
@@ -285,11 +292,21 @@ def borders(value: int) -> np.ndarray:
     return np.array([[value]])
 
 
+def on_own(protocol: Callable[..., Any], *options: Any) -> Callable[[Party, Any], list[Any]]:
+    """Return what runs a protocol on all of a party's own inputs, with these options last."""
+    return lambda party, own: [protocol(party, *own, *options)]
+
+
+def first_to_ring(party: Party, x: XorBits, _: XorBits, bits: int) -> RingShare:
+    """Convert the first of two inputs to the ring."""
+    return boolean.to_ring(party, x, COUNT, bits)
+
+
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
             private(bits, np.greater),
-            lambda party, own, bits=bits: [millionaire.greater(party, *own, bits)],
+            on_own(millionaire.greater, bits),
             1,
             messages=messages,
         )
@@ -303,7 +320,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"equal-{bits}": Protocol(
             private(bits, np.equal),
-            lambda party, own, bits=bits: [millionaire.equal(party, *own, bits)],
+            on_own(millionaire.equal, bits),
             1,
             messages=messages,
         )
@@ -322,15 +339,9 @@ PROTOCOLS: dict[str, Protocol] = {
     "msb": Protocol(
         elements(5, lambda x, y: x < 0), lambda party, own: [compare.msb(party, own[0], 5)], 1
     ),
-    "shared-greater": Protocol(
-        elements(9, np.greater, 7), lambda party, own: [compare.greater(party, *own, 9)], 1
-    ),
-    "shared-at-least": Protocol(
-        elements(9, np.greater_equal, 7), lambda party, own: [compare.at_least(party, *own, 9)], 1
-    ),
-    "shared-equal": Protocol(
-        elements(6, np.equal), lambda party, own: [equal.equal(party, *own, 6)], 1
-    ),
+    "shared-greater": Protocol(elements(9, np.greater, 7), on_own(compare.greater, 9), 1),
+    "shared-at-least": Protocol(elements(9, np.greater_equal, 7), on_own(compare.at_least, 9), 1),
+    "shared-equal": Protocol(elements(6, np.equal), on_own(equal.equal, 6), 1),
     "conjunctions": Protocol(
         packed_bits,
         lambda party, own: flat(
@@ -347,7 +358,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"to-ring-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [boolean.to_ring(party, own[0], COUNT, bits)],
+            on_own(first_to_ring, bits),
             bits,
             packed=False,
             messages={"b2a": ((1,), "whole")},
@@ -357,7 +368,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"multiplex-{bits}": Protocol(
             selected(bits),
-            lambda party, own, bits=bits: [boolean.multiplex(party, *own, bits)],
+            on_own(boolean.multiplex, bits),
             bits,
             packed=False,
             messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
@@ -367,7 +378,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"radix-conjunction-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [radix_conjunction(party, *own, bits)],
+            on_own(radix_conjunction, bits),
             bits,
             packed=False,
             messages={"quad.request": ((2,), "sending"), "quad.reply": ((bits,), "thrice")},
@@ -1049,7 +1060,7 @@ def opened_bits_alone() -> None:
     """
     parties, pair = recorded_parties()
     shares = RNG.integers(0, 2**64, 128, np.uint64)
-    run_both(lambda j: reveal.open_bits(parties[j], shares, 64 * 127 + 3))
+    run_both(lambda j: reveal.open_bits(parties[j], XorBits(shares), 64 * 127 + 3))
     for end in pair:
         if int(end.of("open.bits")[-1]) >> 3:
             raise Leak("bits beyond those opened were sent")

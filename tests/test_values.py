@@ -161,7 +161,7 @@ def test_weighted_sums_of_packed_shares(bits: int) -> None:
 
 def test_shares_of_different_shapes_do_not_combine() -> None:
     with pytest.raises(InputError, match="do not belong together"):
-        share.combine(np.zeros(3, np.uint8), np.zeros(4, np.uint8), 4)
+        share.combine(RingShare(np.zeros(3, np.uint8)), RingShare(np.zeros(4, np.uint8)), 4)
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 16, 31, 32, 64])
