@@ -16,6 +16,7 @@ from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.connection import Connection
 from securemedian.mpc import encode, ring, share, wire
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -30,6 +31,7 @@ from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from securemedian.settings.keys import KeyPair
+from tests.daemons import endpoint_of
 
 Answer = tuple[str, dict[str, Any], dict[str, Any]]  # type, fields, arrays
 
@@ -51,7 +53,7 @@ def serving(
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
     port = ClientPort(context, keys, endpoint, max_message_bytes)
-    address = ServerAddress(port.socket.last_endpoint.decode(), keys.public.decode())
+    address = ServerAddress(endpoint_of(port), keys.public.decode())
     stop = threading.Event()
 
     def run() -> None:
@@ -268,7 +270,8 @@ def test_each_server_gets_half_of_the_upload(tmp_path: Path) -> None:
         client.submit(update)
     assert [upload.fields["form"] for upload in pair.uploads] == ["seed", "words"]
     assert np.array_equal(
-        share.combine(pair.share(0), pair.share(1), 40), encode.to_fixed(update, 40, 20)
+        share.combine(RingShare(pair.share(0)), RingShare(pair.share(1)), 40),
+        encode.to_fixed(update, 40, 20),
     )
 
 

@@ -186,7 +186,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for role, cls in (("sender", SoftSpokenSender), ("receiver", SoftSpokenReceiver)):
         original = cls.extend
 
-        def extend(self, count, role=role, original=original):  # type: ignore[no-untyped-def]
+        def extend(self: Any, count: int, role: Any = role, original: Any = original) -> Any:
             record(role, self.index, int(self._tweaks), count)
             return original(self, count)
 
@@ -233,14 +233,12 @@ def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     sender = parties[0].pool._ends.sender
     streams: list[int] = []
     original = kernels.sigma_and_tweak
-    monkeypatch.setattr(
-        kernels,
-        "sigma_and_tweak",
-        lambda keys, index, stream, out: (
-            streams.append(int(stream)),
-            original(keys, index, stream, out),
-        ),
-    )
+
+    def noting(keys: Any, index: Any, stream: Any, out: Any) -> None:
+        streams.append(int(stream))
+        original(keys, index, stream, out)
+
+    monkeypatch.setattr(kernels, "sigma_and_tweak", noting)
     parties[1].pool._ends.receiver.extend(128)
     keys0, _ = sender.extend(128)
     sender.expand(keys0, 3)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from securemedian import cli
+from securemedian.mpc.methods.radix import Radix
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -85,7 +86,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         clients=4,
         images=200,
         seed=1,
-        params=RoundParams("radix", 10, 4),
+        params=RoundParams(Radix(), 10, 4),
         range=None,
         fault=NO_ATTACK,
         faulty=0,

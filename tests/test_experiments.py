@@ -155,7 +155,7 @@ def test_ctrl_c_leaves_what_was_finished(
 
 def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
     first = design(digits).run(1, "bucketed", "bitflip")
-    changed = {
+    changed: dict[str, Any] = {
         "data": "x",
         "data_digest": "x",
         "model": "mlp",

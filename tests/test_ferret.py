@@ -7,7 +7,9 @@ import bisect
 import hashlib
 import itertools
 import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
 from tests.test_ot import SESSION, bits_of
-from tests.test_privacy import ROUNDS, Recorder, inputs, looks_uniform, shares_of
+from tests.test_privacy import ROUNDS, inputs, looks_uniform, recorders, shares_of
 
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 Pair = tuple[ferret.FerretSender, ferret.FerretReceiver]
@@ -44,9 +46,9 @@ def base() -> BaseOts:
             softspoken.sender_setup(one, SESSION, 4)
             if j == 0
             else softspoken.receiver_setup(two, SESSION, 4)
-        )  # type: ignore[arg-type,return-value]
+        )
     )
-    return delta, holes, leaves  # type: ignore[return-value]
+    return delta, holes, leaves
 
 
 @pytest.fixture
@@ -149,9 +151,7 @@ def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
     best = math.inf
     for degree, tenths in itertools.product((2, 3, 4), range(1, 11)):
         f = bins * tenths // 10
-        u = bisect.bisect_left(
-            range(size - 1), True, key=lambda u, f=f, degree=degree: solved(f, u, degree)
-        )  # type: ignore[misc]
+        u = bisect.bisect_left(range(size - 1), True, key=partial(solved, f, degree=degree))
         if u < size - 1:
             unknowns = max(10, secrets - bins - f * u)
             monomials = math.log2(sum(math.comb(unknowns, i) for i in range(degree + 1)))
@@ -230,7 +230,7 @@ def test_every_group_of_trees_has_a_key_of_its_own(
     keys: dict[str, list[tuple[int, bytes]]] = {"FerretSender": [], "FerretReceiver": []}
     for cls in (ferret.FerretSender, ferret.FerretReceiver):
 
-        def trees(self, masks, grow=cls.grow_trees):  # type: ignore[no-untyped-def]
+        def trees(self: Any, masks: Any, grow: Any = cls.grow_trees) -> Any:
             used = self._tree_hash.key
             nodes = grow(self, masks)
             assert self._tree_hash.key == used != self._hash.key and len(masks) <= ferret.TREES
@@ -251,12 +251,12 @@ def test_every_group_of_trees_has_a_key_of_its_own(
 def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
     base: BaseOts, small: ferret.Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaves: dict[type, list[np.ndarray]] = {ferret.FerretSender: [], ferret.FerretReceiver: []}
+    leaves: dict[Any, list[np.ndarray]] = {ferret.FerretSender: [], ferret.FerretReceiver: []}
     paths: list[np.ndarray] = []
     for cls, kept in leaves.items():
         original = cls.grow_trees
 
-        def trees(self, masks, original=original, kept=kept):  # type: ignore[no-untyped-def]
+        def trees(self: Any, masks: Any, original: Any = original, kept: Any = kept) -> Any:
             nodes = original(self, masks)
             kept.append(nodes.copy())
             if isinstance(self, ferret.FerretReceiver):
@@ -289,12 +289,12 @@ def test_outputs_are_the_code_of_the_seeds_and_the_noise(base: BaseOts, small: f
 
 
 def test_seeds_and_handed_out_outputs_are_disjoint_and_used_once(
-    base: BaseOts, small: ferret.Code
+    base: BaseOts, small: ferret.Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, receiver = pair(base)
     run_both(lambda j: (sender, receiver)[j].prepare())
     for end in (sender, receiver):
-        end._iterate = lambda: None  # type: ignore[method-assign]
+        monkeypatch.setattr(end, "_iterate", lambda: None)
         taken: list[int] = []
         for count in (ALIGN, 2 * ALIGN, small.yields, small.yields - 3 * ALIGN):
             for _, source in end._parts(count):
@@ -309,6 +309,7 @@ def test_the_next_iteration_takes_other_seeds(base: BaseOts, small: ferret.Code)
     seeds = []
     for _ in range(3):
         run_both(lambda j: ends[j].prepare())
+        assert ends[0]._seeds is not None
         seeds.append(ends[0]._seeds.copy())
         run_both(lambda j: ends[j]._iterate())
     assert len(np.unique(np.concatenate(seeds), axis=0)) == 3 * small.seeds
@@ -320,7 +321,7 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
     party = 0
     original = kernels.sigma_and_tweak
 
-    def record(keys, index, stream, out):  # type: ignore[no-untyped-def]
+    def record(keys: Any, index: Any, stream: Any, out: Any) -> None:
         fresh = {(int(index) + i, int(stream)) for i in range(len(keys))}
         assert not fresh & used[party]
         used[party] |= fresh
@@ -354,9 +355,12 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
     seen: list[np.ndarray] = []
     channel = ends[1]._channel
     original = channel.recv
-    monkeypatch.setattr(
-        channel, "recv", lambda *wanted: (seen.append(original(*wanted)), seen[-1])[1]
-    )
+
+    def keeping(*wanted: Any) -> np.ndarray:
+        seen.append(original(*wanted))
+        return seen[-1]
+
+    monkeypatch.setattr(channel, "recv", keeping)
     extend(ends, BLOCK if code is ferret.CODE else 8 * code.yields)
     assert [array.shape for array in seen] == [
         code.message(group) for group in code.groups()
@@ -457,9 +461,9 @@ PINNED = {
 def test_wire_bytes_of_silent_ots_are_pinned(name: str) -> None:
     """As those over SoftSpokenOT are in tests/test_privacy.py."""
     params = ROUNDS[name]
-    ends = tuple(Recorder(end) for end in local_pair())
+    ends = recorders()
     both = make_parties(
-        pairs=[ends],  # type: ignore[list-item]
+        pairs=[ends],
         entropy=[deterministic_entropy(seed) for seed in (1, 2)],
         session_id=b"pinned by a test",
         extension="silent",

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,11 @@ def test_leaf_messages(bits: int, shift: int) -> None:
     choices = RNG.integers(0, positions, count).astype(np.uint8)
     request = np.empty(count, np.uint8)
     tables.request_leaves(
-        c, shift, choices | RNG.integers(0, 4, count).astype(np.uint8) << bits, mask, request
+        c,
+        shift,
+        choices | RNG.integers(0, 4, count).astype(np.uint8) << np.uint8(bits),
+        mask,
+        request,
     )
     assert (request == choices ^ leaf_c).all()
     for slot, wanted in (
@@ -166,7 +171,7 @@ def test_leaf_messages(bits: int, shift: int) -> None:
             less = int((wanted[0] == (leaf_a > leaf_c)).all())
             tables.reply_one(a, shift, mask, less, made, request, shares[0], reply)
         out = np.empty((slot, 2), np.uint64)
-        tables.finish_leaves(c, shift, bits, slot, choices | pads << bits, reply, out)
+        tables.finish_leaves(c, shift, bits, slot, choices | pads << np.uint8(bits), reply, out)
         for plane, want in enumerate(wanted):
             got = np.empty(count, np.uint8)
             packing.unpack_bits(out[plane] ^ shares[plane], got)
@@ -198,7 +203,7 @@ def test_pack_plane() -> None:
 @pytest.mark.parametrize(
     ("bits", "dtype"), [(4, np.uint8), (12, np.uint16), (33, np.uint64), (64, np.uint64)]
 )
-def test_quads_share_the_and_of_two_shared_bits(bits: int, dtype: type) -> None:
+def test_quads_share_the_and_of_two_shared_bits(bits: int, dtype: Any) -> None:
     count, top = 128, 2**bits - 1
     mask = np.uint64(top)
     pads = RNG.integers(0, top, (4, count), np.uint64, endpoint=True).astype(dtype)

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +16,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(params=(io.StringIO, Terminal))
-def stream(request, monkeypatch):
+def stream(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[io.StringIO]:
     """Standard error as a file and as a terminal; pytest's own logging is put back."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -27,7 +30,7 @@ def stream(request, monkeypatch):
     root.handlers[:], root.level = handlers, level
 
 
-def test_an_event_is_one_line(stream):
+def test_an_event_is_one_line(stream: io.StringIO) -> None:
     logs.event("round-open", round="1-a", number=1)
     logs.event("engine-error", logging.ERROR, ValueError("odd"))
     first, second = stream.getvalue().splitlines()[:2]

@@ -1,13 +1,14 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc import ring, share
-from securemedian.mpc.channel import local_pair
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.mean import Mean
@@ -17,7 +18,7 @@ from securemedian.mpc.pipeline import run_round
 from securemedian.mpc.protocol import ProtocolParams
 from tests.daemons import Pair
 from tests.parties import make_parties, run_both
-from tests.test_privacy import Recorder, looks_uniform
+from tests.test_privacy import looks_uniform, recorders
 
 Lanes = tuple[list[Party], list[Party]]
 
@@ -72,7 +73,7 @@ def test_weights_multiply_and_divide(lanes: Lanes) -> None:
     params = RoundParams(Mean(weights=weights, weight_cap=0.5), 300, 3)
     values = np.random.default_rng(1).normal(size=(3, 300))
     total = opened_sum(lanes, params, values)
-    got = params.method.decode(ring.reduce(total, 64)[None], 10, Published())[0]
+    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 10, Published())[0]
     assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4]), atol=2**-23, rtol=0)
 
 
@@ -88,11 +89,11 @@ def test_the_ring_holds_the_sum_of_all() -> None:
 
 def test_the_sum_alone_is_opened() -> None:
     """Each server hears the sizes and the other's share of the sum, which is uniform."""
-    pairs = [tuple(Recorder(end) for end in local_pair())]
+    pair = recorders()
     params = RoundParams(Mean(), 4096, 4)
-    opened_sum(make_parties(pairs=pairs), params, np.zeros((4, 4096)))  # type: ignore[arg-type]
-    for end in pairs[0]:
-        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]  # type: ignore[attr-defined]
+    opened_sum(make_parties(pairs=[pair]), params, np.zeros((4, 4096)))
+    for end in pair:
+        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
         assert [label for label, _ in heard] == ["sizes", "open.ring"]
         assert looks_uniform(heard[1][1])
 
@@ -112,8 +113,9 @@ def test_through_real_daemons(pair: Pair) -> None:
     """Unweighted, and weighted by name: the servers know which weight is whose."""
     updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
     shares = dict(zip(pair.names, [3, 1, 2], strict=True))
-    for options in ({}, {"weights": shares, "weight_cap": 0.6}):
-        given = {"method": "mean", "dim": 200, "max_clients": 3} | options
+    weighted = {"weights": shares, "weight_cap": 0.6}
+    for options in ({}, weighted):
+        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 3} | options
         round_id = pair.open(reset=True, **given)
         for name, update in zip(pair.names, updates, strict=True):
             pair.submit(name, update)

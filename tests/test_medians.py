@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.methods import bucketed, pairwise
 from securemedian.mpc.methods.bucketed import Bucketed
@@ -132,14 +133,14 @@ def test_any_rank(clients: int) -> None:
     counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
     for rank in range(1, clients + 1):
         one, other = run_both(
-            lambda j, r=rank: pairwise.median(parties[j], halves[j], 32, "oblivious", r)
-        )  # type: ignore[misc]
+            lambda j: pairwise.median(parties[j], halves[j], 32, "oblivious", rank)  # noqa: B023
+        )
         assert (
             ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)
         ).all()
         got, _ = run_both(
-            lambda j, r=rank: bucketed.median(parties[j], counts[j], clients, 8, "scan", r)
-        )  # type: ignore[misc]
+            lambda j: bucketed.median(parties[j], counts[j], clients, 8, "scan", rank)  # noqa: B023
+        )
         assert (got == reference.rank_element(index, rank)).all()
 
 
@@ -147,7 +148,9 @@ def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     values = columns(np.random.default_rng(2), 4, -1000, 1000)
     one, other = pairwise_round(lanes, values, 32, result_to="clients")
     want = reference.lower_median(values)
-    assert (ring.signed(share.combine(one.values, other.values, 32), 32) == want).all()
+    assert (
+        ring.signed(share.combine(RingShare(one.values), RingShare(other.values), 32), 32) == want
+    ).all()
     assert (
         (ring.signed(one.values, 32) == want).mean()
         < 0.1

@@ -3,6 +3,7 @@ tested too.
 """
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +16,7 @@ from securemedian.mpc import compare
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published
+from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published, Weighted
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
@@ -100,7 +101,8 @@ def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clien
 )
 def test_a_weighted_round_too(method: Method) -> None:
     weights = {"a": 3, "b": 1, "c": 4, "d": 2, "e": 5}
-    weighted = type(method)(weights=weights, weight_cap=0.5)
+    assert isinstance(method, Weighted)
+    weighted = replace(method, weights=weights, weight_cap=0.5)
     updates = np.random.default_rng(3).normal(size=(5, 150))
     got, want = published_round(RoundParams(weighted, 150, 5), updates, ProtocolParams(lanes=1))
     assert np.array_equal(got, want)

@@ -72,10 +72,13 @@ def test_a_convolution_sees_rows_as_images() -> None:
         assert isinstance(network, torch.nn.Sequential)
         image = np.random.default_rng(1).uniform(0, 1, model.shape).astype(np.float32)
         with torch.no_grad():
-            seen = network[1](network[0](torch.from_numpy(image.reshape(1, -1))))[
-                0, :, row, column
-            ].numpy()
-        kernel, bias = network[1].weight.detach().numpy(), network[1].bias.detach().numpy()
+            outputs = torch.nn.Sequential(*list(network)[:2])(
+                torch.from_numpy(image.reshape(1, -1))
+            )
+            seen = outputs[0, :, row, column].numpy()
+        layer = network[1]
+        assert isinstance(layer, torch.nn.Conv2d) and layer.bias is not None
+        kernel, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
         top, left = row - padding, column - padding
         window = image[:, top : top + 5, left : left + 5]
         assert np.allclose(seen, (kernel * window).sum(axis=(1, 2, 3)) + bias, atol=1e-5)

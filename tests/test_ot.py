@@ -31,11 +31,11 @@ def extension(field_bits: int, lane: int = 0) -> tuple[SoftSpokenSender, SoftSpo
             sender_setup(one, SESSION, field_bits)
             if j == 0
             else receiver_setup(two, SESSION, field_bits)
-        )  # type: ignore[arg-type,return-value]
+        )
     )
     return SoftSpokenSender(one, SESSION, delta, holes, lane, 0), SoftSpokenReceiver(
         two, SESSION, leaves, lane, 0
-    )  # type: ignore[arg-type]
+    )
 
 
 def bits_of(words: np.ndarray, count: int) -> np.ndarray:
@@ -51,7 +51,7 @@ def test_base_ot_gives_the_chosen_key_alone() -> None:
     sender.announce()
     pairs, keys = run_both(
         lambda j: sender.keys(40) if j == 0 else BaseOtReceiver(two, SESSION).keys(choices)
-    )  # type: ignore[arg-type,return-value]
+    )
     flat = [key for pair in pairs for key in pair]
     assert len(set(flat)) == 80  # no two keys agree, so the receiver's key tells which it is
     assert [pair[choice] for pair, choice in zip(pairs, choices, strict=True)] == keys
@@ -67,7 +67,7 @@ def test_base_ot_keys_are_bound_to_the_session() -> None:
             if j == 0
             else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8))
         )
-    )  # type: ignore[arg-type,return-value]
+    )
     assert not {key for pair in pairs for key in pair} & set(keys)
 
 
@@ -192,10 +192,10 @@ def test_lanes_share_nothing() -> None:
     one, two = local_pair()
     leaves, (delta, holes) = run_both(
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
-    )  # type: ignore[arg-type,return-value]
+    )
     keys = [
         SoftSpokenReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
-    ]  # type: ignore[arg-type]
+    ]
     assert not (keys[0] == keys[1]).any()
     del delta, holes
 

@@ -8,7 +8,7 @@ share uniform, and looks at it alone, beside the secrets, and beside the shares 
 tests/test_masks.py shows which mask each of them guards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,22 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
+from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.base import Kind
 from securemedian.mpc.correlations.dabits import DaBits
 from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
+from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
 from securemedian.mpc.ot.extension import ALIGN
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS
+from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS
 from tests.parties import run_both
 from tests.test_privacy import Recorder
 from tests.uniformity import (
@@ -54,7 +58,7 @@ def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, l
     """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would
     give them.
     """
-    blocks = softspoken.SECURITY_BITS // field_bits
+    blocks = SECURITY_BITS // field_bits
     leaves = [[os_entropy(16) for _ in range(1 << field_bits)] for _ in range(blocks)]
     delta = np.unpackbits(np.frombuffer(os_entropy(16), np.uint8), bitorder="little")
     missing = (delta.reshape(blocks, -1) << np.arange(field_bits)).sum(axis=1)
@@ -81,24 +85,21 @@ def sender_of(party: Party) -> Any:
     return party.pool._ends.sender
 
 
-def number_of(party: Party) -> int:
-    return party.number
-
-
 radix_conjunction = radix._conjunction
 
 
 def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:
     leaves = millionaire.leaves_of(bits, equality)
-    gt, eq = millionaire._leaf_shares(party, *own, leaves)
+    as_sender, as_receiver = own
+    gt, eq = millionaire._leaf_shares(party, as_sender, as_receiver, leaves)
     return [words for words in (*gt, *eq) if words.size]
 
 
-def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+def pairwise_median(party: Party, values: RingShare, bits: int) -> np.ndarray:
     return pairwise.median(party, values, bits, "oblivious")
 
 
-def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+def kept_sum(party: Party, values: RingShare, bits: int) -> np.ndarray:
     return trimmed_mean.kept_sum(party, values, bits, 0.25)
 
 
@@ -154,6 +155,10 @@ def test_the_statistics_refuse_to_judge_on_too_little() -> None:
 # Protocols on shares
 
 
+# Bits per item of each part of a message, and which items these are.
+Message = tuple[tuple[int, ...], str]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """Hold one protocol function, with inputs that the test knows.
@@ -167,14 +172,18 @@ class Protocol:
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
-    run: Callable[[Party, Any], Sequence[np.ndarray]]
+    run: Callable[[Party, Any], Sequence[Any]]
     bits: int
     packed: bool = True
     items: int = COUNT
-    messages: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    messages: Mapping[str, Message] = field(default_factory=dict)
 
 
-KINDS = ("low", "high", "differing", "mixed")
+# `differing` alone is for --fast: the other kinds look for what it might miss.
+KINDS = [
+    "differing",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("low", "high", "mixed")),
+]
 
 
 def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
@@ -183,10 +192,13 @@ def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np
     """
     top = (1 << bits) - 1
     if kind != "mixed":
-        x, y = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
-        return np.full(count, x, ring.dtype(bits)), np.full(count, y, ring.dtype(bits))
+        fixed = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
+        return np.full(count, fixed[0], ring.dtype(bits)), np.full(
+            count, fixed[1], ring.dtype(bits)
+        )
     x, y = (RNG.integers(0, top, count, np.uint64, endpoint=True) for _ in range(2))
-    return tuple(v.astype(ring.dtype(bits)) for v in (x, np.where(x & np.uint64(4), x, y)))
+    near = np.where(x & np.uint64(4), x, y)
+    return x.astype(ring.dtype(bits)), near.astype(ring.dtype(bits))
 
 
 def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
@@ -271,7 +283,7 @@ def placed(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
     return shares, secrets_of(2, (x >= 1) & (x < 3), x=x)
 
 
-def flat(products: list[list[np.ndarray]]) -> list[np.ndarray]:
+def flat(products: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the products of all terms, one after the other."""
     return [product for term in products for product in term]
 
@@ -280,11 +292,21 @@ def borders(value: int) -> np.ndarray:
     return np.array([[value]])
 
 
+def on_own(protocol: Callable[..., Any], *options: Any) -> Callable[[Party, Any], list[Any]]:
+    """Return what runs a protocol on all of a party's own inputs, with these options last."""
+    return lambda party, own: [protocol(party, *own, *options)]
+
+
+def first_to_ring(party: Party, x: XorBits, _: XorBits, bits: int) -> RingShare:
+    """Convert the first of two inputs to the ring."""
+    return boolean.to_ring(party, x, COUNT, bits)
+
+
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
             private(bits, np.greater),
-            lambda party, own, bits=bits: [millionaire.greater(party, *own, bits)],
+            on_own(millionaire.greater, bits),
             1,
             messages=messages,
         )
@@ -298,7 +320,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"equal-{bits}": Protocol(
             private(bits, np.equal),
-            lambda party, own, bits=bits: [millionaire.equal(party, *own, bits)],
+            on_own(millionaire.equal, bits),
             1,
             messages=messages,
         )
@@ -317,15 +339,9 @@ PROTOCOLS: dict[str, Protocol] = {
     "msb": Protocol(
         elements(5, lambda x, y: x < 0), lambda party, own: [compare.msb(party, own[0], 5)], 1
     ),
-    "shared-greater": Protocol(
-        elements(9, np.greater, 7), lambda party, own: [compare.greater(party, *own, 9)], 1
-    ),
-    "shared-at-least": Protocol(
-        elements(9, np.greater_equal, 7), lambda party, own: [compare.at_least(party, *own, 9)], 1
-    ),
-    "shared-equal": Protocol(
-        elements(6, np.equal), lambda party, own: [equal.equal(party, *own, 6)], 1
-    ),
+    "shared-greater": Protocol(elements(9, np.greater, 7), on_own(compare.greater, 9), 1),
+    "shared-at-least": Protocol(elements(9, np.greater_equal, 7), on_own(compare.at_least, 9), 1),
+    "shared-equal": Protocol(elements(6, np.equal), on_own(equal.equal, 6), 1),
     "conjunctions": Protocol(
         packed_bits,
         lambda party, own: flat(
@@ -342,7 +358,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"to-ring-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [boolean.to_ring(party, own[0], COUNT, bits)],
+            on_own(first_to_ring, bits),
             bits,
             packed=False,
             messages={"b2a": ((1,), "whole")},
@@ -352,7 +368,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"multiplex-{bits}": Protocol(
             selected(bits),
-            lambda party, own, bits=bits: [boolean.multiplex(party, *own, bits)],
+            on_own(boolean.multiplex, bits),
             bits,
             packed=False,
             messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
@@ -362,7 +378,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"radix-conjunction-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [radix_conjunction(party, *own, bits)],
+            on_own(radix_conjunction, bits),
             bits,
             packed=False,
             messages={"quad.request": ((2,), "sending"), "quad.reply": ((bits,), "thrice")},
@@ -397,7 +413,7 @@ def output_share(name: str, kind: str = "differing", extension: str = "softspoke
     for party, outputs in zip(parties, results, strict=True):
         for number, output in enumerate(outputs):
             values = entries(protocol, output)
-            title = f"share {number} of party {number_of(party)}"
+            title = f"share {number} of party {party.number}"
             for part in party.halves(protocol.items):
                 for columns in windows(title, values[part], protocol.bits):
                     check_uniform(columns, of_part(secrets, part))
@@ -481,10 +497,10 @@ def test_what_is_received_says_nothing(name: str, kind: str) -> None:
 # Correlations as the pool hands them out
 
 
-def both_ways(take: Callable[[Party, int, int], Any], extension: str) -> list[tuple[Any, Any]]:
-    """Take COUNT items in each direction; return per party what it got and what the other got."""
+def both_ways(kind: Kind[Any], extension: str, count: int = COUNT) -> list[tuple[Any, Any]]:
+    """Take `count` items in each direction; return per party what it got and what the other got."""
     parties, _ = recorded_parties(extension)
-    one, other = run_both(lambda j: take(parties[j], COUNT, COUNT))
+    one, other = run_both(lambda j: parties[j].pool.take(kind, count, count))
     return [(one, other), (other, one)]
 
 
@@ -493,7 +509,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
     its position beside the whole table of the sender.
     """
     wide = np.uint64((1 << kind.width) - 1)
-    for (sent, _), (_, own) in both_ways(lambda p, s, r: p.pool.take(kind, s, r), extension):
+    for (sent, _), (_, own) in both_ways(kind, extension):
         table, choice = sent.astype(np.uint64), own & np.uint8((1 << kind.index_bits) - 1)
         slot = np.uint64(one_of_n.slot_bits(kind.width))
         at = [
@@ -518,9 +534,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
 
 def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the three unread pads beside the receiver's position and pad."""
-    for (pads, *_), (_, choice, own) in both_ways(
-        lambda p, s, r: p.pool.take(Quads(bits), s, r), extension
-    ):
+    for (pads, *_), (_, choice, own) in both_ways(Quads(bits), extension):
         at = [pads[choice ^ np.uint8(i), np.arange(COUNT)] for i in range(4)]
         assert (at[0] == own).all()
         for first in range(0, bits, 3):
@@ -545,10 +559,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
             for k, row in enumerate(rows)
         }
 
-    words = COUNT // 64
-    for (a, b, c), (a1, b1, _) in both_ways(
-        lambda p, s, r: p.pool.take(Triples(width), words, words), extension
-    ):
+    for (a, b, c), (a1, b1, _) in both_ways(Triples(width), extension, COUNT // 64):
         own = columns("own", "a", a) | columns("own", "b", b) | columns("own", "ab", c)
         check_uniform(own | columns("the other's", "a", a1) | columns("the other's", "b", b1))
         check_uniform(beside_the_next(dict(list(own.items())[:: width + 1][:3])))
@@ -556,9 +567,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
 
 def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the key that was not chosen beside the choice and the chosen key."""
-    for (sender, _), (_, receiver) in both_ways(
-        lambda p, s, r: p.pool.take(RandomOts(bits), s, r), extension
-    ):
+    for (sender, _), (_, receiver) in both_ways(RandomOts(bits), extension):
         chosen = receiver.choices.astype(bool)
         other = np.where(chosen, sender.keys0, sender.keys1)
         for first in range(0, bits, 6):
@@ -571,9 +580,7 @@ def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check a party's bit and ring share, whose low bit is that bit, beside the other's bit."""
-    for (own, in_ring), (other, _) in both_ways(
-        lambda p, s, r: p.pool.take(DaBits(bits), s, r), extension
-    ):
+    for (own, in_ring), (other, _) in both_ways(DaBits(bits), extension):
         for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):  # made as sender, as receiver
             for first in range(1, bits, 6):
                 seen = bits_of("ring share", in_ring[part], first, min(first + 6, bits))
@@ -608,7 +615,9 @@ HAND_OUTS: list[tuple[Callable[..., None], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+@pytest.mark.parametrize(
+    "extension", [OT_EXTENSIONS[0], pytest.param(OT_EXTENSIONS[1], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("check, of", HAND_OUTS, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_a_correlation_says_nothing_of_the_other_half(
     check: Callable[..., None], of: Any, extension: str
@@ -952,7 +961,7 @@ def streams_apart(extension: str = "softspoken") -> None:
     seen: Columns = {}
     for number in (0, 1):
         for party in recorded_parties(extension)[0]:
-            owner = f"of party {number_of(party)} in session {number}"
+            owner = f"of party {party.number} in session {number}"
             seen |= bits_of(f"mask {owner}", party.randomness.words(1024), 0, 2)
             roots = getattr(sender_of(party), "_roots", None)
             if roots is not None:
@@ -1051,10 +1060,35 @@ def opened_bits_alone() -> None:
     """
     parties, pair = recorded_parties()
     shares = RNG.integers(0, 2**64, 128, np.uint64)
-    run_both(lambda j: reveal.open_bits(parties[j], shares, 64 * 127 + 3))
+    run_both(lambda j: reveal.open_bits(parties[j], XorBits(shares), 64 * 127 + 3))
     for end in pair:
         if int(end.of("open.bits")[-1]) >> 3:
             raise Leak("bits beyond those opened were sent")
+
+
+def opens_the_sum_alone() -> None:
+    """Check that of a mean each server is sent one share per coordinate, which says nothing beside
+    the clients' values but for their sum.
+    """
+    method, dim = Mean(ring_bits=12, fraction_bits=0), COUNT
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.stack([plain_pair("differing", 4, dim)[i % 2] for i in range(CLIENTS)])
+    halves = [share.split(row[None].astype(np.uint16), 12) for row in values]
+    parties, pair = recorded_parties()
+    opened = run_both(
+        lambda j: method.compute(
+            parties[j], params.chunk([half[j] for half in halves], [1] * CLIENTS, 0, dim, dim)
+        )
+    )
+    total = values.sum(axis=0)
+    for end, result in zip(pair, opened, strict=True):
+        assert (result[0] == total).all()
+        sent = [array for label, array in end.received if label.startswith("open")]
+        if len(end.received) != 1 or sum(array.size for array in sent) * 64 != 12 * dim:
+            raise Leak("more is sent than one share of the sum")
+        theirs = ring.unpack(sent[0], 12, dim)
+        for columns in windows("share of the sum", theirs, 12):
+            check_uniform(columns, bits_of("x0", values[0], 0, 1))
 
 
 def opens_nothing(name: str) -> None:
@@ -1078,6 +1112,10 @@ def test_a_share_of_an_upload_says_nothing(bits: int, xor: bool) -> None:
 
 def test_only_the_bits_opened_are_sent() -> None:
     opened_bits_alone()
+
+
+def test_the_mean_opens_the_sum_alone() -> None:
+    opens_the_sum_alone()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -26,7 +26,10 @@ from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"chunk": 1280, "batch": 1 << 14}  # several chunks from a few thousand coordinates on
+SMALL: dict[str, Any] = {
+    "chunk": 1280,
+    "batch": 1 << 14,
+}  # several chunks from a few thousand coordinates on
 
 ROUNDS: dict[str, dict[str, Any]] = {
     "scan": {"method": "bucketed"},

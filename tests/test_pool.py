@@ -268,7 +268,7 @@ def uses() -> Iterator[dict[str, list[Any]]]:
     with pytest.MonkeyPatch.context() as patch:
         for cls in (SoftSpokenSender, SoftSpokenReceiver):
 
-            def extend(self, count, original=cls.extend, cls=cls):  # type: ignore[no-untyped-def]
+            def extend(self: Any, count: int, original: Any = cls.extend, cls: Any = cls) -> Any:
                 # the streams' owner: a session has sender and receiver leaves of its own
                 key = (cls.__name__, id(self._hash), int(self._tweaks))
                 seen["hashed"].append((self, key, self.index, count))
@@ -276,7 +276,9 @@ def uses() -> Iterator[dict[str, list[Any]]]:
 
             patch.setattr(cls, "extend", extend)
 
-        def hand_out(self, party_id, sent, received, original=RandomOts.hand_out):  # type: ignore[no-untyped-def]
+        def hand_out(
+            self: Any, party_id: int, sent: Any, received: Any, original: Any = RandomOts.hand_out
+        ) -> Any:
             sender, receiver = original(self, party_id, sent, received)
             seen["taken"] += sender.keys0.tolist()
             return sender, receiver

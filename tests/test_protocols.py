@@ -1,9 +1,12 @@
 """Protocols on shares against plain numpy: every width, batch sizes around words and halves, both parties' edges."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring
+from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.methods.reveal import open_bits, open_ring
 from securemedian.mpc.party import Party
 from securemedian.mpc.protocol import OT_EXTENSIONS
@@ -18,13 +21,13 @@ def parties(request: pytest.FixtureRequest) -> list[Party]:
     return [lanes[0] for lanes in make_parties(extension=request.param)]
 
 
-def shared_bits(count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+def shared_bits(count: int) -> tuple[np.ndarray, list[XorBits]]:
     bits = RNG.integers(0, 2, count).astype(np.uint8)
     mask = RNG.integers(0, 2**64, -(-count // 64), np.uint64)
-    return bits, [mask, mask ^ boolean.pack_bits(bits)]
+    return bits, [XorBits(mask), XorBits(mask ^ boolean.pack_bits(bits))]
 
 
-def opened(parties: list[Party], shares: tuple[np.ndarray, np.ndarray], count: int) -> np.ndarray:
+def opened(parties: list[Party], shares: Sequence[XorBits], count: int) -> np.ndarray:
     one, other = run_both(lambda j: open_bits(parties[j], shares[j], count))
     assert (one == other).all()
     return one

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_round_by_verbs_alone(
             ]
         )
 
-    assert together([lambda name=name: submit(name) for name in pair.names]) == [0, 0, 0]
+    assert together([partial(submit, name) for name in pair.names]) == [0, 0, 0]
     assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
     result = files.read_vector(tmp_path / "result.npy")
     assert np.array_equal(
