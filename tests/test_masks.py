@@ -650,6 +650,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "Radix.encode",
         "self.words(vector, *(published.around() if self.uses_range else ()))",
     ): "a client's own values as words",
+    ("Radix.compute", "chunk.words(party)"): "this party's shares of the uploaded words",
     ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",

@@ -306,7 +306,7 @@ def test_the_weight_cap() -> None:
     assert params.weights_of(["b", "c", "a"]) == [1, 1, 2]
     with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
         params.weights_of(["a", "b"])  # the third stayed away
-    with pytest.raises(ConfigError, match="weight of a"):
+    with pytest.raises(ConfigError, match="weight of 'a'"):
         RoundParams(Radix(weights=named | {"a": 0}), 10, 3)
 
 
