@@ -593,7 +593,7 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "kept_sum",
-                "multiplex(party, kept, values.reshape(-1), bits)",
+                "multiplex(party, kept, RingShare(values.reshape(-1)), bits)",
                 "values.reshape(-1) * np.unpackbits("
                 "(kept ^ party.channel.exchange('open.bits', kept)).view(np.uint8),"
                 " bitorder='little')[:values.size]",
