@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from securemedian.mpc import compare, ring, share
-from securemedian.mpc.arrays import Result, RingShare
+from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.ot.extension import ALIGN, BLOCK
@@ -128,11 +128,11 @@ def _median(
     meet()
     outcome = run_round(parties, params, protocol, uploads)
     publishes = parties[0].number == 0 and params.uses_range
-    seconds = _publish(params, outcome.values) if publishes else 0.0
+    seconds = _publish(params, params.method.public(outcome.values)) if publishes else 0.0
     return Spent(outcome.cost.after(ahead), seconds)
 
 
-def _publish(params: RoundParams, values: Result) -> float:
+def _publish(params: RoundParams, values: PublicValues) -> float:
     """Seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
     before = training.Training(model=zeros, width=zeros + np.float32(0.1))

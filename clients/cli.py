@@ -1,4 +1,7 @@
-"""The verbs `submit` and `round`. What a verb needs is imported when it runs: --help needs nothing."""
+"""The verbs `submit` and `round`.
+
+What a verb needs is imported when it runs, so that --help needs nothing.
+"""
 
 import argparse
 import json
@@ -33,7 +36,9 @@ def _add_submit(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "submit",
         help="submit one update from a file",
-        description="Wait for the next open round and submit the trained parameters in a .npy or .npz file.",
+        description=(
+            "Wait for the next open round and submit the trained parameters in a .npy or .npz file."
+        ),
     )
     verb.add_argument("config", help="this client's client.toml")
     verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
@@ -41,7 +46,7 @@ def _add_submit(subparsers: "Verbs") -> None:
         "--result",
         type=Path,
         metavar="FILE",
-        help="wait for the median and write it in the same form",
+        help="wait for the result and write it in the same form",
     )
     verb.set_defaults(run=_submit)
 
@@ -54,9 +59,9 @@ def _submit(options: argparse.Namespace) -> None:
         files.check_writable(options.result)
     with Client.from_config(options.config) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
-        round = client.wait_for_round()
+        current = client.wait_for_round()
         client.submit(update)
-        print(f"submitted to round {round.id}")
+        print(f"submitted to round {current.round_id}")
         if options.result:
             files.write(options.result, client.result())
             print(f"result in {options.result}")
@@ -66,25 +71,29 @@ def _add_round(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "round",
         help="open, watch and end rounds (coordinator)",
-        description="What the coordinator does with rounds.",
+        description="Open, watch and end rounds, as the coordinator.",
     )
     actions = verb.add_subparsers(required=True, metavar="ACTION")
     _add_open(actions)
-    for name, act, help in (
+    for name, act, summary in (
         ("status", _status, "print a round's state, clients and cost as JSON"),
-        ("close", _close, "close a round now and compute with the clients that are complete"),
+        ("close", _close, "close a round now and compute with the complete uploads"),
         ("abort", _abort, "fail a round on purpose"),
         ("result", _result, "wait for a round's result and write it"),
     ):
-        action = actions.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        action = actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+        )
         action.add_argument("config", help="coordinator.toml")
-        action.add_argument("--round", default="", metavar="ID", help="which (default: the latest)")
+        action.add_argument(
+            "--round", default="", metavar="ID", help="which round (default: the latest)"
+        )
         action.set_defaults(run=_as_coordinator(act))
         if name == "abort":
             action.add_argument(
                 "--reason",
                 default="aborted by the coordinator",
-                help="told to everybody (default: %(default)s)",
+                help="the reason that everybody is told (default: %(default)s)",
             )
         elif name == "result":
             action.add_argument(
@@ -105,7 +114,7 @@ def _add_open(actions: "Verbs") -> None:
         "--model",
         type=Path,
         metavar="FILE.npy",
-        help="start a new training run from this flat model (default: go on with the last)",
+        help="start a new training run from this flat model (default: go on with the last run)",
     )
     action.add_argument(
         "--reset", action="store_true", help="start a new training run from the model that S0 has"
@@ -115,7 +124,7 @@ def _add_open(actions: "Verbs") -> None:
         "--max-clients",
         type=int,
         required=True,
-        help="the round closes by itself when this many are complete",
+        help="the round closes by itself when this many uploads are complete",
     )
     action.add_argument(
         "--min-clients", type=int, help="the servers refuse to compute with fewer (default: 2)"
@@ -135,7 +144,7 @@ def _add_open(actions: "Verbs") -> None:
 def _as_coordinator(
     act: Callable[["Coordinator", argparse.Namespace], None],
 ) -> Callable[[argparse.Namespace], None]:
-    """A verb that connects as the coordinator of `options.config` and then acts."""
+    """Return a function that connects as the coordinator of `options.config`, and then acts."""
 
     def run(options: argparse.Namespace) -> None:
         from securemedian.clients.client import Coordinator
@@ -147,7 +156,7 @@ def _as_coordinator(
 
 
 def _open(options: argparse.Namespace) -> None:
-    """Open a round; what is wrong with its options is said before anything connects."""
+    """Open a round. Mistakes in its options are reported before anything connects."""
     model = files.read_vector(options.model) if options.model else None
     dim = options.dim if options.dim is not None or model is None else model.size
     if dim is None:

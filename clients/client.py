@@ -1,11 +1,11 @@
-"""The Python interface: `Client` submits updates and receives results, `Coordinator` opens and watches rounds.
+"""The Python interface: `Client` submits updates and receives results, `Coordinator` opens rounds.
 
     with Client.from_config("client.toml") as client:
         client.submit(model.state_dict())           # waits for a round to open
         model.load_state_dict(client.result())      # waits for its result
 
-An update is the *trained parameters*, not their difference to the published model: the buckets of a bucketed round lie
-around that model.
+An update is the *trained parameters*, not their difference to the published model, because the
+buckets of a bucketed round lie around that model.
 """
 
 import time
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Member:
-    """One key with a connection to each server: what a client and the coordinator have in common."""
+    """What a client and the coordinator have in common: a key, and a connection to each server."""
 
     def __init__(self, config: ClientConfig) -> None:
         keys = load_keys(config.key_file)
@@ -52,10 +52,14 @@ class _Member:
 
     @classmethod
     def from_config(cls, path: str | Path) -> Self:
-        """Connect as a TOML configuration says."""
+        """Return a member that connects as a TOML configuration says.
+
+        Raises ConfigError if there is a mistake in the configuration or the key file.
+        """
         return cls(ClientConfig.load(path))
 
     def close(self) -> None:
+        """Close both connections."""
         for server in self.servers:
             server.close()
 
@@ -71,8 +75,9 @@ class _Member:
         self.close()
 
     def model(self, round_id: str) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-        """The global model and bucket range that S0 published for an open round. A pairwise round has no range, and may
-        have no model.
+        """Return the global model and the bucket range that S0 published for a round.
+
+        Only rounds on buckets have a range; other rounds may have no model either.
         """
         arrays = self.servers[0].ask("model", {"round": round_id}).arrays
         return arrays.get("model"), arrays.get("range")
@@ -80,9 +85,10 @@ class _Member:
     def _wait(
         self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str
     ) -> T:
-        """Look at a server again and again until there is something to see. ChannelTimeout says what did not come.
+        """Call `look` again and again until it returns something other than None.
 
-        A server that was there may be away for a while: it is asked again as well.
+        A server that has been reached before may be away for a while, and is asked again. Raises
+        ChannelTimeout with `what`, which says what has not come, if the time limit is reached.
         """
         limit = self.config.wait_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
@@ -100,7 +106,10 @@ class _Member:
     def _published(
         self, server: Connection, round_id: str, timeout_s: float | None
     ) -> wire.Message:
-        """A server's answer once the round is published; RoundFailed with the reason if it failed."""
+        """Return a server's answer once the round is published.
+
+        Raises RoundFailed, with the reason, if the round has failed.
+        """
 
         def look() -> wire.Message | None:
             message = server.ask("result", {"round": round_id})
@@ -110,41 +119,55 @@ class _Member:
 
 
 class Client(_Member):
-    """One data owner. Not for two threads at once."""
+    """A data owner's access to the service. Not for two threads at once."""
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config)
-        self._seen = ""  # the round last waited for: the next one has another id
-        self._open: Round | None = None  # it, as long as nothing was submitted to it
+        # the id of the round last waited for: the next round has another id
+        self._seen = ""
+        # the round last waited for, as long as nothing has been submitted to it
+        self._open: Round | None = None
+        # the round last submitted to, and the form of the update
         self._submitted: tuple[Round, updates.Spec] | None = None
         # whether both servers have said which party they are
         self._parties_known = False
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
-        """The next open round that this object has not yet seen, with the published model and range to train from."""
+        """Return the next open round that this object has not seen yet.
+
+        It has the published model and range to train from. Raises ChannelTimeout if none is opened
+        within `timeout_s` (default: `wait_timeout_s` of the configuration).
+        """
         self._open = self._wait(
             self.servers[0], self._look_for_round, timeout_s, "no new round was opened"
         )
-        self._seen = self._open.id
+        self._seen = self._open.round_id
         return self._open
 
     def submit(self, update: Any) -> None:
-        """Share the trained parameters between the servers, in the round waited for or the next one that opens.
+        """Share the trained parameters between the servers.
 
-        `update` is anything `clients.update` takes. There is one attempt a round, because two sharings of an update
-        must not mix: after an error from a server this client is left out of that round, and the next call goes to the
-        next one. Before the first upload both servers say which party they are: ConfigError unless
-        [s0] names S0 and [s1] names S1.
+        They go to the round last waited for, or else to the next one that opens. `update` is
+        anything that `clients.update` takes. There is one attempt per round, because two sharings
+        of an update must not mix: after an error from a server this client is left out of that
+        round, and the next call goes to the next round.
+
+        Before the first upload both servers are asked which party they are. Raises ConfigError
+        unless [s0] names S0 and [s1] names S1, and InputError if the update does not fit the round.
         """
         vector, spec = updates.flatten(update)
-        round = self._open or self.wait_for_round()
-        halves = upload.split(upload.encode_update(vector, round), round)
+        current = self._open or self.wait_for_round()
+        halves = upload.split(upload.encode_update(vector, current), current)
         self._check_parties()
         self._open = None
         for server, half in zip(self.servers, halves, strict=True):
-            fields = {"round": round.id, "params": round.params.digest, "form": half.form}
+            fields = {
+                "round": current.round_id,
+                "params": current.params.digest,
+                "form": half.form,
+            }
             server.ask("upload", fields, {"share": half.share})
-        self._submitted = round, spec
+        self._submitted = current, spec
 
     def _check_parties(self) -> None:
         """Raise ConfigError unless [s0] is party 0 and [s1] is party 1. Asks both once."""
@@ -161,22 +184,28 @@ class Client(_Member):
         self._parties_known = True
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The median of the round last submitted to, in the form of that update. Waits for it; RoundFailed says why
-        there will be none.
+        """Wait for the result of the round last submitted to, and return it.
+
+        It has the form of the update. Raises RoundFailed, with the reason, if there will be none.
         """
         return self.results(timeout_s)[0]
 
     def results(self, timeout_s: float | None = None) -> list[Any]:
-        """As `result`, for a round with several ranks: one a rank, in the order in which they were asked for."""
+        """Wait for all results of the round last submitted to, and return them.
+
+        There is one per rank, in the order in which the coordinator asked for the ranks. Otherwise
+        this is `result`.
+        """
         if self._submitted is None:
             raise InputError("there is no result to ask for before a submit()")
-        round, spec = self._submitted
-        if round.params.result_to == "servers":
-            results = _results(self._published(self.servers[0], round.id, timeout_s))
+        current, spec = self._submitted
+        round_id = current.round_id
+        if current.params.result_to == "servers":
+            results = _results(self._published(self.servers[0], round_id, timeout_s))
             return [updates.unflatten(vector, spec) for vector in results]
-        answers = [self._published(server, round.id, timeout_s) for server in self.servers]
+        answers = [self._published(server, round_id, timeout_s) for server in self.servers]
         one, other = (answer.arrays.get("share", np.empty(0)) for answer in answers)
-        return [updates.unflatten(upload.combine(one, other, round.params), spec)]
+        return [updates.unflatten(upload.combine(one, other, current.params), spec)]
 
     def _look_for_round(self) -> Round | None:
         try:
@@ -190,55 +219,68 @@ class Client(_Member):
                 found["index"],
                 *self.model(found["round"]),
             )
-        except (UnknownRound, RoundClosed):  # none yet, or it ended between the two questions
+        # there has been no round yet, or it has ended between the two requests
+        except (UnknownRound, RoundClosed):
             return None
 
 
 class Coordinator(_Member):
-    """Whoever opens the rounds. S0 leads, so it is S0 that is asked; it tells S1."""
+    """The coordinator's access to the service. It asks S0, which leads and tells S1."""
 
     def open(
         self,
         params: RoundParams,
         model: NDArray[Any] | None = None,
-        range: RangePolicy | None = None,
+        range_policy: RangePolicy | None = None,
         reset: bool = False,
     ) -> str:
         """Open a round and return its id.
 
-        A `model` (flat) starts a new training run, and so does `reset`; without them the last run goes on.
+        A `model` (flat) starts a new training run, and so does `reset`; without them the last
+        training run goes on. Without a `range_policy` the current one is kept.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
             "params": params.to_dict(),
-            "range": range.to_dict() if range else {},
+            "range": range_policy.to_dict() if range_policy else {},
             "reset": reset,
         }
         return str(self.servers[0].ask("open", fields, arrays).fields["round"])
 
     def status(self, round_id: str = "") -> dict[str, Any]:
-        """What S0 says of a round, by default the latest: state, reason, who is in and out, progress, cost."""
+        """Return what S0 says about a round, by default the latest.
+
+        This is its state and the reason for it, who is included and left out, progress and cost
+        (docs/wire.md).
+        """
         return self.servers[0].ask("status", {"round": round_id}).fields
 
     def close_round(self, round_id: str) -> None:
-        """Close a round before its deadline: it runs with the clients that are complete."""
+        """Close a round before its deadline, so that it runs with the complete uploads."""
         self.servers[0].ask("close", {"round": round_id})
 
     def abort(self, round_id: str, reason: str) -> None:
-        """Fail a round on purpose; the reason is told to everybody."""
+        """Fail a round on purpose. Everybody is told the reason."""
         self.servers[0].ask("abort", {"round": round_id, "reason": reason})
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """The published model of a round; waits for it. RoundFailed says why there will be none."""
+        """Wait for a round's result and return it: the published model.
+
+        Raises RoundFailed, with the reason, if there will be none.
+        """
         model: NDArray[np.float32] = self.results(round_id, timeout_s)[0]
         return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """As `result`, for a round with several ranks: shape (ranks, d), in the order in which they were asked for."""
+        """Wait for all results of a round and return them, shape (ranks, d).
+
+        They are in the order in which the ranks were asked for. Otherwise this is `result`.
+        """
         return _results(self._published(self.servers[0], round_id, timeout_s))
 
 
 def _results(message: wire.Message) -> NDArray[np.float32]:
+    """Return the results in S0's answer. Raises PeerProtocolError if there are none."""
     results = message.arrays.get("results")
     if results is None or results.dtype != np.float32 or results.ndim != 2 or not len(results):
         raise PeerProtocolError("S0 published a result without a model in it")

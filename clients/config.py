@@ -1,5 +1,6 @@
-"""The configuration of a client or of the coordinator: one TOML file, whose unknown keys are refused. Samples:
-docs/samples/.
+"""The configuration of a client or of the coordinator: one TOML file.
+
+Unknown keys are refused. docs/samples/ has samples.
 """
 
 from dataclasses import dataclass, replace
@@ -15,10 +16,12 @@ from securemedian.settings.keys import check_public_key
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server listens, and the key it must prove to have."""
+    """The address at which a server listens, and the key that it must prove to have."""
 
-    address: str  # tcp://HOST:PORT
-    public_key: str  # the line `public-key` of the server's .key file
+    # tcp://HOST:PORT
+    address: str
+    # the line `public-key` of the server's .key file
+    public_key: str
 
     def __post_init__(self) -> None:
         check_endpoint(self.address)
@@ -27,34 +30,41 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """A client's settings; a coordinator's are the same. The name is for this side's messages: servers know their
-    callers by key.
-    """
+    """The settings of a client or of the coordinator."""
 
+    # for messages on this side only: servers know their callers by key
     name: str
-    key_file: str  # NAME.key_secret, mode 0600; a relative path starts at the configuration file
+    # NAME.key_secret, mode 0600; relative to the folder of the configuration
+    key_file: str
     s0: ServerAddress
     s1: ServerAddress
-    reply_timeout_s: float = 60.0  # one request and its answer
-    wait_timeout_s: float = 86400.0  # a round to open, or its result
+    # the limit for one request and its answer
+    reply_timeout_s: float = 60.0
+    # how long to wait for a round to open, or for its result
+    wait_timeout_s: float = 86400.0
+    # the time between two requests while waiting
     poll_interval_s: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("reply_timeout_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    f"{name} must be more than 0 seconds and finite, not {quoted(getattr(self, name))}"
+                    f"{name} must be more than 0 seconds and finite, "
+                    f"not {quoted(getattr(self, name))}"
                 )
         for what in ("address", "public_key"):
             if getattr(self.s0, what) == getattr(self.s1, what):
                 raise ConfigError(
-                    f"[s0] and [s1] have the same {what}: each names another server, because "
+                    f"[s0] and [s1] have the same {what}: they must name two servers, because "
                     "a server that gets both shares of an update knows the update"
                 )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file. ConfigError names the file and what is wrong in it."""
+        """Read and check a configuration.
+
+        Raises ConfigError, which names the file and what is wrong in it.
+        """
         path = Path(path)
         values = read_toml(path)
         for server in ("s0", "s1"):

@@ -1,4 +1,4 @@
-"""One authenticated connection to one server: ask, and be answered within a limit."""
+"""The authenticated connection to one server, whose answers have a time limit."""
 
 import itertools
 import time
@@ -20,14 +20,16 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq
 class Connection:
     """A CURVE DEALER to one server. Not for two threads at once.
 
-    A monitor watches the connection itself: zmq alone would try a refused key again for ever and say nothing.
+    A monitor watches the connection itself, because zmq alone would try a refused key for ever and
+    report nothing.
     """
 
     def __init__(self, label: str, server: ServerAddress, keys: KeyPair, timeout_s: float) -> None:
         self._label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._public_key = keys.public.decode()
         self._numbers = itertools.count(1)
-        self.proven = False  # whether both ends have proved their keys to each other
+        # whether both ends have proved their keys to each other
+        self.proven = False
         context: zmq.Context[Any] = zmq.Context.instance()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -46,12 +48,14 @@ class Connection:
         fields: Mapping[str, Any] | None = None,
         arrays: Mapping[str, NDArray[Any]] | None = None,
     ) -> wire.Message:
-        """Send one request and return its answer. Raises the error the server names, or ServerUnreachable."""
+        """Send one request and return its answer.
+
+        Raises the error that the server answers with, or ServerUnreachable if it does not answer.
+        """
         number = next(self._numbers)
         parts = wire.pack(op, {**(fields or {}), "id": number}, arrays)
-        while self._monitor.poll(
-            0
-        ):  # a server that came and went between two requests is no concern of this one
+        # what happened to the connection before this request does not concern it
+        while self._monitor.poll(0):
             self._event()
         try:
             self._socket.send_multipart(parts)
@@ -74,7 +78,8 @@ class Connection:
             ready = dict(self._poller.poll(int(left * 1000) + 1))
             if self._socket in ready:
                 message = wire.unpack(self._socket.recv_multipart())
-                # 0: the server could not read our frame; other numbers are late answers to earlier requests
+                # With 0 the server says that it could not read our frame. Other numbers are those
+                # of late answers to earlier requests.
                 if message.fields.get("id") in (number, 0):
                     return message
             elif self._monitor in ready and self._event() == zmq.EVENT_DISCONNECTED and self.proven:
@@ -85,7 +90,10 @@ class Connection:
         raise self._no_answer(op)
 
     def _event(self) -> int:
-        """The next event of the connection. ServerUnreachable if it is that our key was refused."""
+        """Take the next event of the connection, and return it.
+
+        Raises ServerUnreachable if our key was refused.
+        """
         event = int(recv_monitor_message(self._monitor)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.proven = True

@@ -1,6 +1,6 @@
-"""Turn the options of methods and range policies into flags, and flags into a round's parameters.
+"""The flags of methods and range policies, and the parameters that flags describe.
 
-Nothing here knows a method or a policy by name: their registries are asked.
+Nothing here knows a method or a policy by its name: everything comes from their registries.
 """
 
 import argparse
@@ -35,9 +35,9 @@ def add_method_options(
 ) -> None:
     """Add a flag for every option of any method, grouped by the methods that have it.
 
-    `only` and `leave_out` name the options that the verb has a use for, or none; `swept` leaves out
-    methods whose option of that name `plan` and `bench` do not set; `parser_of` gives another
-    parser of values than the option's own, for verbs that take several.
+    `only` and `leave_out` name the options that the verb uses, or does not use. `swept` leaves out
+    the methods whose option of that name is not set by the flags of `plan` and `bench`. `parser_of`
+    returns another parser than the option's own, for verbs that take several values.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     known: dict[str, dict[str, Option]] = {}
@@ -51,7 +51,7 @@ def add_method_options(
     for methods, names in groups.items():
         group = parser.add_argument_group(f"options of {_listed(methods)}")
         for name in names:
-            option = replace(known[name][methods[0]], help=_help(known[name]))
+            option = replace(known[name][methods[0]], text=_help(known[name]))
             _add_flag(group, f"--{name.replace('_', '-')}", name, option, parser_of or _parser)
 
 
@@ -61,10 +61,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _help(having: Mapping[str, Option]) -> str:
-    """Return the help of an option of several methods, which say the same of it or each its own."""
+    """Return the help text of an option of several methods, whose texts may differ."""
     saying: dict[str, list[str]] = {}
     for method, option in having.items():
-        saying.setdefault(option.help, []).append(method)
+        saying.setdefault(option.text, []).append(method)
     if len(saying) == 1:
         return next(iter(saying))
     return "; ".join(f"{', '.join(methods)}: {text}" for text, methods in saying.items())
@@ -73,8 +73,8 @@ def _help(having: Mapping[str, Option]) -> str:
 def _add_flag(
     group: Any, flag: str, dest: str, option: Option, parser_of: Callable[[Option], Any]
 ) -> None:
-    """Add one flag; what is not given stays None, so that the option keeps its default."""
-    text = option.help.replace("%", "%%")
+    """Add one flag. A flag that is not given is None, so that the option keeps its default."""
+    text = option.text.replace("%", "%%")
     if option.kind is bool:
         group.add_argument(flag, dest=dest, action="store_true", default=None, help=text)
         return
@@ -86,7 +86,7 @@ def _add_flag(
 
 
 def _parser(option: Option) -> Any:
-    """Return what turns the text of a flag into a value of the option."""
+    """Return the function that turns the text of a flag into a value of the option."""
     if option.kind in (int, float, str):
         return option.kind
     if get_origin(option.kind) is list:
@@ -99,7 +99,7 @@ def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]
 
-    # argparse says it of what does not parse
+    # argparse names it in its message about a text that cannot be parsed
     parse.__name__ = f"list of {getattr(kind, '__name__', 'values')}"
     return parse
 
@@ -114,16 +114,16 @@ def _weights(text: str) -> dict[str, int]:
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of any method that were given as flags."""
+    """Return the options of all methods that were given as flags."""
     names = dict.fromkeys(name for method in METHODS.values() for name in options_of(method))
     found = {name: getattr(options, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
-    """Return the round that flags and `others` describe; what is not given keeps its default.
+    """Return the parameters of the round that the flags and `others` describe.
 
-    Raises ConfigError for an option of another method.
+    What is not given keeps its default. Raises ConfigError for an option of another method.
     """
     numbers = {
         name: getattr(options, name, None) for name in ("min_clients", "max_clients", "deadline_s")
@@ -134,7 +134,7 @@ def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
 
 def add_range_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the bucket range: --range, and one for every option of any policy."""
-    group = parser.add_argument_group("the bucket range, of rounds on buckets")
+    group = parser.add_argument_group("options of the bucket range, for rounds on buckets")
     group.add_argument(
         "--range",
         choices=POLICIES,
@@ -160,5 +160,5 @@ def _range_options() -> dict[str, Option]:
 
 
 def check_belong(method: str, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option of other methods than `method`."""
+    """Raise ConfigError if `given` has an option that other methods have and `method` has not."""
     refuse_foreign(method, given, METHODS)

@@ -1,5 +1,6 @@
-"""A flat update to the two shares of one round, and two shares of a result back to values.
-protocols.md section 2.
+"""The conversion of a flat update to two shares, and of two shares of a result back to values.
+
+docs/protocols.md, section 2.
 """
 
 from dataclasses import dataclass, field
@@ -17,65 +18,71 @@ from securemedian.mpc.params import RoundParams
 
 @dataclass(frozen=True)
 class Round:
-    """An open round as a client sees it. Model and range are the published ones; only rounds on
-    buckets have both.
-    """
+    """An open round, as a client sees it."""
 
-    id: str
+    round_id: str
+    # the round's number in its training run
     number: int
     params: RoundParams
-    index: int  # this client's position among the allowed ones
+    # this client's position in S0's list of clients
+    index: int
+    # the published global model g, shape (d,); only some rounds without buckets have none
     model: NDArray[np.float32] | None = field(default=None, repr=False)
-    range: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the published bucket range B, shape () or (d,); only rounds on buckets have one
+    width: NDArray[np.float32] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class ShareHalf:
-    """What one server gets: `form` "seed" (16 bytes it expands) or "words" (packed ring elements)."""
+    """One server's half of an upload."""
 
+    # "seed", 16 bytes which the server expands, or "words", packed ring elements
     form: str
     share: NDArray[Any] = field(repr=False)
 
 
-def encode_update(vector: NDArray[Any], round: Round) -> NDArray[Any]:
+def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
-    Raises InputError for a wrong length or NaN.
+    Raises InputError if the update has another length than the round's, or NaN.
     """
-    params = round.params
+    params = current.params
     if vector.shape != (params.dim,):
         raise InputError(
-            f"round {round.id} takes updates of {params.dim:,} values, this one has shape {vector.shape}: "
-            "is it the same model?"
+            f"round {current.round_id} takes updates of {params.dim:,} values, "
+            f"this one has shape {vector.shape}: is it the same model?"
         )
-    published = Published(round.model, round.range)
+    published = Published(current.model, current.width)
     return params.method.encode(vector, params.max_clients, published)
 
 
-def split(values: NDArray[Any], round: Round) -> tuple[ShareHalf, ShareHalf]:
-    """The halves for S0 and S1. Clients of odd index send the seed to S1, so that both links carry
-    the same load.
+def split(values: NDArray[Any], current: Round) -> tuple[ShareHalf, ShareHalf]:
+    """Return the halves of an upload for S0 and for S1.
+
+    Clients with an even index send the seed to S0, the others to S1, so that both servers' links
+    carry the same load.
     """
-    seeded, rest = share.split(values, round.params.width, xor=round.params.xor_shared)
+    seeded, rest = share.split(values, current.params.width, xor=current.params.xor_shared)
     seed, words = (
         ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)),
         ShareHalf("words", rest.packed),
     )
-    return (seed, words) if round.index % 2 == 0 else (words, seed)
+    return (seed, words) if current.index % 2 == 0 else (words, seed)
 
 
 def combine(
     one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams
 ) -> NDArray[np.float64]:
-    """Return a result that goes to the clients, from the servers' shares of it, packed words.
+    """Return the values of a result that goes to the clients, from the servers' shares of it.
 
-    Raises PeerProtocolError for a wrong length.
+    The shares are packed words. Raises PeerProtocolError if one has a wrong length or dtype.
     """
     expected = ring.packed_words(params.dim, params.ring_bits)
     for server, words in enumerate((one, other)):
         if words.shape != (expected,) or words.dtype != np.uint64:
             raise PeerProtocolError(
-                f"S{server}'s share of the result is {words.dtype} {words.shape}, not {expected} words of 64 bits"
+                f"S{server}'s share of the result is {words.dtype} {words.shape}, "
+                f"not {expected} words of 64 bits"
             )
     first, second = (
         RingShare(ring.unpack(words, params.ring_bits, params.dim)) for words in (one, other)

@@ -126,7 +126,7 @@ def run(
         start = current.model if private is None or current.number == 1 else private
         if start is None:
             raise ConfigError(
-                f"round {current.id} publishes no model to train from: "
+                f"round {current.round_id} publishes no model to train from: "
                 "the coordinator has to open it with --model"
             )
         update = trainer.update(np.asarray(start, np.float32), current.number)

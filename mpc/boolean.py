@@ -1,6 +1,7 @@
-"""XOR-shared bits, 64 to a uint64 word: AND, conversion to the ring, multiplexing. XOR and NOT are local.
+"""XOR-shared bits, 64 per uint64 word: AND, conversion to the ring, and multiplexers.
 
-All functions work on whole batches; packed bits beyond a batch's count are never looked at.
+XOR and NOT are local. All functions work on whole batches. Packed bits beyond the count of a batch
+are never looked at.
 """
 
 from collections.abc import Sequence
@@ -18,37 +19,38 @@ from securemedian.mpc.party import Party, half_counts
 
 
 def words_of(count: int) -> int:
-    """Words that hold `count` bits."""
+    """Return the number of words that hold `count` bits."""
     return ring.packed_words(count, 1)
 
 
 def pack_bits(bits: Bits) -> Words:
-    """0/1 bytes to words."""
+    """Return bits, given as bytes 0 and 1, packed into words."""
     words = np.empty(words_of(bits.size), np.uint64)
     packing.pack_bits(bits, words)
     return words
 
 
 def unpack_bits(words: Words, count: int) -> Bits:
-    """The first `count` bits as 0/1 bytes."""
+    """Return the first `count` bits of packed words, as bytes 0 and 1."""
     bits = np.empty(count, np.uint8)
     packing.unpack_bits(words, bits)
     return bits
 
 
 def invert(party: Party, shares: XorBits) -> XorBits:
-    """Shares of the complement: party 0 flips."""
+    """Return shares of the complement: party 0 flips its bits."""
     return ~shares if party.number == 0 else shares
 
 
 def conjunctions(
     party: Party, terms: Sequence[tuple[XorBits, Sequence[XorBits]]]
 ) -> list[list[XorBits]]:
-    """For each (x, [y_1, ..]) shares of x & y_1, ..: one round for all terms, one triple of that width for each bit
-    (Beaver, CRYPTO 1991).
+    """Return, for each term (x, [y_1, y_2, ..]), shares of x & y_1, x & y_2, ..
 
-    With d = x ^ a and e_k = y_k ^ b_k opened, both uniform: x y_k = c_k ^ d b_k ^ e_k a ^ d e_k, the last term added by
-    party 0.
+    Takes one round for all terms together, and one triple per bit of x, whose width is the number
+    of ys (Beaver, CRYPTO 1991). With d = x ^ a and e_k = y_k ^ b_k opened, both uniform,
+
+        x y_k = c_k ^ d b_k ^ e_k a ^ d e_k,    where party 0 adds the last term.
     """
     triples, opened = [], []
     for x, ys in terms:
@@ -70,10 +72,10 @@ def conjunctions(
 
 
 def to_ring(party: Party, shares: XorBits, count: int, bits: int) -> RingShare:
-    """B2A: additive shares over Z_2^bits of `count` XOR-shared bits. One round, one bit each way; 1 OT and `bits` bits
-    ahead of it.
+    """Return additive shares over Z_2^bits of `count` XOR-shared bits (B2A).
 
-    With t = s ^ r opened for the DaBit r, uniform: [s] = t + [r] - 2 t [r].
+    Takes one round and one bit per element each way, after 1 OT and `bits` bits ahead of it. With
+    t = s ^ r opened, which the DaBit r makes uniform: [s] = t + [r] - 2 t [r].
     """
     random, in_ring = party.pool.take(DaBits(bits), *party.roles(count))
     masked = shares ^ pack_bits(random)
@@ -84,15 +86,18 @@ def to_ring(party: Party, shares: XorBits, count: int, bits: int) -> RingShare:
 
 
 def to_ring_demand(count: int, bits: int) -> Demand:
+    """Return the correlations of `to_ring` on `count` bits."""
     return Demand({DaBits(bits): half_counts(count)})
 
 
 def multiplex(party: Party, shares: XorBits, values: RingShare, bits: int) -> RingShare:
-    """Additive shares of s x for XOR-shared bits s and additively shared ring elements x. Two rounds, 1 + bits bits
-    each way; one OT each way ahead of it.
+    """Return additive shares of s x, for XOR-shared bits s and additively shared ring elements x.
 
-    s x = sum over parties j of s_j x_j + s_{1-j} (1 - 2 s_j) x_j: a correlated OT each way, in which party j is the
-    sender of (1 - 2 s_j) x_j.
+    Takes two rounds and 1 + `bits` bits per element each way, after one OT each way ahead of it.
+
+        s x = sum over the parties j of  s_j x_j + s_{1-j} (1 - 2 s_j) x_j,
+
+    in which each last product is a correlated OT, with party j as the sender of (1 - 2 s_j) x_j.
     """
     count = values.size
     own = unpack_bits(shares, count)
@@ -108,4 +113,5 @@ def multiplex(party: Party, shares: XorBits, values: RingShare, bits: int) -> Ri
 
 
 def multiplex_demand(count: int, bits: int) -> Demand:
+    """Return the correlations of `multiplex` on `count` elements."""
     return Demand({RandomOts(bits): (count, count)})

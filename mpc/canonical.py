@@ -1,5 +1,6 @@
-"""Build dataclasses from maps that came from outside (TOML, msgpack, JSON), and digest what both
-servers compare.
+"""Build dataclasses from maps that came from outside, and digest what both servers compare.
+
+The maps are read from TOML, msgpack or JSON.
 """
 
 import hashlib
@@ -15,13 +16,14 @@ T = TypeVar("T")
 
 
 def digest(*values: Any) -> bytes:
-    """Return the SHA-256 of a canonical msgpack encoding: what the servers compare."""
+    """Return the SHA-256 of the values' msgpack encoding, which the servers compare."""
     return hashlib.sha256(msgpack.packb(values)).digest()
 
 
 def flat(instance: Any) -> dict[str, Any]:
-    """Return a dataclass as the map that `build` takes, in one form: a whole number given for a
-    float is a float, so that both digest alike.
+    """Return a dataclass as the map that `build` takes, in one canonical form.
+
+    A whole number given for a float becomes a float, so that both have the same digest.
     """
     hints = get_type_hints(type(instance))
     values = {f.name: getattr(instance, f.name) for f in fields(instance)}
@@ -31,8 +33,9 @@ def flat(instance: Any) -> dict[str, Any]:
 def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     """Return a flat dataclass built from a map that came from outside.
 
-    `made` are fields that are built already and that the map must not name. Raises ConfigError,
-    which names unknown, missing and mistyped keys and `where` they stand.
+    `made` are fields that are already built and that the map must not name. Raises ConfigError if
+    keys are unknown, missing or of the wrong type; the message names them and says `where` they
+    stand.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
@@ -59,7 +62,7 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
         ]
         if float in allowed:
             allowed.append(int)
-        # type() and not isinstance(): True is no number
+        # type() instead of isinstance(), because True is not a number here
         if type(value) not in allowed:
             raise ConfigError(
                 f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, "

@@ -30,10 +30,10 @@ _POSITION = struct.Struct("<II")
 
 
 class Link(Protocol):
-    """Whatever moves frames to the other party, in order.
+    """Anything that moves frames to the other party, in order.
 
-    `recv` waits for a bounded time; it raises ChannelTimeout when that is over and ChannelClosed
-    when the other end is gone.
+    `recv` waits for a bounded time. It raises ChannelTimeout when the time is over, and
+    ChannelClosed when the other end is gone.
     """
 
     def send(self, parts: Sequence[wire.Part]) -> None: ...
@@ -45,7 +45,7 @@ class Link(Protocol):
 
 @dataclass
 class Traffic:
-    """The counts of a channel: whole frames, headers included."""
+    """What a channel counted. Bytes are those of whole frames, headers included."""
 
     bytes_sent: int = 0
     bytes_received: int = 0

@@ -1,7 +1,12 @@
-"""Comparison of additively shared ring elements (CrypTFlow2, Section 3; protocols.md section 5, errata 7.3).
+"""Comparison of additively shared ring elements.
 
-msb(z) = msb(z_0) ^ msb(z_1) ^ carry, where carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{y_1 > 2^(l-1) - 1 - y_0} for y_j = z_j
-mod 2^(l-1): one millionaires' instance on l - 1 bits. It is symmetric in the parties, so either may be the OT sender.
+See CrypTFlow2, Section 3, and protocols.md section 5 with the errata in 7.3. The top bit of z is
+
+    msb(z) = msb(z_0) ^ msb(z_1) ^ carry,
+    carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{y_1 > 2^(l-1) - 1 - y_0},    y_j = z_j mod 2^(l-1):
+
+one instance of the millionaires' problem on l - 1 bits. It is symmetric in the parties, so either
+may be the OT sender.
 """
 
 import numpy as np
@@ -14,7 +19,7 @@ from securemedian.mpc.party import Party
 
 
 def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
-    """XOR shares, packed, of the top bit of each ring element: its sign."""
+    """Return shares of the top bit of each ring element, which is its sign."""
     low = ring.dtype(bits).type((1 << (bits - 1)) - 1)
     y = shares & low
     sending, receiving = party.halves(shares.size)
@@ -24,15 +29,18 @@ def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
 
 
 def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
-    """Shares of 1{x > y} = msb(y - x) for signed x, y with |x| + |y| < 2^(l-1) (the paper's Theorem C.1)."""
+    """Return shares of 1{x > y} = msb(y - x).
+
+    x and y are signed, with |x| + |y| < 2^(l-1) (the paper's Theorem C.1).
+    """
     return msb(party, RingShare(ring.reduce(y - x, bits)), bits)
 
 
 def at_least(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
-    """Shares of 1{x >= y} = 1 ^ msb(x - y), under the same condition."""
+    """Return shares of 1{x >= y} = 1 ^ msb(x - y), under the condition of `greater`."""
     return invert(party, msb(party, RingShare(ring.reduce(x - y, bits)), bits))
 
 
 def msb_demand(count: int, bits: int) -> Demand:
-    """Correlations of `msb` on `count` elements."""
+    """Return the correlations of `msb` on `count` elements."""
     return millionaire.greater_demand(count, bits - 1)

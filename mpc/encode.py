@@ -1,7 +1,8 @@
-"""Turn real numbers into fixed point or buckets, and back: what several methods encode with.
-protocols.md section 2; the paper's Section 4 (F2I) and Algorithm 3 (Bucketize, Quantize).
+"""Turn real numbers into fixed point or buckets, and back.
 
-All arithmetic is float64, so that clients, servers and tests get the same bits everywhere.
+Several methods encode with these functions: protocols.md section 2; the paper's Section 4 (F2I)
+and Algorithm 3 (Bucketize, Quantize). All arithmetic is float64, so that clients, servers and tests
+get the same bits everywhere.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from securemedian.mpc.ring import check_bits, reduce, signed
 
 
 def without_nan(values: ArrayLike, what: str) -> NDArray[np.float64]:
-    """Return the values as float64; InputError, which calls them `what`, if one is NaN."""
+    """Return the values as float64. Raises InputError, which calls them `what`, if one is NaN."""
     array = np.asarray(values, np.float64)
     bad = np.isnan(array)
     if bad.any():
@@ -27,19 +28,21 @@ def without_nan(values: ArrayLike, what: str) -> NDArray[np.float64]:
 
 
 def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0) -> Ring:
-    """F2I(x) = floor(x 2^s), saturated to [-2^(l-2), 2^(l-2) - 1] so that differences of two values
-    keep their sign (Theorem C.1). `headroom` takes that many bits off the range, for sums of
-    2^headroom values.
+    """Return real numbers in fixed point: F2I(x) = floor(x 2^s), with s = `fraction_bits`.
 
-    Returns ring elements (two's complement, the ring's dtype), the shape of `values`. +-inf
-    saturates. Raises InputError for NaN.
+    They are ring elements (two's complement, the ring's dtype) in the shape of `values`, saturated
+    to [-2^(l-2), 2^(l-2) - 1] so that differences of two of them keep their sign (Theorem C.1).
+    `headroom` takes that many bits off the range, for sums of 2^headroom values. +-inf saturates.
+    Raises InputError for NaN, and ConfigError if the fraction does not fit the ring.
     """
     check_bits(bits)
     if not 0 <= fraction_bits <= bits - 2 - headroom:
         raise ConfigError(
-            f"fraction bits must be 0..{bits - 2 - headroom} in a ring of {bits} bits, not {fraction_bits}"
+            f"fraction bits must be 0..{bits - 2 - headroom} in a ring of {bits} bits, "
+            f"not {fraction_bits}"
         )
-    with np.errstate(over="ignore"):  # what overflows float64 is inf, and saturates
+    # what overflows float64 becomes inf, and saturates
+    with np.errstate(over="ignore"):
         scaled = np.floor(without_nan(values, "the update") * 2.0**fraction_bits)
     top = 1 << (bits - 2 - headroom)
     # compared in float64, where +-top is exact, and saturated in int64, where top - 1 is too
@@ -50,7 +53,7 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0
 
 
 def from_fixed(elements: NDArray[Any], bits: int, fraction_bits: int) -> NDArray[np.float64]:
-    """The inverse of `to_fixed` up to its rounding: signed value / 2^s."""
+    """Return the numbers that ring elements in fixed point stand for: signed value / 2^s."""
     return signed(elements, bits) / 2.0**fraction_bits
 
 
@@ -71,17 +74,18 @@ def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
 def bucketize(
     values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: int
 ) -> NDArray[np.uint16]:
-    """The bucket (0..b-1) of each value in the range of `width` B around `centre` g; `centre` and
-    `width` broadcast.
+    """Return the bucket (0..b-1) of each value w, in the range of `width` B around `centre` g.
 
-    0 for w <= g - B/2, b-1 for w >= g + B/2, else floor((w - (g - B/2)) / (B/(b-2))) + 1. Raises
-    InputError for NaN, ConfigError for b < 3 or B <= 0.
+    It is 0 for w <= g - B/2, b-1 for w >= g + B/2, and floor((w - (g - B/2)) / (B/(b-2))) + 1
+    otherwise. `centre` and `width` broadcast. Raises InputError for NaN, and ConfigError for b < 3
+    or B <= 0.
     """
     width = _check_buckets(buckets, width)
     w = without_nan(values, "the update")
     g = without_nan(centre, "the global model")
     low, high = g - width / 2, g + width / 2
-    inner = np.where((w > low) & (w < high), w, g)  # keeps infinities out of the division
+    # infinities would not survive the division
+    inner = np.where((w > low) & (w < high), w, g)
     index = np.clip(np.floor((inner - low) / (width / (buckets - 2))) + 1, 1, buckets - 2)
     index = np.where(w <= low, 0, np.where(w >= high, buckets - 1, index))
     return index.astype(np.uint16)
@@ -90,7 +94,11 @@ def bucketize(
 def quantize(
     index: NDArray[Any], centre: ArrayLike, width: ArrayLike, buckets: int
 ) -> NDArray[np.float64]:
-    """The value a bucket stands for: g - B/2, g + B/2, or the middle of its interval."""
+    """Return the value that each bucket stands for.
+
+    The outer two stand for g - B/2 and g + B/2, the others for the middle of their interval. Raises
+    InputError for an index that is no bucket, and ConfigError as `bucketize` does.
+    """
     width = _check_buckets(buckets, width)
     y = np.asarray(index, np.float64)
     if ((y < 0) | (y > buckets - 1)).any():
@@ -101,8 +109,9 @@ def quantize(
 
 
 def cumulative(index: NDArray[Any], buckets: int) -> Bits:
-    """c(y) = 1{bucket <= y}, shape (b-1, d): what a bucketed upload shares. The last column of the
-    one-hot sum is always n and not sent.
+    """Return what a bucketed upload shares: c(y) = 1{bucket <= y}, shape (b-1, d).
+
+    c(b-1) is always 1, so it is not shared.
     """
     thresholds = np.arange(buckets - 1, dtype=np.uint16)
     return (index[None, :] <= thresholds[:, None]).astype(np.uint8)

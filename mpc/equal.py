@@ -1,5 +1,6 @@
-"""Equality of additively shared ring elements: x = y exactly when (x - y)_0 = -(x - y)_1, a private equality test
-(CrypTFlow2, Section 3).
+"""Equality of additively shared ring elements (CrypTFlow2, Section 3).
+
+x = y exactly when (x - y)_0 = -(x - y)_1, which is an equality test on private inputs.
 """
 
 import numpy as np
@@ -11,16 +12,17 @@ from securemedian.mpc.party import Party
 
 
 def is_zero(party: Party, shares: RingShare, bits: int) -> XorBits:
-    """XOR shares, packed, of 1{z = 0} for shared z in Z_2^bits."""
+    """Return shares of 1{z = 0}, for z in Z_2^bits."""
     own = shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
     sending, receiving = party.halves(shares.size)
     return millionaire.equal(party, own[sending], own[receiving], bits)
 
 
 def equal(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
-    """XOR shares of 1{x = y}."""
+    """Return shares of 1{x = y}."""
     return is_zero(party, RingShare(ring.reduce(x - y, bits)), bits)
 
 
 def equal_demand(count: int, bits: int) -> Demand:
+    """Return the correlations of `equal` or `is_zero` on `count` elements."""
     return millionaire.equal_demand(count, bits)

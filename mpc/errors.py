@@ -1,12 +1,13 @@
-"""The typed errors.
+"""The typed errors of this project.
 
-Every failure that a caller may meet has a class of its own and a message that says what to do. What a
-message quotes from outside goes through `quoted`, and a text that others wrote through `cut`: an error
-that repeats a caller's megabyte is itself a message too long to send.
+Every failure that a caller may meet has a class of its own and a message that says what to do.
+What a message quotes from outside goes through `quoted`, and a text that others wrote through
+`cut`: an error that repeats a caller's megabyte is itself a message too long to send.
 """
 
 import reprlib
 
+# Characters of a quoted value, and of a text from outside.
 MAX_QUOTE = 80
 MAX_TEXT = 1000
 
@@ -24,7 +25,7 @@ def quoted(value: object, limit: int = MAX_QUOTE) -> str:
 
 
 class SecureMedianError(Exception):
-    """The base of every error that this project raises on purpose.
+    """The base class of every error that this project raises on purpose.
 
     `code` is its stable name on the wire and in logs.
     """
@@ -109,7 +110,7 @@ class DuplicateUpload(SecureMedianError):
 
 
 class ClientsDiffer(SecureMedianError):
-    """An attempt that may have opened values can be repeated with exactly its clients only."""
+    """An attempt that may have opened values can only be repeated with exactly the same clients."""
 
     code = "clients-differ"
 

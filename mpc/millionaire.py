@@ -1,13 +1,18 @@
-"""Millionaires' problem and equality on private inputs, by trees of 1-of-16 OTs (CrypTFlow2, Rathee et al., CCS 2020,
-Algorithm 1 and Section 3).
+"""Millionaires' problem and equality on private inputs, by trees of 1-of-16 OTs.
 
-Each input is cut in leaves of 4 bits. For a leaf the sender offers, at each position i, under its own random shares,
-the bits 1{a_leaf > i} and 1{a_leaf = i}; the receiver takes position c_leaf. Leaves are joined in pairs, gt = gt_hi ^
-(eq_hi & gt_lo) and eq = eq_hi & eq_lo; where both are needed the two ANDs share eq_hi and so one triple of width 2. The
-lowest leaf has no eq: nothing lies below it.
+This is Algorithm 1 of CrypTFlow2 (Rathee et al., CCS 2020; also its Section 3). Each input is cut
+into leaves of 4 bits. For a leaf the sender offers, at each position i, the bits 1{a_leaf > i} and
+1{a_leaf = i}, under random shares of its own; the receiver takes position c_leaf. Leaves are joined
+in pairs,
 
-Every batch is cut in halves with the roles swapped. Messages are uniform: requests are masked by random choices,
-replies by pads and fresh shares. Rounds: 2 for the leaves and 1 for each of the ceil(log2(leaves)) levels.
+    gt = gt_hi ^ (eq_hi & gt_lo),    eq = eq_hi & eq_lo;
+
+where both are needed, the two ANDs have eq_hi in common and so take one triple of width 2. The
+lowest leaf has no eq, because nothing lies below it.
+
+Every batch is cut in halves, in which the roles are swapped. Messages are uniform: requests are
+masked by random choices, replies by pads and fresh shares. The leaves take 2 rounds, and each of
+the ceil(log2(leaves)) levels takes 1.
 """
 
 from collections.abc import Sequence
@@ -30,7 +35,7 @@ GREATER, EQUAL, BOTH = "greater", "equal", "both"
 
 @dataclass(frozen=True)
 class Leaf:
-    """`bits` bits of the inputs from `shift` up, and what is asked of them."""
+    """The `bits` bits of the inputs from `shift` up, and what is asked of them."""
 
     shift: int
     bits: int
@@ -38,11 +43,15 @@ class Leaf:
 
     @property
     def kind(self) -> Tables:
+        """Return the correlation that one leaf takes."""
         return Tables(self.bits, 2 if self.asks == BOTH else 1)
 
 
 def leaves_of(bits: int, equality: bool) -> list[Leaf]:
-    """From the lowest up: the remainder first, so that only one leaf is not of 4 bits."""
+    """Return the leaves of `bits` bits from the lowest up.
+
+    The lowest has the remainder, so that it alone may have fewer than 4 bits.
+    """
     count = -(-bits // LEAF_BITS)
     lowest = bits - LEAF_BITS * (count - 1)
     upper = [
@@ -53,14 +62,15 @@ def leaves_of(bits: int, equality: bool) -> list[Leaf]:
 
 
 def greater(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBits:
-    """XOR shares of 1{a > c} for unsigned inputs of `bits` bits, 1..63.
+    """Return shares of 1{a > c} over a whole batch, for unsigned inputs of `bits` bits, 1..63.
 
-    `as_sender` holds a for the half of the batch in which this party is the sender (`Party.halves`), `as_receiver`
-    holds c for the other. Returns the packed shares of the whole batch.
+    `as_sender` holds a for the half of the batch in which this party is the sender
+    (`Party.halves`), `as_receiver` holds c for the other half.
     """
     gt, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=False))
     while len(gt) > 1:
-        # pair p joins nodes 2p and 2p + 1; an odd one out moves up. eq[0] is the lowest node's: never asked for.
+        # Pair p joins nodes 2p and 2p + 1, and an odd one out moves up. eq[0] is that of the lowest
+        # node, which is never asked for.
         pairs = range(len(gt) // 2)
         terms = [(eq[2 * p + 1], [gt[2 * p]] + ([eq[2 * p]] if p else [])) for p in pairs]
         products = _joined(party, terms)
@@ -72,7 +82,7 @@ def greater(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorB
 
 
 def equal(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBits:
-    """XOR shares of 1{a = c}, 1 <= bits <= 64; arguments as for `greater`."""
+    """Return shares of 1{a = c}, for 1 <= `bits` <= 64. The arguments are those of `greater`."""
     _, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=True))
     while len(eq) > 1:
         products = _joined(party, [(eq[2 * p + 1], [eq[2 * p]]) for p in range(len(eq) // 2)])
@@ -81,7 +91,7 @@ def equal(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBit
 
 
 def greater_demand(count: int, bits: int) -> Demand:
-    """Correlations of `greater` on `count` pairs."""
+    """Return the correlations of `greater` on `count` pairs."""
     leaves = leaves_of(bits, equality=False)
     words, nodes = words_of(count), len(leaves)
     single = double = 0
@@ -95,7 +105,7 @@ def greater_demand(count: int, bits: int) -> Demand:
 
 
 def equal_demand(count: int, bits: int) -> Demand:
-    """Correlations of `equal` on `count` pairs."""
+    """Return the correlations of `equal` on `count` pairs."""
     leaves = leaves_of(bits, equality=True)
     words = words_of(count) * (len(leaves) - 1)
     return _leaf_demand(count, leaves) + Demand({Triples(1): (words, words)} if words else {})
@@ -110,7 +120,7 @@ def _leaf_demand(count: int, leaves: Sequence[Leaf]) -> Demand:
 
 
 def _joined(party: Party, terms: list[tuple[XorBits, list[XorBits]]]) -> list[list[XorBits]]:
-    """The ANDs of one level in one round: terms of the same width go together."""
+    """Return the ANDs of one level, made in one round: terms of the same width go together."""
     widths = sorted({len(ys) for _, ys in terms})
     groups = [[i for i, (_, ys) in enumerate(terms) if len(ys) == width] for width in widths]
     stacked = [
@@ -131,7 +141,10 @@ def _joined(party: Party, terms: list[tuple[XorBits, list[XorBits]]]) -> list[li
 def _leaf_shares(
     party: Party, as_sender: Ring, as_receiver: Ring, leaves: Sequence[Leaf]
 ) -> tuple[list[XorBits], list[XorBits]]:
-    """Shares of gt and eq of every leaf over the whole batch (an empty array where a leaf is not asked for one)."""
+    """Return shares of gt and of eq over the whole batch, per leaf.
+
+    They are an empty array where a leaf is not asked for one of the two.
+    """
     as_sender, as_receiver = np.ascontiguousarray(as_sender), np.ascontiguousarray(as_receiver)
     sent, received = as_sender.size, as_receiver.size
     stock = [party.pool.take(leaf.kind, sent, received) for leaf in leaves]
@@ -189,5 +202,5 @@ def _mask(leaf: Leaf) -> int:
 
 
 def _reply_bits(leaf: Leaf) -> int:
-    """Bits of one masked table."""
+    """Return the bits of one masked table."""
     return leaf.kind.width << leaf.bits

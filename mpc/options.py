@@ -1,8 +1,7 @@
-"""Describe the options of a method or a range policy: fields of a frozen dataclass that say what
-they are.
+"""The options of a method or a range policy: dataclass fields that describe themselves.
 
-What reads options from outside (flags, TOML, messages, `plan`, benchmarks) asks `options_of` and
-knows no method by name.
+Whatever reads options from outside (flags, TOML, messages, `plan`, benchmarks) asks `options_of`
+and knows no method by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,35 +14,37 @@ from securemedian.mpc.errors import ConfigError, quoted
 
 @dataclass(frozen=True)
 class Option:
-    """Hold what is known of one option. `kind` is its annotated type.
-
-    `compared`: the values that `plan` compares if none is given. `swept`: whether the flags of
-    `plan` and `bench` set it, which are shared by all methods; the help of those flags says what
-    for.
-    """
+    """The description of one option."""
 
     name: str
+    # the annotated type
     kind: Any
     default: Any
-    help: str
+    # for --help
+    text: str
     choices: tuple[str, ...]
     metavar: str | None
+    # the values that `plan` compares if none is given
     compared: tuple[Any, ...]
+    # whether the flags of `plan` and `bench`, which all methods share, set this option
     swept: bool
 
 
 def option(
     default: Any,
     *,
-    help: str,
+    text: str,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
     compared: tuple[Any, ...] = (),
     swept: bool = True,
 ) -> Any:
-    """Return the dataclass field of an option; a list or dictionary is copied per instance."""
+    """Return the dataclass field of an option.
+
+    A default that is a list or a dictionary is copied for each instance.
+    """
     about = {
-        "help": help,
+        "text": text,
         "choices": choices,
         "metavar": metavar,
         "compared": compared,
@@ -71,7 +72,7 @@ def options_of(cls: type) -> dict[str, Option]:
 def refuse_foreign(
     name: str, given: Mapping[str, Any], registry: Mapping[str, type], where: str = ""
 ) -> None:
-    """Raise ConfigError for an option that others in the registry have and `name` does not."""
+    """Raise ConfigError if an option is given that only others than `name` in the registry have."""
     own = options_of(registry[name])
     for key in given:
         others = [other for other, cls in registry.items() if key in options_of(cls)]
@@ -95,7 +96,7 @@ def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:
-    """Raise ConfigError unless `value` is a whole number in [low, high]; True is no number."""
+    """Raise ConfigError unless `value` is a whole number in [low, high], which True is not."""
     if type(value) is not int or not low <= value <= high:
         raise ConfigError(
             f"{name} must be a whole number from {low} to {high}, not {quoted(value)}"
@@ -109,10 +110,9 @@ def check_number(name: str, value: object, low: float, high: float, what: str) -
 
 
 def as_written(share: float) -> Fraction:
-    """Return a share as the decimal that it is written as: 0.07 of 100 is 7, not
-    7.0000000000000009.
+    """Return a fraction of a whole as the decimal that is written: 0.07 of 100 is exactly 7.
 
-    Ranks of quantiles and what a trimmed mean drops are counted with it, so that no rounding of
-    floating point moves them.
+    Ranks of quantiles and the clients that a trimmed mean drops are counted with it, so that no
+    rounding in floating point (0.07 * 100 = 7.000000000000001) moves them.
     """
     return Fraction(str(share))

@@ -1,4 +1,4 @@
-"""Parameters of one round: who may take part, until when, how many values, and what is computed."""
+"""The parameters of a round: who may take part, until when, how many values, and the method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,25 +11,24 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import check_one_of, check_whole, options_of, refuse_foreign
 from securemedian.mpc.share import Layout, Upload
 
-# Values of all results together: 1 GiB where S0 decodes them in float64.
+# The most values of all results together: 1 GiB where S0 decodes them in float64.
 MAX_RESULT_VALUES = 1 << 27
 
 
 @dataclass(frozen=True)
 class RoundParams:
-    """Hold what both servers agree on for one round, hashed into its handshake: its numbers and its
-    method with the method's options.
+    """What both servers agree on for one round, hashed into its handshake.
 
-    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the method's name,
-    the round's own fields and exactly the options of that method.
+    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the name of the
+    method, the fields of the round itself and exactly the options of that method.
     """
 
     method: Method
     # values of an update
     dim: int
-    # rings are sized for this many, and a round closes by itself when they are complete
+    # rings are sized for this many, and the round closes by itself when all of them have uploaded
     max_clients: int
-    # with fewer uploads both servers refuse
+    # with fewer uploads both servers refuse to compute
     min_clients: int = 2
     # seconds from opening to closing
     deadline_s: float = 600.0
@@ -40,7 +39,8 @@ class RoundParams:
         if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
             raise ConfigError(
                 f"min_clients must be from 2 to max_clients ({self.max_clients}), "
-                f"not {quoted(self.min_clients)}: the median of a single client is that client's update"
+                f"not {quoted(self.min_clients)}: "
+                "the median of a single client is that client's update"
             )
         if type(self.deadline_s) not in (int, float) or not 0 < self.deadline_s <= 7 * 86400:
             raise ConfigError(
@@ -58,53 +58,55 @@ class RoundParams:
 
     @property
     def ring_bits(self) -> int:
-        """Bits l of the ring Z_2^l that is computed in: those asked for, or those that fit."""
+        """Return l of the ring Z_2^l in which the parties compute, as asked for or as fits."""
         return self.method.bits_for(self.max_clients)
 
     @property
     def layout(self) -> Layout:
-        """The shape of one client's upload."""
+        """Return the shape of one client's upload."""
         return self.method.layout(self.dim, self.max_clients)
 
     @property
     def width(self) -> int:
-        """Bits of one shared value."""
+        """Return the bits of one shared value."""
         return self.method.width_for(self.max_clients)
 
     @property
     def xor_shared(self) -> bool:
-        """Whether uploads are XOR shares."""
+        """Return whether uploads are XOR shares."""
         return self.method.xor_shared
 
     @property
     def uses_range(self) -> bool:
-        """Whether clients upload buckets around the global model."""
+        """Return whether clients upload buckets around the global model."""
         return self.method.uses_range
 
     @property
     def result_to(self) -> str:
-        """Who learns the result: "servers" or "clients"."""
+        """Return who learns the result: "servers" or "clients"."""
         return self.method.result_to
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The weight of each client (public key); empty where all weigh 1."""
+        """Return the weight of each client by its public key. It is empty where all weigh 1."""
         return self.method.named_weights
 
     @property
     def max_total(self) -> int:
-        """The total weight if everybody takes part."""
+        """Return the total weight of a round in which everybody takes part."""
         return self.method.max_total(self.max_clients)
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of those who take part, in their order. ConfigError where one weighs
-        more than the cap allows.
+        """Return the weights of the clients that take part, in their order.
+
+        Raises ConfigError if one of them weighs more than the cap allows.
         """
         return self.method.weights_of(clients)
 
     def check_included(self, clients: Sequence[str]) -> None:
-        """Raise ConfigError if there can be no result of these clients: one weighs too much, or a
-        rank is beyond their total.
+        """Raise ConfigError if these clients can have no result.
+
+        Then one of them weighs too much, or a rank is beyond their total.
         """
         self.method.check_total(sum(self.weights_of(clients)))
 
@@ -127,14 +129,18 @@ class RoundParams:
 
     @property
     def digest(self) -> bytes:
-        """What an upload names, so that one encoded for other parameters is told from one of the
-        same size.
+        """Return the digest that uploads name.
+
+        It tells an upload that was encoded for other parameters from one of the same size.
         """
         return digest(self.to_dict())
 
     @classmethod
     def from_dict(cls, values: object) -> Self:
-        """Build from a flat map that came from outside; ConfigError says what is wrong."""
+        """Build the parameters from a flat map that came from outside.
+
+        Raises ConfigError, which says what is wrong.
+        """
         where = "round parameters"
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
@@ -153,5 +159,5 @@ class RoundParams:
         return build(cls, rest, where, method=method)
 
 
-# What a map has beside the options: no option has one of these names (tests/test_methods.py).
+# The keys of a map besides the options: no option has one of these names (tests/test_methods.py).
 ROUND_FIELDS = tuple(f.name for f in fields(RoundParams))

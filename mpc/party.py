@@ -1,4 +1,4 @@
-"""One of the two parties on one lane, and the session that keeps a pair of servers' base OTs."""
+"""A party on one lane, and the session that keeps the base OTs of a pair of servers."""
 
 import hashlib
 import time
@@ -27,10 +27,10 @@ SESSION_BYTES = 16
 
 
 class Party:
-    """Hold what a protocol function works with: one lane of one party. Used by one thread.
+    """What a protocol function works with: one lane of one party, used by one thread.
 
-    `number` is 0 or 1. `randomness` makes the masks of this party's own. `uploads_seconds` is the time
-    spent in `reading_uploads`.
+    `number` is 0 or 1. `randomness` makes the masks of this party alone. `uploads_seconds` is the
+    time spent in `reading_uploads`.
     """
 
     def __init__(self, number: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
@@ -52,13 +52,13 @@ class Party:
     def halves(self, count: int) -> tuple[slice, slice]:
         """Return where in a batch of `count` this party is the OT sender, and where the receiver.
 
-        Party 0 sends in the first half. The border is at a whole word of bits.
+        Party 0 is the sender in the first half. The border is at a whole word of bits.
         """
         first, second = slice(0, _border(count)), slice(_border(count), count)
         return (first, second) if self.number == 0 else (second, first)
 
     def roles(self, count: int) -> tuple[int, int]:
-        """Return how many of a batch of `count` this party sends, and how many it receives."""
+        """Return how many of `count` items this party sends, and how many it receives."""
         zero, one = half_counts(count)
         return (zero, one) if self.number == 0 else (one, zero)
 
@@ -73,9 +73,9 @@ def half_counts(count: int) -> tuple[int, int]:
 
 
 class Session:
-    """Hold the base OTs of both directions, and make the lanes.
+    """The base OTs of both directions, from which lanes are made.
 
-    Both parties drop it after any failure: their counters may no longer agree.
+    Both parties drop the session after any failure, because their counters may no longer agree.
     """
 
     def __init__(
@@ -109,9 +109,10 @@ class Session:
         params: ProtocolParams,
         entropy: Entropy = os_entropy,
     ) -> Self:
-        """Make the base OTs of both directions, with the other party doing the same.
+        """Make the base OTs of both directions, while the other party does the same.
 
-        `session_id` is 16 bytes that no earlier session had, agreed on before.
+        `session_id` is 16 bytes that both agreed on and that no earlier session had. Raises
+        LocalProtocolError for another length or party.
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(
@@ -120,7 +121,7 @@ class Session:
         terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
         terms |= {"silent": True} if params.silent else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
-        # `direction` is the party that is the extension's sender
+        # the direction is named by the party that is the extension's sender
         for direction in (0, 1):
             tag = bound + bytes([direction])
             if direction == party_id:
@@ -132,7 +133,8 @@ class Session:
     def party(self, lane: int, channel: Channel) -> Party:
         """Make the party of one lane, with streams and tweaks of its own.
 
-        Raises LocalProtocolError for a lane that was made before: its correlations would repeat.
+        Raises LocalProtocolError for a lane that was made before, because its correlations would
+        repeat.
         """
         if lane in self._lanes or not 0 <= lane < 1 << 16:
             raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")

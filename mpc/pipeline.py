@@ -1,5 +1,7 @@
-"""One round on shares: cut in chunks of coordinates, so that memory is bounded, and spread over
-lanes, so that one lane computes while another waits for the link.
+"""A round on shares, cut into chunks and spread over lanes.
+
+Chunks of coordinates bound the memory. With several lanes, one computes while another waits for the
+link.
 """
 
 import hashlib
@@ -22,37 +24,41 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.protocol import ProtocolParams
 
-Progress = Callable[[int, int], None]  # coordinates done, coordinates in all
+# Takes the coordinates done, and the coordinates in all.
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one party counted over all its lanes. `ots` counts both directions; `rounds` is the
-    longest lane's.
+    """What one party counted over all its lanes.
 
-    `preprocessing_`: of it, making correlations, which needs no input; the rest is online.
-    `seconds` is from the start of the round's run to its end; what `fill` did before that is in
-    `ahead_seconds` alone.
+    What starts with `preprocessing_` is the part that made correlations, which needs no input. The
+    rest is online.
     """
 
+    # in both directions together
     ots: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     messages: int = 0
+    # of the lane that has most
     rounds: int = 0
     preprocessing_bytes_sent: int = 0
     preprocessing_bytes_received: int = 0
     preprocessing_rounds: int = 0
-    preprocessing_seconds: float = 0.0  # in `seconds`: mean over lanes
-    online_seconds: float = 0.0  # the rest of `seconds`
-    uploads_seconds: float = (
-        0.0  # of it, reading and summing the uploads, which takes no peer: mean over lanes
-    )
+    # part of `seconds`: mean over the lanes
+    preprocessing_seconds: float = 0.0
+    # the rest of `seconds`
+    online_seconds: float = 0.0
+    # part of `online_seconds`: reading and adding the uploads, which needs no peer; mean over lanes
+    uploads_seconds: float = 0.0
+    # from the start of the round's run to its end
     seconds: float = 0.0
+    # what `fill` took before that
     ahead_seconds: float = 0.0
 
     def after(self, ahead: "Cost") -> "Cost":
-        """The cost of a round for which `fill` had made correlations at the cost of `ahead`."""
+        """Return the cost of a round for which `fill` made correlations at the cost `ahead`."""
         counts = {
             name: value + getattr(self, name)
             for name, value in asdict(ahead).items()
@@ -61,6 +67,7 @@ class Cost:
         return replace(self, **counts, ahead_seconds=ahead.ahead_seconds)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all counts by name, and those of the online part."""
         online = {
             f"online_{name}": getattr(self, name) - getattr(self, f"preprocessing_{name}")
             for name in ("bytes_sent", "bytes_received", "rounds")
@@ -70,10 +77,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold the result of a round. `values`, shape (results, dim), are what the servers learn
-    (`Method.decode` gives their numbers), or with result_to = "clients" this party's additive
-    shares.
-    """
+    """The result of a round and its cost."""
+
+    # (results, dim): what the servers learn, or with result_to = "clients" this party's shares
 
     values: Result
     cost: Cost
@@ -87,12 +93,12 @@ def run_round(
     progress: Progress | None = None,
     weights: Sequence[int] | None = None,
 ) -> Outcome:
-    """Compute the round's result from `uploads`, one party's shares of all clients in the order
-    both parties agreed on, and their public `weights` in the same order (by default 1). The other
-    party does the same at the same time.
+    """Compute the result of a round, while the other party does the same.
 
-    `parties` are this party's lanes. Blocks until done; the first error of any lane is raised after
-    the channels of all are closed.
+    `parties` are this party's lanes. `uploads` are its shares of all clients, in the order that
+    both parties agreed on, and `weights` the public weights in the same order, by default 1. Blocks
+    until the round is done. The first error of any lane is raised after the channels of all lanes
+    are closed. Raises InputError for no uploads or too many.
     """
     if not 1 <= len(uploads) <= params.max_clients:
         raise InputError(f"{len(uploads)} uploads for a round of 1 to {params.max_clients} clients")
@@ -123,19 +129,18 @@ def fill(
     hurry: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Cost:
-    """Make correlations for the next round, for `max_clients` clients, before their uploads are
-    there. The other party does the same at the same time.
+    """Make correlations for the next round ahead of its uploads.
 
-    Stops where the stock would take more than `limit_bytes` (the smaller wish of both parties), or
-    where party 0's `hurry` says that the round is waiting: the round makes what is lacking. Drops
-    what this round has no use for.
+    The other party does the same at the same time. The correlations are for `max_clients` clients.
+    Stops where the stock would take more than `limit_bytes` (the smaller of the two parties'
+    limits), or where party 0's `hurry` says that the round is waiting: the round then makes what is
+    missing. Drops the stock that this round has no use for.
     """
     meter = Meter(parties)
     chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
     weights = list(params.weights.values()) or [1] * params.max_clients
-    steps: list[list[tuple[int, Demand]]] = [
-        [] for _ in parties
-    ]  # what a lane has after each of its chunks
+    # per lane, the coordinates of each of its chunks and the stock to have after it
+    steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
     total = Demand()
     for number, (begin, end) in enumerate(cut(params, len(weights), len(parties), chunk, batch)):
         wanted = demand(params, weights, end - begin)
@@ -157,7 +162,7 @@ def fill(
 
     run_lanes(parties, lane)
     cost = meter.read()
-    # all of it is preprocessing, the words about it included
+    # all of it is preprocessing, what the parties said about it included
     return replace(
         cost,
         preprocessing_bytes_sent=cost.bytes_sent,
@@ -171,7 +176,10 @@ def fill(
 
 
 def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
-    """Party 0 decides, so that both stop at the same chunk; its word does not wait for an answer."""
+    """Return whether to go on. Party 0 decides, so that both stop at the same chunk.
+
+    Its word waits for no answer.
+    """
     if party.number == 0:
         go_on = not hurry()
         party.channel.send("fill", np.array([go_on], np.uint8))
@@ -180,10 +188,10 @@ def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
 
 
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
-    """Return the result of one chunk on one lane, after making what it lacks of correlations.
+    """Return the result of one chunk on one lane, after making the correlations that it lacks.
 
     Where the comparisons of many clients are cut into groups (`Method.group`), each group makes its
-    own, so that a lane's memory stays bounded.
+    own correlations, so that the memory of a lane stays bounded.
     """
     if params.method.group(chunk) is None:
         party.pool.reserve(demand(params, chunk.weights, chunk.dim))
@@ -196,8 +204,10 @@ def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
 
 
 def warm_up(params: ProtocolParams | None = None) -> None:
-    """Compile every kernel that a round of any method uses (or load it from the cache on disk), for
-    every ring dtype, on small inputs of both parties in this process.
+    """Compile every kernel that a round of any method uses, for every ring dtype.
+
+    Kernels that are in the cache on disk are loaded instead. Both parties run in this process, on
+    small inputs.
     """
     protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
@@ -233,14 +243,17 @@ def warm_up(params: ProtocolParams | None = None) -> None:
 def _agree_on_sizes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
 ) -> tuple[int, int, int]:
-    """`chunk`, `batch` and the limit of a filled pool are LOCAL wishes, so the parties exchange
-    them and take the smaller: one round. PeerProtocolError if the parties' pools are not the two
-    halves of the same correlations.
+    """Return the `chunk`, `batch` and limit of a filled pool that both parties use.
+
+    They are LOCAL wishes, so the parties exchange them in one round and take the smaller. Raises
+    PeerProtocolError if the parties' pools are not the two halves of the same correlations, or for
+    a wish that is too small.
     """
     mine, theirs = exchange_wishes(parties, protocol, limit_bytes)
     if (theirs[:2] < share.SLICE_ALIGN).any():
         raise PeerProtocolError(
-            f"the peer wishes for chunks of {theirs[:2].tolist()}, fewer than {share.SLICE_ALIGN} coordinates"
+            f"the peer wishes for chunks of {theirs[:2].tolist()}, "
+            f"fewer than {share.SLICE_ALIGN} coordinates"
         )
     if (mine[3:] != theirs[3:]).any():
         raise PeerProtocolError(
@@ -253,8 +266,10 @@ def _agree_on_sizes(
 def exchange_wishes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
 ) -> tuple[Words, Words]:
-    """`chunk`, `batch`, the limit of the pool, and four words that tell the pools of all lanes, of
-    both parties, ours first.
+    """Exchange wishes with the peer, and return ours and the peer's.
+
+    They are seven words: `chunk`, `batch`, the limit of the pool, and a digest of the pools of all
+    lanes.
     """
     pools = hashlib.sha256(b"".join(party.pool.fingerprint for party in parties)).digest()
     mine = np.concatenate(
@@ -269,17 +284,18 @@ def exchange_wishes(
 def cut(
     params: RoundParams, clients: int, lanes: int, chunk: int, batch: int
 ) -> list[tuple[int, int]]:
-    """The chunks of a round, [begin, end) each. Lane i of L computes the chunks i, i + L, .."""
+    """Return the chunks of a round, [begin, end) each. Lane i of L computes chunks i, i + L, .."""
     at_once = max(1, params.method.at_once(clients))
-    # no larger than an even share of the lanes, in whole slices, and never less than one
+    # no larger than an even part per lane, in whole slices, and never less than one slice
     size = min(chunk, batch // at_once, -(-params.dim // lanes))
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
     return [(begin, min(begin + size, params.dim)) for begin in range(0, params.dim, size)]
 
 
 def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
-    """Call lane(0), lane(1), .. each on a thread of its own; the first error closes all channels,
-    so that no lane waits on, and is raised.
+    """Call lane(0), lane(1), .. each on a thread of its own, and wait for them.
+
+    The first error closes all channels, so that no lane waits any longer, and is raised.
     """
     errors: list[BaseException] = []
     lock = threading.Lock()
@@ -300,13 +316,14 @@ def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()  # bounded: every wait inside a lane is a channel's, which has a limit
+        # bounded, because every wait inside a lane is a channel's, which has a limit
+        thread.join()
     if errors:
         raise errors[0]
 
 
 class _Report:
-    """Adds up the lanes' progress."""
+    """The progress of all lanes together."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self._total, self._progress = 0, total, progress
@@ -320,8 +337,9 @@ class _Report:
 
 
 class Meter:
-    """Counts what a party's lanes do from its making on: made by both parties before either of them
-    sends.
+    """A meter of what a party's lanes do from now on.
+
+    Both parties make theirs before either of them sends.
     """
 
     def __init__(self, parties: Sequence[Party]) -> None:
@@ -332,7 +350,7 @@ class Meter:
         self._start = time.perf_counter()
 
     def read(self) -> Cost:
-        """The cost of all lanes so far."""
+        """Return the cost of all lanes so far."""
         seconds = time.perf_counter() - self._start
         lanes = [
             {name: now - old[name] for name, now in _counters(party).items()}

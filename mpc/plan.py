@@ -1,18 +1,18 @@
-"""What a round will cost, told beforehand: `predict` runs the protocol itself, both parties one
-after the other, on channels that move nothing and extensions that compute nothing, and counts.
+"""Predict what a round will cost, by running its protocol on nothing.
 
-Who sends what, how long it is and what waits for what are functions of the round's parameters alone
-(tests/test_privacy.py), so the counts are exactly those of a real round (tests/test_plan.py),
-without a formula of their own that could disagree with it: `Party`, `Pool` and the methods run
-unchanged. What stands in for the rest shares the size of a message with `channel`, `softspoken` and
-`ferret`, and the chunks with `pipeline`.
+`predict` runs both parties one after the other, on channels that move nothing and extensions that
+compute nothing, and counts. Who sends what, how long it is and what waits for what are functions of
+the round's parameters alone (tests/test_privacy.py). So the counts are exactly those of a real
+round (tests/test_plan.py), and there is no formula of their own that could disagree with it:
+`Party`, `Pool` and the methods run unchanged. What stands in for the rest takes the size of a
+message from `channel`, `softspoken` and `ferret`, and the chunks from `pipeline`.
 
-A chunk's messages depend on its size and on what the chunks before left in stock, and the stock
-soon repeats, so that few of a long vector's chunks are run. Prediction is of the first round of a
+A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
+repeats, so that few chunks of a long vector are run. The prediction is of the first round of a
 session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
-iteration: those that a round hands out are counted as OTs, and the bytes are of whole iterations,
+iteration: those that a round hands out are counted as OTs, but the bytes are of whole iterations,
 the last of each lane and direction included. A daemon that fills its pools while clients train adds
-to these bytes an exchange of sizes and a short message a chunk.
+an exchange of sizes to these bytes, and a short message per chunk.
 """
 
 import copy
@@ -40,38 +40,44 @@ from securemedian.mpc.pipeline import Cost, compute, cut, demand, exchange_wishe
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS, ProtocolParams
 
-# a rehearsed chunk of so many takes about as many bytes of memory
+# The most OTs of a chunk that is rehearsed, which takes about as many bytes of memory.
 MAX_CHUNK_OTS = 1 << 30
-# buffers of a lane's two extensions: keys (two and one), rows, images of the hash, 16 bytes an OT
+# Bytes of the buffers of a lane's two extensions. Per OT they are 16 bytes each for keys (two at
+# the sender and one at the receiver), rows (at both) and images of the hash (at both).
 EXTENSION_BYTES = 7 * 16 * BLOCK
 
-# what every dry extension returns
+# What every dry extension returns.
 _KEYS = np.zeros((BLOCK, 2), np.uint64)
 
 _size_of = lru_cache(frame_size)
 
-Depths = tuple[int, int]  # of party 0 and party 1
+# How deep party 0 and party 1 are: the rounds of `Channel`.
+Depths = tuple[int, int]
+# The OTs left of party 0 and of party 1, each as the OT receiver and as the sender.
+Left = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A round as it will be. `costs` are party 0's and party 1's: totals, with no seconds and not
-    taken apart.
+    """The cost of a round as it will be.
 
-    `memory` is in bytes, of one server: for every lane the most that a chunk's correlations, shares
-    and intermediate arrays take together and the buffers of OT extension, and the result. Not in it
-    are the uploads (which a server keeps in files), messages that wait to be sent, and Python
-    itself.
+    `memory` is the result and, per lane, the buffers of OT extension and the most that a chunk's
+    correlations, shares and intermediate arrays take together. It leaves out the uploads (which a
+    server keeps in files), messages that wait to be sent, and Python itself.
     """
 
+    # of party 0 and of party 1: totals, without seconds, and not split by phase
     costs: tuple[Cost, Cost]
+    # bytes at one server
     memory: int
     chunks: int
 
 
 def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
-    """The cost of `pipeline.run_round` for clients of these public weights ([1] * n if they have
-    none), for both parties. ConfigError where a chunk would be too large for any machine.
+    """Return the cost of `pipeline.run_round` for clients with these public weights.
+
+    Without weights they are [1] * n. Raises ConfigError if a chunk would be too large for any
+    machine.
     """
     chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     sizes = [end - begin for begin, end in chunks]
@@ -79,13 +85,12 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
     if ots > MAX_CHUNK_OTS:
         raise ConfigError(
             f"{params.method.name} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of "
-            f"{sizes[0]} coordinates, more than can be rehearsed here or computed in any sensible time: "
+            f"{sizes[0]} coordinates, more than can be rehearsed or computed in sensible time: "
             "use radix, whose cost is linear in the clients, or bucketed"
         )
-    warm_up = _Rehearsal(params, weights, protocol)
-    warm_up.chunk(
-        min(sizes[0], share.SLICE_ALIGN), warm_up.start
-    )  # loads the kernels, which is no chunk's memory
+    # the kernels are loaded first, because their memory is no chunk's
+    loading = _Rehearsal(params, weights, protocol)
+    loading.chunk(min(sizes[0], share.SLICE_ALIGN), loading.start)
     rehearsal = _Rehearsal(params, weights, protocol)
     lanes = [_Count(protocol) for _ in range(protocol.lanes)]
     for number, lane in enumerate(lanes):
@@ -103,9 +108,9 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
-    """Return party 0 of nobody, to time what one party computes.
+    """Return a party 0 that has no peer, to time what one party computes.
 
-    Its cryptography is real, and what it receives is zeros.
+    Its cryptography is real, and all that it receives is zeros.
     """
     channel, session = DryChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
@@ -122,14 +127,14 @@ def lone_party(protocol: ProtocolParams) -> Party:
 def rehearse(
     party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
 ) -> None:
-    """Do what a lane does for a chunk of `size` coordinates, on a dry channel and zeros."""
+    """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
     uploads: list[share.Upload] = [_NoUpload()] * len(weights)
     compute(party, params, params.chunk(uploads, weights, 0, size, batch))
 
 
 @dataclass
 class _Event:
-    """A message at one end, of `size` bytes."""
+    """A message of `size` bytes, sent or received at one end."""
 
     sent: bool
     size: int
@@ -137,14 +142,14 @@ class _Event:
 
 @dataclass
 class _Asked:
-    """OTs asked of one end of an extension: what is said for them depends on what it has left."""
+    """OTs asked of one end of an extension, whose messages depend on what it has left."""
 
     sending: bool
     ots: int
 
 
 class DryChannel(Channel):
-    """Note what a channel would carry. What is received is zeros."""
+    """A channel that only notes what it would carry. All that is received is zeros."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
@@ -156,7 +161,7 @@ class DryChannel(Channel):
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         self.events.append(_Event(False, _size_of(label, np.dtype(dtype), shape)))
         array = np.zeros(shape, dtype)
-        # as what a channel receives
+        # read-only, as what a channel receives
         array.flags.writeable = False
         return array
 
@@ -165,7 +170,7 @@ class DryChannel(Channel):
 
 
 class _DrySender(RandomOtSender):
-    """Note what is asked of an extension's sender, and compute nothing."""
+    """A sender's end that only notes what is asked of it."""
 
     def __init__(self, channel: "DryChannel", silent: bool) -> None:
         self._events, self.sender_speaks = channel.events, silent
@@ -183,7 +188,7 @@ class _DrySender(RandomOtSender):
 
 
 class _DryReceiver(RandomOtReceiver):
-    """Note what is asked of an extension's receiver, and compute nothing."""
+    """A receiver's end that only notes what is asked of it."""
 
     def __init__(self, channel: "DryChannel", silent: bool) -> None:
         self._events, self.sender_speaks = channel.events, silent
@@ -203,7 +208,7 @@ class _DryReceiver(RandomOtReceiver):
 def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
     """Return the messages of one end of an extension, and the OTs that it has left after them.
 
-    It has `left` OTs before them; -1 is a silent one's that has no seeds yet.
+    It has `left` OTs before them, where -1 stands for a silent extension without seeds.
     """
     words = np.dtype(np.uint64)
     ots, said = asked.ots, []
@@ -224,36 +229,40 @@ def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Eve
 
 
 class _DryStream(Stream):
-    """Masks that nothing needs."""
+    """A stream of zeros, for masks that hide nothing."""
 
     def __init__(self) -> None:
         pass
 
-    def fill(self, out: NDArray[np.uint64]) -> None:
+    def fill(self, out: Words) -> None:
         out[...] = 0
 
 
 class _NoUpload:
-    """A share of zeros."""
+    """An upload of zeros."""
 
-    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint64]:
+    def words(self, row: int, start: int, stop: int) -> Words:
         return np.zeros(stop - start, np.uint64)
 
 
 @dataclass
 class _Count:
-    """What both ends of a lane counted, how deep each has come, and what its extensions have left."""
+    """What both ends of a lane counted, how deep each is, and what its extensions have left.
+
+    Lists and tuples are of party 0 and party 1.
+    """
 
     protocol: ProtocolParams
     ots: int = 0
-    bytes: list[int] = field(default_factory=lambda: [0, 0])  # sent by party 0, by party 1
+    bytes_sent: list[int] = field(default_factory=lambda: [0, 0])
     messages: list[int] = field(default_factory=lambda: [0, 0])
     rounds: int = 0
     depths: Depths = (0, 0)
-    left: "_Left" = ((-1, -1), (-1, -1))
+    left: Left = ((-1, -1), (-1, -1))
 
     def add(self, part: "_Part") -> None:
-        # only the distance of the depths from each other and from the deepest message matters to what follows
+        # what follows depends on the depths' distance from each other and from the deepest message
+        # alone
         base = min(self.depths)
         start = self.depths[0] - base, self.depths[1] - base
         if (start, self.left) not in part.runs:
@@ -261,7 +270,7 @@ class _Count:
         run = part.runs[start, self.left]
         self.ots += part.ots
         for j in (0, 1):
-            self.bytes[j] += run.bytes[j]
+            self.bytes_sent[j] += run.bytes_sent[j]
             self.messages[j] += run.messages[j]
         self.depths = (base + run.depths[0], base + run.depths[1])
         self.rounds = max(self.rounds, base + run.deepest)
@@ -271,8 +280,8 @@ class _Count:
 def _cost(lanes: Sequence[_Count], party_id: int) -> Cost:
     return Cost(
         ots=sum(lane.ots for lane in lanes),
-        bytes_sent=sum(lane.bytes[party_id] for lane in lanes),
-        bytes_received=sum(lane.bytes[1 - party_id] for lane in lanes),
+        bytes_sent=sum(lane.bytes_sent[party_id] for lane in lanes),
+        bytes_received=sum(lane.bytes_sent[1 - party_id] for lane in lanes),
         messages=sum(lane.messages[party_id] for lane in lanes),
         rounds=max(lane.rounds for lane in lanes),
     )
@@ -280,26 +289,21 @@ def _cost(lanes: Sequence[_Count], party_id: int) -> Cost:
 
 @dataclass(frozen=True)
 class _State:
-    """Both parties of a lane between two chunks; two states with the same `stock` behave alike."""
+    """Both parties of a lane between two chunks. States with the same `stock` behave alike."""
 
     parties: tuple[Party, Party] = field(compare=False)
     stock: tuple[frozenset[Any], frozenset[Any]]
 
 
-_Left = tuple[
-    tuple[int, int], tuple[int, int]
-]  # of both parties, as the OT receiver and as the sender
-
-
 @dataclass(frozen=True)
 class _Run:
-    """A chunk from given depths and with given OTs left."""
+    """What a chunk comes to from given depths and with given OTs left."""
 
-    bytes: tuple[int, int]
+    bytes_sent: tuple[int, int]
     messages: tuple[int, int]
     depths: Depths
     deepest: int
-    left: _Left
+    left: Left
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,11 +313,11 @@ class _Part:
     events: tuple[list[_Event | _Asked], list[_Event | _Asked]]
     ots: int
     after: _State
-    runs: dict[tuple[Depths, _Left], _Run] = field(default_factory=dict)
+    runs: dict[tuple[Depths, Left], _Run] = field(default_factory=dict)
 
 
 class _Rehearsal:
-    """Runs chunks of a round at both parties, each kind of chunk once."""
+    """A rehearsal of a round's chunks at both parties, where chunks that are alike run once."""
 
     def __init__(
         self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
@@ -321,7 +325,8 @@ class _Rehearsal:
         self._params, self._weights, self._protocol = params, weights, protocol
         self._known: dict[tuple[int, _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
-        self.peak = 0  # bytes that a chunk took at most
+        # the most bytes that a chunk took
+        self.peak = 0
 
     def _party(self, party_id: int) -> Party:
         channel, stream = DryChannel(), _DryStream()
@@ -332,30 +337,32 @@ class _Rehearsal:
         return Party(party_id, channel, pool, stream)
 
     def opening(self, protocol: ProtocolParams) -> _Part:
-        """What lane 0 does before its first chunk."""
+        """Return what lane 0 does before its first chunk."""
         parties = (self._party(0), self._party(1))
         for party in parties:
             exchange_wishes([party], protocol)
         return _part(parties, 0)
 
     def chunk(self, size: int, state: _State) -> _Part:
+        """Return what a chunk of `size` coordinates does from a state."""
         key = size, state
         if key not in self._known:
             parties = copy.deepcopy(state.parties)
             for party in parties:
                 with _Peak() as peak:
                     rehearse(party, self._params, self._weights, size, self._protocol.batch)
-                self.peak = max(self.peak, peak.bytes)
+                self.peak = max(self.peak, peak.size)
             self._known[key] = _part(parties, state.parties[0].pool.ots)
         return self._known[key]
 
 
 class _Peak:
-    """The most memory that numpy and Python took at once in a `with` block, beyond what they had
-    before it.
+    """The most bytes that numpy and Python took at once in a `with` block.
+
+    What they had before it does not count.
     """
 
-    bytes = 0
+    size = 0
 
     def __enter__(self) -> "_Peak":
         self._nested = tracemalloc.is_tracing()
@@ -366,13 +373,13 @@ class _Peak:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bytes = tracemalloc.get_traced_memory()[1] - self._before
+        self.size = tracemalloc.get_traced_memory()[1] - self._before
         if not self._nested:
             tracemalloc.stop()
 
 
 def _part(parties: tuple[Party, Party], ots_before: int) -> _Part:
-    """What the parties did since they were last asked."""
+    """Return what the parties did since they were last asked."""
     one, other = (_take_events(party) for party in parties)
     return _Part((one, other), parties[0].pool.ots - ots_before, _state(parties))
 
@@ -381,7 +388,8 @@ def _take_events(party: Party) -> list[_Event | _Asked]:
     channel = party.channel
     assert isinstance(channel, DryChannel)
     events = channel.events[:]
-    channel.events.clear()  # the extensions hold on to it
+    # emptied in place, because the extensions hold this very list
+    channel.events.clear()
     return events
 
 
@@ -395,10 +403,10 @@ def _state(parties: tuple[Party, Party]) -> _State:
 def _run(
     asked: tuple[list[_Event | _Asked], list[_Event | _Asked]],
     start: Depths,
-    left: _Left,
+    left: Left,
     protocol: ProtocolParams,
 ) -> _Run:
-    """A chunk, with what the extensions say for the OTs asked of them."""
+    """Return a chunk's run, with the messages of the extensions for the OTs asked of them."""
     events: tuple[list[_Event], list[_Event]] = [], []
     rest = [list(left[0]), list(left[1])]
     for j in (0, 1):
@@ -417,14 +425,14 @@ def _run(
 
 
 def _replay(events: Sequence[Sequence[_Event]], start: Depths) -> tuple[Depths, int]:
-    """How deep both parties are after a chunk that they began at these depths, and the deepest
-    message of it: what `Channel` counts, each party going on as far as messages have come.
+    """Return the depths of both parties after a chunk, and that of its deepest message.
+
+    They begin at the depths `start`. Depths are those that `Channel` counts, with each party going
+    on as far as messages have come.
     """
     depths, deepest, at = list(start), 0, [0, 0]
-    flying: tuple[deque[int], deque[int]] = (
-        deque(),
-        deque(),
-    )  # depths of messages on their way to party 0, to party 1
+    # depths of the messages on their way to party 0, and to party 1
+    flying: tuple[deque[int], deque[int]] = deque(), deque()
     while at != [len(own) for own in events]:
         before = list(at)
         for j in (0, 1):

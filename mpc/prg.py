@@ -18,7 +18,7 @@ BLOCK_WORDS = 2
 Entropy = Callable[[int], bytes]
 os_entropy: Entropy = os.urandom
 
-# What the key stream is XORed to, at most this much per call.
+# Zeros, for the cipher to XOR the key stream to: at most this many bytes per call.
 ZEROS = memoryview(bytes(1 << 16))
 
 

@@ -1,9 +1,12 @@
-"""Parameters of the protocol between the two servers, frozen. Each is one of three kinds, said
-beside it:
+"""The parameters of the protocol between the two servers.
 
-LOCAL      changes no output; the servers may differ (the smaller wish counts where both act alike);
-AGREEMENT  both servers must have the same value: in the digest that they compare first;
-SECURITY   a security level or the choice of a primitive; agreed on as well.
+Each parameter is of one of three kinds, which is written above it:
+
+    LOCAL      It changes no output, and the servers may differ. Where both must act alike, the
+               smaller value is used.
+    AGREEMENT  Both servers must have the same value, which is part of the digest that they compare
+               before anything runs.
+    SECURITY   It is a security level or the choice of a primitive, and is agreed on as well.
 """
 
 from dataclasses import dataclass
@@ -13,24 +16,26 @@ from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_one_of, check_whole
 from securemedian.mpc.share import SLICE_ALIGN
 
-# SECURITY: base OTs, the width of OT extension, AES keys
+# SECURITY: bits of base OTs, of the width of OT extension and of AES keys
 SECURITY_BITS = 128
 OT_EXTENSIONS = ("softspoken", "silent")
 
 
 @dataclass(frozen=True)
 class ProtocolParams:
-    """Hold how the two servers compute. One session of base OTs is made for one value of it."""
+    """How the two servers compute. A session of base OTs serves one value of these parameters."""
 
-    # SECURITY-neutral, AGREEMENT: SoftSpokenOT's k_s (1, 2, 4, 8): fewer bytes against more AES
+    # AGREEMENT, and security is the same for all: k of SoftSpokenOT (1, 2, 4, 8). A larger k takes
+    # fewer bytes and more AES.
     ot_field_bits: int = 4
     # AGREEMENT: chunks in flight at once, each on its own channel
     lanes: int = 2
-    # AGREEMENT: SoftSpokenOT, or silent (Ferret): few bytes, on the hardness of LPN
+    # AGREEMENT: SoftSpokenOT, or silent (Ferret), which takes few bytes and rests on LPN
     ot_extension: str = "softspoken"
-    # LOCAL: coordinates in one chunk at most; fewer if it would hold more than `batch` comparisons
+    # LOCAL: the most coordinates of one chunk; fewer where they would take more than `batch`
+    # comparisons
     chunk: int = 1 << 16
-    # LOCAL: comparisons in hand at once at most: bounds the memory of a lane
+    # LOCAL: the most comparisons that run at once, which bounds the memory of a lane
     batch: int = 1 << 19
 
     def __post_init__(self) -> None:
@@ -45,11 +50,11 @@ class ProtocolParams:
 
     @property
     def silent(self) -> bool:
-        """Whether OT extension is the silent one."""
+        """Return whether OT extension is the silent one."""
         return self.ot_extension == "silent"
 
     def agreement(self) -> dict[str, Any]:
-        """Return the fields that both servers must share."""
+        """Return the fields that must be the same at both servers."""
         return {
             "ot_extension": self.ot_extension,
             "ot_field_bits": self.ot_field_bits,

@@ -24,7 +24,7 @@ SLICE_ALIGN = 64 * BLOCK_WORDS
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits.
+    """The shape of one client's shared input: `rows` x `columns` values of `bits` bits each.
 
     Every row is padded to whole AES blocks.
     """
@@ -35,28 +35,30 @@ class Layout:
 
     @property
     def row_words(self) -> int:
-        """The 64-bit words of one packed row, its padding included."""
+        """Return the 64-bit words of one packed row, its padding included."""
         words = ring.packed_words(self.columns, self.bits)
         return -(-words // BLOCK_WORDS) * BLOCK_WORDS
 
     @property
     def words(self) -> int:
-        """The 64-bit words of all rows."""
+        """Return the 64-bit words of all rows."""
         return self.rows * self.row_words
 
 
 class Upload(Protocol):
-    """One client's share as a server holds it, packed.
+    """One client's share as a server holds it, packed."""
 
-    `words` returns the words [start, stop) of row `row`.
-    """
-
-    def words(self, row: int, start: int, stop: int) -> Words: ...
+    def words(self, row: int, start: int, stop: int) -> Words:
+        """Return the words [start, stop) of row `row`."""
+        ...
 
 
 @dataclass(frozen=True)
 class SeedUpload:
-    """A share given as a seed, expanded where it is read; `start` is at a whole AES block."""
+    """A share given as a seed, which is expanded where it is read.
+
+    `start` of `words` must be at a whole AES block.
+    """
 
     layout: Layout
     seed: bytes = field(repr=False)

@@ -1,9 +1,10 @@
-"""Frames: a small msgpack header and raw array buffers beside it.
+"""Frames: a small msgpack header, followed by raw array buffers.
 
-A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack map `{"v": VERSION,
-"t": type, "b": fields, "a": [[name, dtype, shape], ...]}`; parts 1.. are the arrays' bytes, little-endian and
-C-contiguous, in the order of `a`. Nothing is left over and nothing is guessed: `unpack` refuses another version, an
-unknown dtype, a length that is not the shape's, a missing or a surplus part. There is no pickle anywhere.
+A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack
+map `{"v": VERSION, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`. Parts 1, 2, .. are
+the bytes of the arrays, little-endian and C-contiguous, in the order of `a`. Nothing is left over
+and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length that is not the
+shape's, a missing part and a surplus one. There is no pickle anywhere.
 """
 
 import math
@@ -27,38 +28,42 @@ Part = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Message:
-    """One decoded frame. `arrays` are read-only views into the received buffers."""
+    """A decoded frame. Its `arrays` are read-only views into the received buffers."""
 
     type: str
     fields: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
-    def __repr__(self) -> str:  # arrays may be shares, so only their shapes are printed
+    def __repr__(self) -> str:
+        # arrays may be shares, so only their shapes are printed
         shapes = {name: (array.dtype.str, array.shape) for name, array in self.arrays.items()}
         return f"Message({self.type!r}, fields={sorted(self.fields)}, arrays={shapes})"
 
 
 def pack(
-    type: str,
+    kind: str,
     fields: Mapping[str, Any] | None = None,
     arrays: Mapping[str, NDArray[Any]] | None = None,
 ) -> list[Part]:
-    """Encode one frame. Raises LocalProtocolError for a dtype that has no name on the wire."""
+    """Return the parts of one frame of a type, here `kind`.
+
+    Raises LocalProtocolError for a dtype that has no name on the wire.
+    """
     described: list[tuple[str, str, list[int]]] = []
     buffers: list[Part] = []
     for name, array in (arrays or {}).items():
-        # numpy prints one-byte and native dtypes without '<', so look the dtype itself up
+        # looked up by the dtype, because numpy prints one-byte and native dtypes without '<'
         dtype_name = _NAMES.get(array.dtype)
         if dtype_name is None:
             raise LocalProtocolError(f"array {name!r}: dtype {array.dtype} has no name on the wire")
         flat = np.ascontiguousarray(array).reshape(-1)
         described.append((name, dtype_name, list(array.shape)))
         buffers.append(flat.view(np.uint8).data)
-    return [_header(type, fields or {}, described), *buffers]
+    return [_header(kind, fields or {}, described), *buffers]
 
 
 def unpack(parts: Sequence[Part]) -> Message:
-    """Decode one frame. Raises FrameError naming what is wrong; never returns half a message."""
+    """Return the message of one frame, whole. Raises FrameError, which names what is wrong."""
     if not parts:
         raise FrameError("an empty frame")
     if len(parts[0]) > MAX_HEADER_BYTES:
@@ -71,7 +76,8 @@ def unpack(parts: Sequence[Part]) -> Message:
         raise FrameError("the header does not have exactly the keys v, t, b, a")
     if header["v"] != VERSION:
         raise FrameError(
-            f"frame version {quoted(header['v'])}, this program speaks {VERSION}: install the same release on both ends"
+            f"frame version {quoted(header['v'])}, this program speaks {VERSION}: "
+            "install the same release on both ends"
         )
     kind, fields, described = header["t"], header["b"], header["a"]
     if not isinstance(kind, str) or not isinstance(fields, dict) or not isinstance(described, list):
@@ -88,28 +94,29 @@ def unpack(parts: Sequence[Part]) -> Message:
 
 
 def size(parts: Sequence[Part]) -> int:
-    """Bytes of a frame, header included: what the counters count."""
+    """Return the bytes of a frame, its header included. Counters of traffic count these."""
     return sum(len(part) for part in parts)
 
 
 def frame_size(
-    type: str, fields: Mapping[str, Any], arrays: Mapping[str, tuple[DTypeLike, Sequence[int]]]
+    kind: str, fields: Mapping[str, Any], arrays: Mapping[str, tuple[DTypeLike, Sequence[int]]]
 ) -> int:
-    """`size` of the frame that `pack` makes of arrays of these dtypes and shapes."""
+    """Return the `size` of the frame that `pack` makes of arrays of these dtypes and shapes."""
     described = [
         (name, _NAMES[np.dtype(dtype)], list(shape)) for name, (dtype, shape) in arrays.items()
     ]
     payload = sum(DTYPES[name].itemsize * math.prod(shape) for _, name, shape in described)
-    return len(_header(type, fields, described)) + payload
+    return len(_header(kind, fields, described)) + payload
 
 
 def _header(
-    type: str, fields: Mapping[str, Any], described: list[tuple[str, str, list[int]]]
+    kind: str, fields: Mapping[str, Any], described: list[tuple[str, str, list[int]]]
 ) -> bytes:
-    header: bytes = msgpack.packb({"v": VERSION, "t": type, "b": dict(fields), "a": described})
+    header: bytes = msgpack.packb({"v": VERSION, "t": kind, "b": dict(fields), "a": described})
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(
-            f"the header of a {quoted(type)} frame has {len(header)} bytes, more than {MAX_HEADER_BYTES}"
+            f"the header of a {quoted(kind)} frame has {len(header)} bytes, "
+            f"more than {MAX_HEADER_BYTES}"
         )
     return header
 
@@ -132,7 +139,8 @@ def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
         expected *= length
     if len(part) != expected:
         raise FrameError(
-            f"array {quoted(name)}: {len(part)} bytes, shape {shape} of {dtype_name} needs {expected}"
+            f"array {quoted(name)}: {len(part)} bytes, "
+            f"shape {shape} of {dtype_name} needs {expected}"
         )
     try:
         return name, np.frombuffer(part, dtype=dtype).reshape(shape)

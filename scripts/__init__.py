@@ -1,1 +1,1 @@
-"""Making keys and configurations (`keygen`); and the shell scripts that set this checkout up."""
+"""The verb `keygen`, and the shell scripts that set this checkout up."""

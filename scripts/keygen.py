@@ -1,4 +1,7 @@
-"""Keys and configurations: for everybody at once, or for one party that exchanges nothing but public keys."""
+"""The verb `keygen`, which makes keys and configurations.
+
+It makes them for everybody at once, or for one party, which then exchanges nothing but public keys.
+"""
 
 import argparse
 import os
@@ -17,41 +20,48 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ROLES = ("s0", "s1", "coordinator", "client")
-DEFAULT_BASE_PORT = (
-    7000  # of a party made alone: the others, elsewhere, must come to the same ports
-)
+# for a party made alone: the others, who are elsewhere, must use the same ports
+DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
-NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"  # becomes a file name and stands in TOML
+# a party's name becomes a file name, and is written into TOML
+NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"
 
 
 @dataclass(frozen=True)
 class Network:
-    """Where the servers are. Clients and coordinators go to `s0` and `s1`, S0 goes to `s1_peer`."""
+    """The hosts and ports of the servers."""
 
     host0: str
     host1: str
+    # the ports for clients and the coordinator
     s0: int
     s1: int
+    # S1's port for S0
     s1_peer: int
 
 
 def network(host0: str, host1: str, base_port: int | None) -> Network:
-    """Three ports from `base_port` on, or three that are free on this machine now."""
+    """Return the network with three ports from `base_port` on, or, if that is None, free ones.
+
+    Free ports are those of this machine. Raises ConfigError if `base_port` is out of range.
+    """
     if base_port is not None:
         if not 1 <= base_port <= 65533:
             raise ConfigError(
-                f"--base-port must be from 1 to 65533, not {base_port}: three ports are used from it on"
+                f"--base-port must be from 1 to 65533, not {base_port}: "
+                "the three ports from it on are used"
             )
         return Network(host0, host1, base_port, base_port + 1, base_port + 2)
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:  # all held at once, so that they differ
+        # all are held at once, so that they differ
+        for probe in probes:
             probe.bind((LOOPBACK, 0))
         return Network(host0, host1, *(probe.getsockname()[1] for probe in probes))
 
 
 def make_all(directory: Path, clients: int, net: Network) -> None:
-    """Keys and configurations of S0, S1, the coordinator and `clients` clients."""
+    """Make the keys and configurations of S0, S1, the coordinator and `clients` clients."""
     names = client_names(clients)
     everybody = ["s0", "s1", "coordinator", *names]
     _prepare(directory, everybody)
@@ -62,7 +72,10 @@ def make_all(directory: Path, clients: int, net: Network) -> None:
 
 
 def make_one(directory: Path, role: str, name: str, clients: int, net: Network) -> str:
-    """One party's keys, and a configuration to fill the others' public keys in. Returns its own, to hand out."""
+    """Make one party's keys, and a configuration into which it pastes the others' public keys.
+
+    Returns the party's own public key, to hand out.
+    """
     _prepare(directory, [name])
     key = _make_keys(directory, name)
     (directory / f"{name}.toml").write_text(
@@ -72,11 +85,15 @@ def make_one(directory: Path, role: str, name: str, clients: int, net: Network) 
 
 
 def client_names(count: int) -> list[str]:
+    """Return the names of `count` clients."""
     return [f"client-{number}" for number in range(1, count + 1)]
 
 
 def _prepare(directory: Path, names: Sequence[str]) -> None:
-    """Make the directory, for its owner alone. ConfigError rather than overwrite a file."""
+    """Make the directory, for its owner alone.
+
+    Raises ConfigError if it cannot be made, or if one of the parties has a file there already.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -94,7 +111,8 @@ def _make_keys(directory: Path, name: str) -> str:
     """Write NAME.key and NAME.key_secret, and return the public key."""
     import zmq.auth
 
-    mask = os.umask(0o077)  # the secret is never readable by others, not even while it is written
+    # others can never read the secret, not even while it is written
+    mask = os.umask(0o077)
     try:
         public_file, _ = zmq.auth.create_certificates(directory, name)
     finally:
@@ -106,7 +124,10 @@ def _make_keys(directory: Path, name: str) -> str:
 def _configuration(
     role: str, name: str, keys: Mapping[str, str], net: Network, clients: Sequence[str]
 ) -> str:
-    """The TOML of one party. A public key that is not in `keys` becomes a marked place, which no loader takes."""
+    """Return the TOML of one party.
+
+    A public key that is not in `keys` becomes a marked place, which every loader refuses.
+    """
 
     def public_key(of: str) -> str:
         return f'public_key = "{keys.get(of, f"PASTE HERE the public key of {of}")}"'
@@ -142,17 +163,22 @@ def _configuration(
 
 
 def _listen(host: str, port: int) -> str:
-    """The loopback alone if the others come over it, else every address: a public name need not be one of them."""
+    """Return the address to listen at: the loopback if `host` is, and otherwise every address.
+
+    The name under which others reach a host need not be one of its own addresses.
+    """
     return f"tcp://{host if host == LOOPBACK else '0.0.0.0'}:{port}"
 
 
 SERVER = """\
-# {role}. Every setting there is stands in docs/samples. Start with: securemedian serve FILE
+# {role}. docs/samples shows all settings. Start it with: securemedian serve FILE
 party = {party}
-listen = "{listen}"  # for clients and the coordinator
+# the address for clients and the coordinator
+listen = "{listen}"
 key_file = "{name}.key_secret"
 state_dir = "{name}-state"
-min_clients = 2  # this server refuses any round with fewer: set it higher for real data, see docs/threat-model.md
+# This server refuses rounds with fewer clients. For real data set it higher: docs/threat-model.md.
+min_clients = 2
 
 [peer]
 {peer_key}
@@ -161,7 +187,7 @@ min_clients = 2  # this server refuses any round with fewer: set it higher for r
 {callers}"""
 
 CALLER = """\
-# The {role}'s configuration. Every setting there is stands in docs/samples.
+# The {role}'s configuration. docs/samples shows all settings.
 name = "{name}"
 key_file = "{name}.key_secret"
 
@@ -181,12 +207,14 @@ def add_verbs(verbs: "Verbs") -> None:
         "keygen",
         help="make keys and configurations",
         description=(
-            "Make keys and ready-to-use configurations for both servers, the coordinator and N clients; or, with "
-            "--role, for one party alone, which then fills the others' public keys in and hands out its own. "
-            "Nothing is ever overwritten."
+            "Make keys and ready-to-use configurations for both servers, the coordinator and N "
+            "clients; or, with --role, for one party alone, which then pastes in the others' "
+            "public keys and hands out its own. Nothing is ever overwritten."
         ),
     )
-    verb.add_argument("directory", type=Path, metavar="DIR", help="where to; made with mode 0700")
+    verb.add_argument(
+        "directory", type=Path, metavar="DIR", help="the folder to write to; made with mode 0700"
+    )
     verb.add_argument(
         "--clients",
         type=int,
@@ -196,26 +224,29 @@ def add_verbs(verbs: "Verbs") -> None:
     verb.add_argument("--role", choices=ROLES, help="make this party alone")
     verb.add_argument(
         "--name",
-        help="with --role: of the files, and what the servers call this party (default: the role; a client needs one)",
+        help=(
+            "with --role: the name of the files, by which the servers call this party "
+            "(default: the role; a client needs a name)"
+        ),
     )
     verb.add_argument(
         "--host0",
         default=LOOPBACK,
         metavar="HOST",
-        help="where S0 is reached (default: %(default)s)",
+        help="the host at which S0 is reached (default: %(default)s)",
     )
     verb.add_argument(
         "--host1",
         default=LOOPBACK,
         metavar="HOST",
-        help="where S1 is reached (default: %(default)s)",
+        help="the host at which S1 is reached (default: %(default)s)",
     )
     verb.add_argument(
         "--base-port",
         type=int,
         metavar="P",
         help=(
-            "S0 listens at P, S1 at P+1, and at P+2 for S0 "
+            "S0 listens at P; S1 listens at P+1, and for S0 at P+2 "
             f"(default: three free ports of this machine; with --role {DEFAULT_BASE_PORT})"
         ),
     )
@@ -227,7 +258,8 @@ def _keygen(options: argparse.Namespace) -> None:
     if options.role is None:
         if options.clients is None or options.name is not None:
             raise ConfigError(
-                "say for how many clients: --clients N; or make one party alone: --role, with --name for a client"
+                "say for how many clients: --clients N; "
+                "or make one party alone: --role, with --name for a client"
             )
         make_all(
             directory,
@@ -235,12 +267,13 @@ def _keygen(options: argparse.Namespace) -> None:
             network(options.host0, options.host1, options.base_port),
         )
         print(
-            f"{directory} has the keys and configurations of s0, s1, the coordinator and {options.clients} clients"
+            f"{directory} has the keys and configurations of s0, s1, the coordinator and "
+            f"{options.clients} clients"
         )
-        print("hand every party its own .toml and .key_secret, and nobody another's")
+        print("give every party its own .toml and .key_secret, and nobody those of another")
         return
     if options.role == "client" and not options.name:
-        raise ConfigError("a client needs a name, which the servers know it by: --name hospital-a")
+        raise ConfigError("a client needs a name, by which the servers call it: --name hospital-a")
     name = _check_name(options.name or options.role)
     net = network(
         options.host0,
@@ -248,8 +281,8 @@ def _keygen(options: argparse.Namespace) -> None:
         DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
     )
     key = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
-    print(f"{directory / name}.toml: fill in the others' public keys where it says PASTE HERE")
-    print(f"hand out, by a way that nobody can change it on: the public key of {name} is {key}")
+    print(f"{directory / name}.toml: paste in the others' public keys where it says PASTE HERE")
+    print(f"hand out this public key of {name}, so that nobody can swap it on the way: {key}")
 
 
 def _check_clients(count: int) -> int:

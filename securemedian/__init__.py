@@ -2,10 +2,11 @@
 
     from securemedian import Client, Coordinator, Radix, RoundParams
 
-Methods (`Bucketed`, `Radix`, ..) and range policies (`MeanRange`, ..) are found by their class names.
+Methods (`Bucketed`, `Radix`, ..) and range policies (`MeanRange`, ..) are found by the names of
+their classes.
 
-This package is all that an installation puts beside other packages. Its parts are the folders of the
-repository, `mpc` the lowest; in a checkout they stand here as links.
+This package is the only name that an installation adds to those of other packages. Its parts are
+the folders of the repository, of which `mpc` is the lowest; in a checkout they are links.
 """
 
 from importlib import import_module
@@ -42,7 +43,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for, so that `mpc` needs no sockets."""
+    """Import a public name when it is first used, so that `mpc` needs no sockets."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if not name.startswith("_"):

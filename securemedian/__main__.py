@@ -1,4 +1,4 @@
-"""Run the command: `python -m securemedian VERB ...`."""
+"""The command `python -m securemedian VERB ...`."""
 
 import sys
 

@@ -1,5 +1,7 @@
-"""The entry point `securemedian VERB ...`. A verb's module is imported for its options alone; what the verb needs is
-imported when it runs.
+"""The command `securemedian VERB ...`.
+
+The module of every verb is imported for its options alone. What a verb needs is imported when it
+runs.
 """
 
 import argparse
@@ -28,7 +30,10 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns the exit status: 0, 2 after an error with a message, 130 after Ctrl-C."""
+    """Run one verb and return the exit status.
+
+    It is 0, 2 after an error with a message, and 130 after Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
@@ -51,12 +56,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"securemedian {__version__}")
-    # listed below instead, by group
+    # the help of the verbs themselves is suppressed, because they are listed below by group
     verbs = parser.add_subparsers(
         required=True, metavar="VERB", prog="securemedian", help=argparse.SUPPRESS
     )
     listed = []
     for title, modules in VERBS.items():
+        # argparse has no public way to the help of the verbs
         known = len(verbs._choices_actions)
         for module in modules:
             import_module(module).add_verbs(verbs)

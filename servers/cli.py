@@ -9,11 +9,13 @@ from securemedian.servers import config
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C, which lets a run of the protocol in hand finish
-(stop_limit_s) and fails any other round. Logs go to standard error, one line an event: JSON unless it is a terminal.
+_DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C. A running protocol may then
+finish (within stop_limit_s); a round in any other state fails. Logs go to standard error,
+one line per event, as JSON unless standard error is a terminal.
 
-Exit codes: 0 after SIGTERM or Ctrl-C; 2 for a wrong configuration, a port or state folder in use,
-when the other server did not appear within peer_wait_s, or when computations do not stop."""
+Exit codes: 0 after SIGTERM or Ctrl-C; 2 if the configuration is wrong, a port or the state
+folder is in use, the other server does not appear within peer_wait_s, or computations do
+not stop."""
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -32,9 +34,8 @@ def add_verbs(verbs: "Verbs") -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    settings = config.load(
-        args.config
-    )  # a mistake in it is told before the protocol code is loaded
+    # before the import of the protocol code, so that a mistake in the file is reported at once
+    settings = config.load(args.config)
     from securemedian.servers.daemon import serve
 
     serve(settings)

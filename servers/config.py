@@ -1,4 +1,4 @@
-"""A server's configuration: one TOML file, checked whole before anything starts."""
+"""A server's configuration: one TOML file, which is checked completely before anything starts."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,8 @@ from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
 from securemedian.settings.keys import check_public_key
 
-# The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES), and this many names fit.
+# The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
+# which has room for this many names.
 MAX_CLIENTS = 4096
 MAX_NAME = 40
 WEEK_S = 7 * 86400
@@ -20,7 +21,7 @@ WEEK_S = 7 * 86400
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody on the allow-list. The key is the identity, the name is for people."""
+    """A client or coordinator on the allow-list: the key identifies it, the name is for people."""
 
     name: str
     public_key: str
@@ -35,11 +36,13 @@ class Caller:
 
 @dataclass(frozen=True)
 class Peer:
-    """The other server. S1 listens for it, S0 connects."""
+    """The other server: S1 listens, S0 connects."""
 
     public_key: str
-    address: str = ""  # S0: where S1 listens
-    listen: str = ""  # S1: where S0 connects
+    # at S0: where S1 listens
+    address: str = ""
+    # at S1: where S0 connects
+    listen: str = ""
 
     def __post_init__(self) -> None:
         check_public_key(self.public_key)
@@ -54,28 +57,35 @@ class Peer:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """All settings of one server. File names are taken from the folder of the TOML file."""
+    """All settings of one server. File names are relative to the folder of the TOML file."""
 
-    party: int  # 0 leads, keeps the model and takes the coordinator's requests; 1 follows
-    listen: str  # for clients and coordinators
-    key_file: str  # NAME.key_secret, readable by its owner alone
-    state_dir: str  # uploads while a round lasts; at S0 also the model
+    # 0 leads, keeps the model and takes the coordinator's requests; 1 follows
+    party: int
+    # the address for clients and coordinators
+    listen: str
+    # NAME.key_secret, which only its owner may read
+    key_file: str
+    # the folder of uploads, while a round lasts; at S0 also of the model
+    state_dir: str
     peer: Peer
     clients: tuple[Caller, ...]
     coordinators: tuple[Caller, ...] = ()
-    min_clients: int = 2  # this server's own floor under every round's min_clients
-    peer_wait_s: float = (
-        300.0  # after a start, for the other server to appear; then this one gives up
-    )
-    peer_timeout_s: float = 10.0  # without a sign of life, or an answer, from the other server
-    channel_timeout_s: float = 60.0  # for one message of the protocol
-    round_limit_s: float = 3600.0  # for one run of the protocol
-    stop_limit_s: float = 60.0  # after SIGTERM, for the run in hand to finish
-    # of a client's request, all its parts; a longer part ends the connection it came on
+    # the fewest clients that this server ever computes with, whatever a round's own min_clients
+    min_clients: int = 2
+    # how long this server waits after its start for the other one to appear, before it gives up
+    peer_wait_s: float = 300.0
+    # how long the other server may give no sign of life, or no answer
+    peer_timeout_s: float = 10.0
+    # the limit for one message of the protocol
+    channel_timeout_s: float = 60.0
+    # the limit for one run of the protocol
+    round_limit_s: float = 3600.0
+    # how long a running protocol may go on after SIGTERM
+    stop_limit_s: float = 60.0
+    # the most bytes of a client's request, all parts together; a longer part ends its connection
     max_message_bytes: int = 1 << 28
-    pool_limit_bytes: int = (
-        1 << 28
-    )  # of correlations made while clients train; the smaller of both servers' counts
+    # the most bytes of correlations made while clients train; the smaller of both servers' counts
+    pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
 
     def __post_init__(self) -> None:
@@ -86,7 +96,8 @@ class ServerConfig:
         check_endpoint(self.listen)
         if self.min_clients < 2:
             raise ConfigError(
-                f"min_clients must be 2 or more, not {self.min_clients}: a single client's median is its own update"
+                f"min_clients must be 2 or more, not {self.min_clients}: "
+                "a single client's median is its own update"
             )
         for name in (
             "peer_wait_s",
@@ -105,7 +116,8 @@ class ServerConfig:
             )
         if not 0 <= self.pool_limit_bytes < 1 << 63:
             raise ConfigError(
-                f"pool_limit_bytes must be 0 (make nothing ahead) or more, not {self.pool_limit_bytes}"
+                "pool_limit_bytes must be 0 (make nothing ahead) or more, "
+                f"not {self.pool_limit_bytes}"
             )
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
             raise ConfigError(
@@ -119,7 +131,8 @@ class ServerConfig:
             value, times = Counter(values).most_common(1)[0]
             if times > 1:
                 raise ConfigError(
-                    f"the {what} {quoted(value)} is there {times} times: one key, one name and one role each"
+                    f"the {what} {quoted(value)} appears {times} times: "
+                    "everybody has one key, one name and one role"
                 )
 
     @property
@@ -130,29 +143,32 @@ class ServerConfig:
 def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ...]:
     entries = values.get(table, [])
     if not isinstance(entries, list):
-        raise ConfigError(f"{where}: write [[{table}]] once for each, not [{table}]")
+        raise ConfigError(f"{where}: write [[{table}]] once for each of them, not [{table}]")
     return tuple(
         build(Caller, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1)
     )
 
 
 def check_own_key(config: ServerConfig, public_key: str) -> None:
-    """Raise ConfigError if this server's own public key is also somebody else's in its lists."""
+    """Raise ConfigError if this server's own public key is listed as somebody else's."""
     if public_key == config.peer.public_key:
         raise ConfigError(
-            f"{config.name}'s own public key stands in [peer]: paste there the key of the other "
-            "server, which is another organisation's"
+            f"[peer] has {config.name}'s own public key: paste the key of the other server, "
+            "which another organisation runs"
         )
     for caller in config.clients + config.coordinators:
         if public_key == caller.public_key:
             raise ConfigError(
-                f"{config.name}'s own public key stands in the list as {caller.name!r}'s: "
-                "one key, one name and one role each"
+                f"{config.name}'s own public key is in the list as that of {caller.name!r}: "
+                "everybody has one key, one name and one role"
             )
 
 
 def load(path: Path) -> ServerConfig:
-    """Read and check a configuration. ConfigError says what is wrong and where."""
+    """Read and check a configuration.
+
+    Raises ConfigError, which says what is wrong and where.
+    """
     values = read_toml(path)
     where = str(path)
     nested: dict[str, Any] = {

@@ -1,8 +1,9 @@
 """The messages between the servers.
 
-Each is a dataclass: what a frame carries, and an event of `round_state`. `decode` is the one door
-for what the peer sends: it checks types, round ids and lengths, so that behind it a message is well
-formed. Whether it may come now is the table's to say.
+Each message is a dataclass whose fields have the names that they have on the wire. A message about
+a round is also an event of `round_state`. Whatever the peer sends goes through `decode`, which
+checks types, round ids and lengths, so that every message behind it is well formed. Whether a
+message may come now is decided by the tables of `round_state`.
 """
 
 import os
@@ -20,20 +21,20 @@ _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
 
 
 def new_round_id(number: int) -> str:
-    """Return an id for a round of this number that no other round has."""
+    """Return a new round id with this number, which no other round has."""
     return f"{number}-{os.urandom(4).hex()}"
 
 
 def is_round_id(text: str) -> bool:
-    """Return whether `text` is NUMBER-HEX8. Round ids name folders, so nothing else is let in."""
+    """Return whether `text` is NUMBER-HEX8. Round ids name folders, so nothing else may pass."""
     return _ROUND_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Say each second, both ways: alive, and configured like this.
+    """Both servers say each second that they are alive, and how they are configured.
 
-    A new `instance` is a new process, without any round.
+    A new `instance` is a new process, which knows no rounds.
     """
 
     instance: str
@@ -41,21 +42,22 @@ class Hello:
 
     def __post_init__(self) -> None:
         if not all(type(name) is str for name in self.agreement):
-            raise ConfigError("`agreement` has a name that is no text")
+            raise ConfigError("`agreement` has a name that is not text")
 
 
 @dataclass(frozen=True)
 class Bye:
-    """Say that this server stops.
+    """A server says that it stops.
 
-    Answered in kind, so that it knows its last words to have arrived.
+    The other one answers with `Bye` too, and so confirms that everything sent before has arrived.
     """
 
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """The base of every message about one round."""
+    """The base class of every message about a round."""
 
+    # the round's id
     round: str
 
     def __post_init__(self) -> None:
@@ -65,16 +67,16 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class Open(RoundMessage):
-    """S0: take part in this round.
-
-    The base OTs of `session` are new or kept from earlier rounds. `start_over`: the coordinator
-    starts from another model or anew, so that no earlier attempt binds its clients.
-    """
+    """S0 asks S1 to take part in a round."""
 
     number: int
     params: dict[str, Any]
+    # the id of the session whose base OTs the round uses
     session: bytes
+    # whether these base OTs have to be made, and are not kept from an earlier round
     new_session: bool
+    # whether the coordinator starts from another model or resets, so that no earlier attempt at the
+    # number binds its clients
     start_over: bool
 
     def __post_init__(self) -> None:
@@ -87,56 +89,59 @@ class Open(RoundMessage):
 
 @dataclass(frozen=True)
 class Opened(RoundMessage):
-    """S1: yes. (No is `Failed`.)"""
+    """S1 takes part; if it refuses, it answers with `Failed` instead."""
 
 
 @dataclass(frozen=True)
 class Uploaded(RoundMessage):
-    """Both: this client's upload is stored here."""
+    """Either server has stored an upload of `client`."""
 
     client: str
 
 
 @dataclass(frozen=True)
 class _Holding(RoundMessage):
+    """A message that lists the clients whose uploads its sender holds, by public key."""
+
     held: list[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(type(key) is str for key in self.held):
-            raise ConfigError("`held` lists something that is no key")
+            raise ConfigError("`held` lists something that is not a key")
 
 
 @dataclass(frozen=True)
 class Close(_Holding):
-    """S0: no more uploads; these are held at S0."""
+    """S0 takes no more uploads, and says which it holds."""
 
 
 @dataclass(frozen=True)
 class Held(_Holding):
-    """S1: closed too; these are held at S1."""
+    """S1 takes no more uploads either, and says which it holds."""
 
 
 @dataclass(frozen=True)
 class Run(RoundMessage):
-    """S0: run the protocol, if your clients and parameters have this digest too."""
+    """S0 asks S1 to run the protocol, if S1 has the same clients and parameters."""
 
+    # see `round_state.ServerRound.digest`
     digest: bytes
 
 
 @dataclass(frozen=True)
 class Ready(RoundMessage):
-    """S1: they have, and this side runs."""
+    """S1 has the same clients and parameters, and runs the protocol."""
 
 
 @dataclass(frozen=True)
 class Done(RoundMessage):
-    """Both: the protocol has ended here, with a result."""
+    """Either server has its result."""
 
 
 @dataclass(frozen=True)
 class Failed(RoundMessage):
-    """Both: the round has failed here, so it has failed."""
+    """The round has failed at either server, and therefore at both."""
 
     code: str
     reason: str
@@ -158,11 +163,11 @@ def encode(message: Message) -> list[wire.Part]:
 def decode(parts: Sequence[wire.Part]) -> Message:
     """Return the message in a frame.
 
-    Raises FrameError for anything that is not exactly one of the messages.
+    Raises FrameError if the frame is not exactly one of the messages.
     """
     message = wire.unpack(parts)
     if message.type not in _KINDS or message.arrays:
-        raise FrameError(f"{quoted(message.type)} is no message between servers")
+        raise FrameError(f"{quoted(message.type)} is not a message between servers")
     try:
         return cast(Message, build(_KINDS[message.type], message.fields, message.type))
     except ConfigError as error:

@@ -1,4 +1,7 @@
-"""The process: sockets, signals, and one loop that turns what they bring into calls of `rounds` and `requests`."""
+"""The server process: its sockets, its signals and its one loop.
+
+The loop turns what the sockets bring into calls of `rounds` and `requests`.
+"""
 
 import logging
 import os
@@ -32,16 +35,14 @@ from securemedian.servers.transport import (
 )
 from securemedian.settings.keys import KeyPair, load_keys
 
-TICK_MS = 100  # how late a time limit may be noticed
-LEAVE_S = 1.0  # for the peer to take leave
+# the longest that the loop waits for a message, and so how late it may notice a time limit
+TICK_MS = 100
+# how long a server that stops waits for the peer's answer to its `bye`
+LEAVE_S = 1.0
 
 
 class Daemon:
-    """One server with its sockets.
-
-    `run` ends after SIGTERM or SIGINT. It raises PeerUnavailable if no peer appears, and
-    LocalProtocolError if computations do not stop.
-    """
+    """One server with its sockets."""
 
     def __init__(
         self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
@@ -78,6 +79,11 @@ class Daemon:
         self._stop_asked = False
 
     def run(self) -> None:
+        """Serve until `ask_to_stop` is called and the round has ended.
+
+        Raises PeerUnavailable if the peer does not appear within its limit, and LocalProtocolError
+        if computations do not stop.
+        """
         config = self._config
         logs.event(
             "listening",
@@ -100,7 +106,10 @@ class Daemon:
                 self._rounds.fail("was stopped, and its run did not finish within stop_limit_s")
 
     def _turn(self, poller: zmq.Poller) -> None:
-        """Wait for something to happen, and see to one message from each side, the engine and the time."""
+        """Wait for something to happen, and handle it.
+
+        Takes at most one message from each side, looks after the engine, and lets time pass.
+        """
         ready = dict(poller.poll(TICK_MS))
         try:
             if self._control in ready:
@@ -113,21 +122,25 @@ class Daemon:
             self._engine.check()
             self._rounds.tick()
         except zmq.ZMQError as error:
-            # one socket's trouble, a lack of descriptors above all, ends a round and not the server
+            # trouble with a socket, above all a lack of descriptors, ends the round and not the
+            # server
             logs.event("socket-error", logging.ERROR, error)
             self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGTERM and SIGINT."""
+        """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
 
     @property
     def wake_fd(self) -> int:
-        """Writing a byte here wakes the loop."""
+        """The descriptor that wakes the loop when a byte is written to it."""
         return self._wake_in
 
     def close(self) -> bool:
-        """Close all sockets but those of abandoned computations. Whether there are none."""
+        """Close all sockets except those of abandoned computations.
+
+        Returns whether there are no abandoned computations.
+        """
         self._take_leave()
         finished = self._engine.close()
         self._control.close()
@@ -137,13 +150,17 @@ class Daemon:
         if finished:
             self._context.term()
         else:
-            # `term` would wait for the sockets that are in use; the last words need no longer
+            # `term` would wait for the sockets that are still in use; this is as long as the last
+            # messages may take
             time.sleep(LINGER_MS / 1000)
         logs.event("stopped")
         return finished
 
     def _take_leave(self) -> None:
-        """Wait until the peer has heard our last words: what S1's proxy still holds when the process ends is lost."""
+        """Tell the peer that we stop, and wait for its answer.
+
+        Without the wait, what S1's proxy still holds when the process ends would be lost.
+        """
         if not self._rounds.peer.linked:
             return
         bye = control.Bye()
@@ -154,9 +171,8 @@ class Daemon:
                 return
 
     def _send(self, message: control.Message) -> None:
-        with suppress(
-            zmq.Again
-        ):  # the peer is not connected: the hellos it does not send will show
+        # Again means that the peer is not connected, which its missing hellos will show.
+        with suppress(zmq.Again):
             self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
 
     def _lane(self, session_id: bytes, lane: int) -> ZmqLink:
@@ -171,9 +187,8 @@ def serve(config: ServerConfig) -> None:
     """Run one server until it is told to stop."""
     logs.start(config.name)
     sys.setswitchinterval(SWITCH_S)
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(0)
-    )  # until there is something in hand
+    # Until the daemon's own handler is set there is nothing that has to be ended in order.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     keys = load_keys(config.key_file)
     check_own_key(config, keys.public.decode())
     descriptors = Descriptors()
@@ -194,9 +209,10 @@ def serve(config: ServerConfig) -> None:
 
 
 def _end_at_once(error: BaseException | None) -> NoReturn:
-    """End the process as `error`, or its absence, asks for, without Python's own end.
+    """End the process, with status 2 if there is an `error`, without Python's own shutdown.
 
-    That would free zmq's sockets while abandoned threads are inside them: zmq aborts or hangs then.
+    Python would free zmq's sockets while abandoned threads still use them, and zmq would abort or
+    hang.
     """
     if error:
         logs.event("failed", logging.ERROR, reason=str(error))

@@ -1,24 +1,26 @@
-"""The process's file descriptors: a part of them that connections cannot take.
+"""The process's file descriptors, of which connections cannot take all.
 
 libzmq accepts connections until the process has no descriptor left, and has no limit of its own.
-The soft limit is such a limit: the kernel looks at it for every new descriptor. It stays below the
-hard one, and is raised only while this server opens what a round needs.
+The soft limit on descriptors serves as one: the kernel checks it for every new descriptor. It stays
+below the hard limit, and is raised only while this server opens what a round needs.
 """
 
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# the most that this process uses, whatever the hard limit: each connection takes memory too
+# the most descriptors that this process uses, whatever the hard limit: a connection takes memory
+# too
 MOST = 1 << 14
-# of them, the part that connections cannot take
+# the fraction of them that connections cannot take
 RESERVED = 0.25
 
 
 class Descriptors:
-    """The limits of this process. For one thread; blocks of `own` are not nested.
+    """The limits on descriptors of this process.
 
-    `LimitNOFILE=` of systemd, or `ulimit -Hn`, sets the hard limit that both others follow from.
+    Used by one thread; blocks of `own` are not nested. Both limits follow from the hard one, which
+    systemd's `LimitNOFILE=` or `ulimit -Hn` sets.
     """
 
     def __init__(self) -> None:
@@ -29,10 +31,10 @@ class Descriptors:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Let this block take reserved descriptors.
+        """Let a `with` block take reserved descriptors.
 
-        Connections that are accepted meanwhile take some as well, and keep them until their
-        handshake has failed: blocks are short, and the reserve is large.
+        Connections that are accepted during the block take some of them too, and keep them until
+        their handshakes have failed. So blocks are short, and the reserve is large.
         """
         self._set(self.limit)
         try:

@@ -1,4 +1,4 @@
-"""Runs the protocol in a worker thread, and keeps the session from round to round.
+"""The engine, which runs the protocol in a worker thread and keeps the session between rounds.
 
 A session is base OTs, lanes and pools.
 """
@@ -21,25 +21,25 @@ from securemedian.mpc.share import Upload
 from securemedian.servers import logs
 from securemedian.servers.transport import ZmqLink
 
-# for sys.setswitchinterval: lanes hand over to each other within this, not within Python's 5 ms
+# for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
 SWITCH_S = 1e-4
-# A closed lane stops its thread at the next message; a chunk's computation may come first. A job
-# that takes longer once it is dropped is abandoned.
+# how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
+# stops at its next message, and may first have to finish the computation of a chunk.
 STOP_S = 5.0
-# jobs that still run: each keeps its threads, sockets and pools
+# the number of abandoned jobs at which the server ends itself: each keeps its threads, sockets and
+# pools
 MOST_ABANDONED = 3
 
 
 @dataclass
 class _Lanes:
-    """Hold one session's lanes, and `parties` once the base OTs are done.
-
-    `ahead` is what filling their pools has cost since the last round.
-    """
+    """The lanes of one session."""
 
     session_id: bytes
     links: list[ZmqLink]
+    # one per lane, once the base OTs are made
     parties: list[Party] = field(default_factory=list)
+    # what it has cost to fill the pools since the last round
     ahead: Cost = Cost()
 
     def release(self) -> None:
@@ -51,9 +51,9 @@ Work = Callable[[_Lanes], Outcome | None]
 
 
 class _Job:
-    """Do one piece of work on a thread of its own, after the one before it.
+    """A piece of work on a thread of its own, which begins when the job before it has ended.
 
-    An error of the one before is its own error, too.
+    If the job before it has failed, this one fails with the same error.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class _Job:
         self._thread.start()
 
     def join(self, limit_s: float | None = None) -> bool:
-        """Wait for its end, and return whether it has ended."""
+        """Wait for the job to end, for `limit_s` at most, and return whether it has ended."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             if self._before:
-                # every wait in it is a channel's, which has a limit; else both jobs are abandoned
+                # All waits of that job are a channel's, and so have a limit. If it does not stop
+                # all the same, both jobs are abandoned.
                 self._before.join()
                 if isinstance(self._before.result, SecureMedianError):
                     raise self._before.result
@@ -81,7 +82,7 @@ class _Job:
         except SecureMedianError as error:
             self.result = error
         except Exception as error:
-            # a defect must fail the round, not leave it hanging
+            # a defect must fail the round, and not leave it hanging
             logs.event("engine-error", logging.ERROR, error)
             self.result = LocalProtocolError(
                 f"a defect in this server, see its log: {type(error).__name__}"
@@ -91,10 +92,10 @@ class _Job:
 
 
 class Engine:
-    """Run rounds for the daemon's loop, which alone uses it.
+    """Computes rounds for the daemon's loop. Used by that one thread.
 
-    A round is `prepare` while its clients train, then `start`; `poll` tells how it went. `wake` is
-    called by the worker when it has ended.
+    A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
+    A job calls `wake` when it has ended.
     """
 
     def __init__(
@@ -109,26 +110,26 @@ class Engine:
         self._open_lane, self._wake = open_lane, wake
         self._lanes: _Lanes | None = None
         self._job: _Job | None = None
-        # closed, and still in use by the job
+        # lanes that are closed while the job still uses them
         self._dropped: _Lanes | None = None
-        # when a dropped job is abandoned
+        # the time at which a dropped job is abandoned
         self._stop_by = 0.0
-        # jobs that still run
+        # abandoned jobs that still run
         self._abandoned: list[_Job] = []
-        # set once the uploads are there
+        # set once the uploads have arrived: filling the pools must end
         self._hurry = threading.Event()
         self.phase = ""
         self.progress = (0, 0)
 
     @property
     def session_id(self) -> bytes | None:
-        """Return the session that can be kept."""
+        """The id of the session, if there is one whose base OTs the next round can use."""
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
-        """Get ready for a round that takes uploads: fill its pools. The other server does the same.
+        """Fill the pools for a round that takes uploads, together with the other server.
 
-        Opens our end of the lanes and makes the base OTs first, if the session is new.
+        If the session is new, this opens our end of its lanes and makes the base OTs first.
         """
         self._settle()
         self.check()
@@ -142,14 +143,15 @@ class Engine:
         self._begin("preparing", lambda lanes: self._fill(lanes, params, hurry))
 
     def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
-        """Compute the round that was prepared. The other server does the same."""
+        """Compute the round that was prepared, together with the other server."""
         self._hurry.set()
         self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
 
     def poll(self) -> Outcome | SecureMedianError | None:
-        """Return the result of a run that has ended, or the error that ended its preparation, once.
+        """Return the result of a run that has ended, or the error that ended a job.
 
-        A dropped run has none.
+        Returns it once. It is None while the job runs, after a preparation that went well, and
+        for a job that was dropped.
         """
         if self._job is None or not self._job.ended:
             return None
@@ -161,7 +163,7 @@ class Engine:
         return result
 
     def drop(self) -> None:
-        """Forget the session with its pools, and end the run in hand if there is one."""
+        """Forget the session with its pools, and end the current job if there is one."""
         if self._lanes is None:
             return
         for link in self._lanes.links:
@@ -172,9 +174,10 @@ class Engine:
             self._release()
 
     def check(self) -> None:
-        """Abandon a dropped job that is past its limit, and free what abandoned ones have left.
+        """Abandon a dropped job that is past its limit, and free what ended jobs have left.
 
-        Raises LocalProtocolError if so many still run that the process has to be started anew.
+        Raises LocalProtocolError if so many abandoned jobs still run that the process has to be
+        started anew.
         """
         if self._dropped and time.monotonic() > self._stop_by:
             self._settle()
@@ -186,7 +189,7 @@ class Engine:
             )
 
     def close(self) -> bool:
-        """Drop everything. Return whether every job has ended in time and left no socket open."""
+        """Drop everything, and return whether every job has ended and left no socket open."""
         self.drop()
         self._settle()
         self._reap()
@@ -194,7 +197,7 @@ class Engine:
 
     def _begin(self, phase: str, work: Work) -> None:
         if self._lanes is None:
-            raise LocalProtocolError("a round was started that was not prepared")
+            raise LocalProtocolError("a round cannot be started before it is prepared")
 
         def named(lanes: _Lanes) -> Outcome | None:
             if lanes is self._lanes:
@@ -209,9 +212,9 @@ class Engine:
             self._dropped = None
 
     def _settle(self) -> None:
-        """Wait for the job in hand to end, or abandon it at its limit.
+        """Wait for the current job to end, or abandon it at its limit.
 
-        An abandoned job keeps its threads, lanes and pools, and nothing else ever uses them again.
+        An abandoned job keeps its threads, lanes and pools. Nothing else uses these ever again.
         """
         if self._job is None:
             return
@@ -277,7 +280,7 @@ class Engine:
 def establish(
     party: int, links: Sequence[ZmqLink], session_id: bytes, protocol: ProtocolParams
 ) -> tuple[Session, list[Channel]]:
-    """Meet the other server on every lane, and make the base OTs on the first."""
+    """Meet the other server on every lane, and make the base OTs on the first one."""
     for link in links:
         link.meet(party)
     channels = [Channel(link) for link in links]

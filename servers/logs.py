@@ -1,4 +1,4 @@
-"""Structured logs: one line per event, JSON when standard error is no terminal.
+"""Structured logs, with one line per event, as JSON unless standard error is a terminal.
 
 Callers never pass secrets or shares.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from securemedian.mpc.errors import cut
 
+# characters
 MAX_TRACEBACK = 20_000
 
 _logger = logging.getLogger("securemedian")
@@ -19,21 +20,23 @@ _logger = logging.getLogger("securemedian")
 def event(
     name: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
-    """Log `name` with its fields; with `error`, its traceback too.
+    """Log the event `name` with its fields, and with the traceback of `error`.
 
-    Texts are cut: others may have written them.
+    Texts are cut, because others may have written them.
     """
     fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
 
 
 def _printable(key: str, value: object) -> object:
-    """Return a value for a terminal, where a text of others' must not make lines of its own."""
+    """Return a value for a terminal, on which a text of others must not begin new lines."""
     safe = type(value) is not str or value.isprintable() or key == "traceback"
     return value if safe else repr(value)
 
 
 class _Line(logging.Formatter):
+    """The form of one line, as JSON or for a terminal."""
+
     def __init__(self, server: str, as_json: bool) -> None:
         super().__init__()
         self._server, self._json = server, as_json
@@ -62,12 +65,12 @@ class _Line(logging.Formatter):
 
 
 def start(server: str) -> None:
-    """Send this process's logs to standard error, `server` named in every line."""
+    """Send this process's logs to standard error, and name `server` in every line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Line(server, as_json=not sys.stderr.isatty()))
     logging.captureWarnings(True)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # of libraries
+    # libraries log their warnings and errors only
     root.setLevel(logging.WARNING)
     _logger.setLevel(logging.INFO)

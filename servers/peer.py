@@ -1,6 +1,6 @@
-"""Watches whether the other server is there and configured alike.
+"""The watch over the other server: whether it is there, and whether it is configured alike.
 
-Without I/O: hellos and the time go in, changes come out.
+There is no I/O here: hellos and the time go in, changes come out.
 """
 
 from enum import StrEnum
@@ -11,9 +11,9 @@ from securemedian.servers.control import Hello
 
 
 class Change(StrEnum):
-    """What a hello or the passing of time has changed.
+    """A change that a message or the passing of time has brought.
 
-    LOST and RESTARTED end all that was shared with the peer.
+    LOST and RESTARTED end everything that was shared with the peer.
     """
 
     LINKED = "peer-linked"
@@ -22,7 +22,7 @@ class Change(StrEnum):
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Return the fields that differ with both values; "" if none does."""
+    """Return in words which fields differ, with both values; "" if none does."""
     names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
     described = (
         f"{cut(name, MAX_QUOTE)}: {quoted(ours.get(name))} here, {quoted(theirs.get(name))} there"
@@ -32,7 +32,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 
 class PeerWatch:
-    """Watch the other server, `name`, by its hellos."""
+    """Watches the other server, `name`, by its hellos."""
 
     def __init__(
         self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float, now: float
@@ -47,20 +47,23 @@ class PeerWatch:
 
     @property
     def problem(self) -> str:
-        """Why no round can be opened; "" if it can."""
+        """The reason why no round can be opened; "" if one can."""
         if not self.linked:
             return self._lost_why
         return f"{self.name} is configured differently: {self.differing}" if self.differing else ""
 
     def require(self) -> None:
-        """Raise unless the peer is linked and agrees."""
+        """Check that the peer is linked and configured alike.
+
+        Raises PeerUnavailable or ParametersDiffer if it is not.
+        """
         if not self.linked:
             raise PeerUnavailable(f"{self.problem}: try again when it is back")
         if self.differing:
             raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
 
     def hello(self, message: Hello, now: float) -> Change | None:
-        """Take a sign of life."""
+        """Take a sign of life, and return what it changes."""
         restarted = self.linked and message.instance != self._instance
         change = Change.RESTARTED if restarted else None if self.linked else Change.LINKED
         self.linked, self._instance, self._until = True, message.instance, now + self._timeout_s
@@ -68,13 +71,13 @@ class PeerWatch:
         return change
 
     def bye(self) -> Change | None:
-        """Take leave: the peer stops."""
+        """Note that the peer stops, and return what that changes."""
         return self._lose(f"{self.name} was stopped")
 
     def tick(self, now: float) -> Change | None:
-        """Let time pass.
+        """Let time pass, and return what that changes.
 
-        Raises PeerUnavailable if the peer never appeared at all within its limit.
+        Raises PeerUnavailable if the peer has never appeared within its limit.
         """
         if now < self._until:
             return None

@@ -1,4 +1,4 @@
-"""The other server's side: its hellos, the rounds that it opens, and its messages to rounds."""
+"""The dealings with the other server: its hellos, the rounds it opens, its messages to rounds."""
 
 import logging
 import os
@@ -25,11 +25,12 @@ from securemedian.servers.round_state import Failure
 from securemedian.servers.runner import RoundRunner
 from securemedian.servers.training import Training
 
+# the time between two hellos of this server
 HELLO_S = 1.0
 
 
 class PeerControl:
-    """Takes the messages of the control stream, and says hello. Used by one thread."""
+    """Takes the messages of the control stream, and sends hellos. Used by one thread."""
 
     def __init__(
         self,
@@ -56,19 +57,22 @@ class PeerControl:
     def receive(self, parts: Sequence[wire.Part]) -> None:
         """Take one message.
 
-        A wrong one is logged and changes nothing, or fails its round; it never ends the server.
+        A wrong message is logged and changes nothing, or fails its round. It never ends the server.
         """
         try:
             self._take(control.decode(parts))
         except FrameError as error:
             logs.event("control-refused", logging.WARNING, reason=str(error))
         except Exception as error:
-            # a defect that one message shows
+            # a defect in this server, which a message has brought to light
             logs.event("control-error", logging.ERROR, error)
-            self._fail(f"met a defect at a message of {self.watch.name}, see its log")
+            self._fail(f"met a defect when {self.watch.name} sent a message: see its log")
 
     def tick(self) -> None:
-        """Let time pass. Raises PeerUnavailable if the peer has not appeared within its limit."""
+        """Let time pass.
+
+        Raises PeerUnavailable if the peer has not appeared within its limit.
+        """
         now = self._clock()
         if now >= self._next_hello:
             self._send(self._hello)
@@ -88,15 +92,15 @@ class PeerControl:
             case Open():
                 self._open(message)
             case _:
-                # of a round before our start, or one that we did not let in
+                # a message about a round from before our start, or about one that we refused
                 logs.event(
                     "message-late", round=message.round, message=type(message).__name__.lower()
                 )
 
     def _open(self, asked: Open) -> None:
-        """Take part in a round of S0's, or say why not.
+        """Take part in a round that S0 opens, or say why not.
 
-        One that is still in hand here has ended there.
+        If another round is still live here, it fails: at S0 it has ended.
         """
         try:
             if self._config.party == 0:

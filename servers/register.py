@@ -1,4 +1,4 @@
-"""The rounds that a server knows, and the clients whom an earlier attempt binds."""
+"""The register of a server's rounds, and of the clients whom an earlier attempt binds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,10 +21,11 @@ from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Spool, Store
 from securemedian.servers.training import Float32s, Training
 
-# whose status and result can still be asked for
+# the number of rounds whose status and result can still be asked for
 KEPT_ROUNDS = 4
-# An upload is a header and its words. zmq holds each of the two parts, encrypted, against
-# max_message_bytes: CURVE adds 33 bytes to a part. The header, a round id and a digest, is short.
+# What an upload needs besides its words. zmq compares each part of a message, encrypted, with
+# max_message_bytes, and CURVE adds 33 bytes to a part. The header, with a round id and a digest, is
+# short.
 ENVELOPE_BYTES = 1024
 
 WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
@@ -32,32 +33,33 @@ WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
 
 @dataclass
 class Entry:
-    """Hold a round and what this server has for it.
+    """A round, and what this server keeps for it."""
 
-    `before` and `after` are S0's training run as the round finds and leaves it; `results`, f4 of
-    shape (results, d), is what S0 publishes, and `share` this server's share of a result that is
-    for clients alone. `when_opened` is called once S1 has answered.
-    """
-
-    round: ServerRound
+    server_round: ServerRound
     spool: Spool
+    # S0's training run as the round finds it
     before: Training
+    # called once S1 has answered, with the error if there is one
     when_opened: WhenOpened | None = None
+    # S0's training run as the round leaves it
     after: Training | None = None
+    # what S0 publishes, float32 of shape (results, d)
     results: Float32s | None = field(default=None, repr=False)
+    # this server's share of a result that is for the clients alone
     share: NDArray[np.uint64] | None = field(default=None, repr=False)
     cost: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Register:
-    """Let rounds in and find them. At most one of them is live, and then it is the latest."""
+    """Admits rounds and finds them again. At most one is live, and then it is the latest."""
 
     def __init__(self, config: ServerConfig, store: Store) -> None:
         self.names = {client.public_key: client.name for client in config.clients}
         self._config, self._store = config, store
         self._entries: dict[str, Entry] = {}
         self._closed = False
-        # the number of the latest run, and its clients: their values may have been opened
+        # the number of the latest round that ran, and its clients, whose values may have been
+        # opened
         self._bound: tuple[int, frozenset[str]] = (0, frozenset())
 
     @property
@@ -66,29 +68,36 @@ class Register:
 
     @property
     def live(self) -> Entry | None:
-        """The round in hand."""
+        """The round that has begun and not ended, if there is one."""
         entry = self.latest
-        return entry if entry and entry.round.live else None
+        return entry if entry and entry.server_round.live else None
 
     def __contains__(self, round_id: str) -> bool:
         return round_id in self._entries
 
     def find(self, round_id: str) -> Entry:
-        """Return a round that is still known. Raises UnknownRound."""
+        """Return a round by its id.
+
+        Raises UnknownRound if this server does not know it, or no longer.
+        """
         if round_id in self._entries:
             return self._entries[round_id]
         latest = self.latest
-        known = f"the latest is {latest.round.id}" if latest else "there has been none yet"
+        known = (
+            f"the latest is {latest.server_round.round_id}" if latest else "there has been none yet"
+        )
         raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
 
     def close(self) -> None:
-        """Let no more rounds in."""
+        """Admit no more rounds."""
         self._closed = True
 
     def admit(self, asked: Open, params: RoundParams, before: Training) -> Entry:
-        """Let a new round in, unless this server's own limits forbid it.
+        """Admit a new round, unless this server's own limits forbid it.
 
-        Raises RoundBusy, ConfigError or ClientsDiffer.
+        Raises RoundBusy if this server stops, ConfigError if the uploads are too long or
+        `max_clients` is below this server's own `min_clients`, and ClientsDiffer if it is below the
+        number of clients that an earlier attempt binds.
         """
         config = self._config
         if self._closed:
@@ -96,11 +105,11 @@ class Register:
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
-                f"uploads of {upload_bytes} bytes; {config.name} takes {config.max_message_bytes} "
-                "(max_message_bytes)"
+                f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
+                f"{config.max_message_bytes} (max_message_bytes)"
             )
         number, clients = self._bound
-        round_ = ServerRound(
+        server_round = ServerRound(
             config.party,
             asked,
             params,
@@ -110,7 +119,7 @@ class Register:
             run_s=config.round_limit_s,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
         )
-        entry = Entry(round_, self._store.spool(asked.round, params.layout), before)
+        entry = Entry(server_round, self._store.spool(asked.round, params.layout), before)
         self._entries[asked.round] = entry
         while len(self._entries) > KEPT_ROUNDS:
             del self._entries[next(iter(self._entries))]
@@ -119,15 +128,15 @@ class Register:
     def bind(self, number: int, clients: Iterable[str]) -> None:
         """Remember that values of these clients may have been opened at this number.
 
-        Another attempt at the number takes them and nobody else: of the same updates, the medians
-        with and without a client tell about that client.
+        Another attempt at the number takes these clients and nobody else, because two medians of
+        the same updates, with and without a client, tell something about that client.
         """
         self._bound = number, frozenset(clients)
 
     def release(self) -> bool:
-        """Forget whom an earlier attempt binds: the coordinator starts over.
+        """Forget whom an earlier attempt binds, because the coordinator starts over.
 
-        Return whether it bound anybody.
+        Returns whether it bound anybody.
         """
         bound, self._bound = self._bound, (0, frozenset())
         return bool(bound[1])

@@ -1,7 +1,7 @@
-"""What clients and the coordinator may ask, who may ask what, and the answers.
+"""The requests of clients and the coordinator: who may ask what, and what is answered.
 
-docs/wire.md has the table. A new request is a line of `OPS`, its method of `Desk` and a dataclass
-for its fields.
+docs/wire.md has them as a table. A new request is a line of `OPS`, a method of `Desk` and a
+dataclass for its fields, which have the names that they have on the wire.
 """
 
 import logging
@@ -58,12 +58,14 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class NoFields:
-    """Say it all by the request's name."""
+    """The fields of a request whose name says everything."""
 
 
 @dataclass(frozen=True)
 class AnyRound:
-    """Name a round, or the latest by ""."""
+    """The fields of a request about a round, by default the latest."""
+
+    # the round's id; "" for the latest
 
     round: str = ""
 
@@ -74,8 +76,9 @@ class AnyRound:
 
 @dataclass(frozen=True)
 class OneRound:
-    """Name a round."""
+    """The fields of a request about one round."""
 
+    # the round's id
     round: str
 
     def __post_init__(self) -> None:
@@ -84,61 +87,70 @@ class OneRound:
 
 @dataclass(frozen=True)
 class UploadFields(OneRound):
-    """Name the round, the digest of the share's parameters, and the share's form."""
+    """The fields of an upload; the share itself is an array."""
 
+    # the digest of the parameters that the update was encoded for
     params: bytes
+    # "seed" or "words"
     form: str
 
 
 @dataclass(frozen=True)
 class OpenFields:
-    """Say what the coordinator wants to have computed, and from where."""
+    """The fields with which the coordinator opens a round."""
 
     params: dict[str, Any]
+    # the range policy and its options; {} keeps the current one
     range: dict[str, Any]
+    # whether a new training run begins, from the model that S0 has
     reset: bool = False
 
 
 @dataclass(frozen=True)
 class AbortFields(OneRound):
-    """Name the round, and say to everybody why it ends."""
+    """The fields with which the coordinator ends a round; everybody is told the reason."""
 
     reason: str
 
 
 def _check_round_id(text: str) -> None:
     if not is_round_id(text):
-        raise UnknownRound(f"no round is called {quoted(text)}: an id is NUMBER-HEX8, 7-3fa9c1d2")
+        raise UnknownRound(
+            f"no round is called {quoted(text)}: an id is like 7-3fa9c1d2, "
+            "a number and 8 hex digits"
+        )
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request. Who asks was proved by the connection's key.
+    """A request whose fields are checked, and the caller, who is known by the connection's key."""
 
-    The answer goes to `address` with the caller's number for it, `id`; `fields` are of the type
-    that `OPS` names.
-    """
-
+    # where the answer goes
     address: bytes
-    id: int
+    # the caller's own number for the request (`id` on the wire), which the answer repeats
+    number: int
     op: str
     key: str
     name: str
     role: str
+    # an instance of the dataclass that `OPS` names for `op`
     fields: Any
     arrays: Arrays = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back under the request's own name."""
+    """The content of an answer, which goes back under the request's own name."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     arrays: Arrays = field(default_factory=dict, repr=False)
 
 
 class Desk:
-    """Answers requests. `reply` sends a frame to a caller's address. Used by one thread."""
+    """Answers requests. Used by one thread.
+
+    `reply` sends a frame to a caller's address.
+    """
 
     def __init__(
         self,
@@ -154,16 +166,15 @@ class Desk:
         }
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
-        """Answer one request, now or (`open`) when S1 has spoken.
+        """Answer one request, now or, for `open`, once S1 has answered.
 
-        A wrong one is answered too, and changes nothing. Nothing that a request brings about ends
-        the server.
+        A wrong request is answered with an error, and changes nothing. No request ends the server.
         """
         number, op = 0, ""
         caller = self._callers[key][0]
         try:
             message = wire.unpack(parts)
-            number, op = _take_id(message), message.type
+            number, op = _take_number(message), message.type
             call = self._call(address, key, number, message)
             if (answer := OPS[op].handler(self, call)) is not None:
                 self._answer(call, answer)
@@ -179,13 +190,16 @@ class Desk:
                 )
             self._refuse(address, number, error)
         except Exception as error:
-            # a defect that one request shows
+            # a defect in this server, which a request has brought to light
             logs.event("request-error", logging.ERROR, error, caller=caller, op=op)
             defect = LocalProtocolError("a defect in this server: see its log")
             self._refuse(address, number, defect)
 
     def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
-        """A request with its fields checked, by somebody who may make it."""
+        """Check the fields of a request and that the caller may make it, and return it as a Call.
+
+        Raises FrameError, NotAllowed, UnknownRound or ConfigError if something is wrong.
+        """
         if message.type not in OPS:
             known = ", ".join(OPS)
             raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
@@ -200,7 +214,7 @@ class Desk:
             raise NotAllowed(f"s0 answers {message.type!r}: ask there")
         if not set(message.arrays) <= op.arrays:
             names = quoted(", ".join(message.arrays))
-            raise FrameError(f"{message.type!r} comes with an array it does not take: {names}")
+            raise FrameError(f"{message.type!r} has arrays that it does not take: {names}")
         return Call(
             address,
             number,
@@ -214,13 +228,13 @@ class Desk:
 
     def _answer(self, call: Call, answer: Answer) -> None:
         self._reply(
-            call.address, wire.pack(call.op, {**answer.fields, "id": call.id}, answer.arrays)
+            call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
         )
 
     def _refuse(self, address: bytes, number: int, error: SecureMedianError) -> None:
         """Answer with an error.
 
-        A refusal that cannot be sent is logged: there is nobody left to tell.
+        An answer that cannot be sent is only logged, since there is nobody left to tell.
         """
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
@@ -244,7 +258,7 @@ class Desk:
         caller = {"role": call.role, "name": call.name}
         now = {
             "state": "busy" if self._rounds.live else "idle",
-            "round": latest.round.id if latest else "",
+            "round": latest.server_round.round_id if latest else "",
         }
         return Answer(server | caller | now | self._peer())
 
@@ -253,19 +267,19 @@ class Desk:
         return Answer((self._status_of(entry) if entry else NO_ROUND) | self._peer())
 
     def _status_of(self, entry: Entry) -> dict[str, Any]:
-        round_ = entry.round
-        # the engine works for it: fills its pools, or runs it
-        busy = round_.live
+        server_round = entry.server_round
+        # The engine works for a live round: it fills the pools or runs the protocol.
+        busy = server_round.live
         return {
-            "round": round_.id,
-            "number": round_.number,
-            "state": round_.state.value,
-            "params": round_.params.to_dict(),
-            "reason": round_.reason,
-            "opened": round_.opened,
-            "clients": round_.whereabouts(),
-            "included": [round_.names[key] for key in round_.included],
-            "left_out": round_.left_out,
+            "round": server_round.round_id,
+            "number": server_round.number,
+            "state": server_round.state.value,
+            "params": server_round.params.to_dict(),
+            "reason": server_round.reason,
+            "opened": server_round.opened,
+            "clients": server_round.whereabouts(),
+            "included": [server_round.names[key] for key in server_round.included],
+            "left_out": server_round.left_out,
             "phase": self._engine.phase if busy else "",
             "progress": list(self._engine.progress) if busy else [0, 0],
             "cost": entry.cost,
@@ -276,21 +290,21 @@ class Desk:
         entry = self._rounds.register.latest
         if entry is None:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
-        round_ = entry.round
+        server_round = entry.server_round
         return Answer(
             {
-                "round": round_.id,
-                "number": round_.number,
-                "params": round_.params.to_dict(),
-                "index": list(round_.names).index(call.key),
-                "state": round_.state.value,
+                "round": server_round.round_id,
+                "number": server_round.number,
+                "params": server_round.params.to_dict(),
+                "index": list(server_round.names).index(call.key),
+                "state": server_round.state.value,
             }
         )
 
     def _model(self, call: Call) -> Answer:
         entry = self._find(call)
         arrays = {} if entry.before.model is None else {"model": entry.before.model}
-        if entry.round.params.uses_range:
+        if entry.server_round.params.uses_range:
             arrays["range"] = entry.before.width
         return Answer(arrays=arrays)
 
@@ -298,22 +312,25 @@ class Desk:
         entry = self._find(call)
         if "share" not in call.arrays:
             raise FrameError("an upload needs the array `share`")
-        if call.fields.params != entry.round.params.digest:
+        if call.fields.params != entry.server_round.params.digest:
             raise BadUpload(
-                f"this upload was encoded for other parameters than those of round {entry.round.id}"
+                "this upload was encoded for other parameters than those of round "
+                f"{entry.server_round.round_id}"
             )
         self._rounds.upload(entry, call.key, call.fields.form, call.arrays["share"])
         return Answer()
 
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
-        round_ = entry.round
-        if round_.params.result_to == "clients" and call.role != CLIENT:
-            raise NotAllowed(f"the result of round {round_.id} is for its clients alone")
-        if round_.state is State.FAILED:
-            raise RoundFailed(round_.reason)
-        if round_.state is not State.PUBLISHED:
-            return Answer({"form": "pending", "state": round_.state.value})
+        server_round = entry.server_round
+        if server_round.params.result_to == "clients" and call.role != CLIENT:
+            raise NotAllowed(
+                f"the result of round {server_round.round_id} is for its clients alone"
+            )
+        if server_round.state is State.FAILED:
+            raise RoundFailed(server_round.reason)
+        if server_round.state is not State.PUBLISHED:
+            return Answer({"form": "pending", "state": server_round.state.value})
         if entry.share is not None:
             return Answer({"form": "share"}, {"share": entry.share})
         if entry.results is None:
@@ -323,9 +340,9 @@ class Desk:
     def _open(self, call: Call) -> None:
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
-                self._refuse(call.address, call.id, error)
+                self._refuse(call.address, call.number, error)
             else:
-                self._answer(call, Answer({"round": opened.id, "number": opened.number}))
+                self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 
         params = RoundParams.from_dict(self._with_keys(call.fields.params))
         self._rounds.open(
@@ -333,7 +350,7 @@ class Desk:
         )
 
     def _with_keys(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The coordinator weighs clients by name, and the round by key."""
+        """Return parameters with keys in `weights`, where the coordinator gives clients' names."""
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
@@ -342,7 +359,7 @@ class Desk:
         if unknown:
             names = cut(", ".join(unknown), MAX_QUOTE)
             raise ConfigError(
-                f"weights for {names}: no client of {self._config.name} has that name"
+                f"weights names {names}: no client of {self._config.name} has that name"
             )
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
@@ -355,8 +372,8 @@ class Desk:
         return Answer()
 
 
-def _take_id(message: wire.Message) -> int:
-    """The caller's number for its request, taken out of the fields."""
+def _take_number(message: wire.Message) -> int:
+    """Take the caller's number for its request out of the fields, and return it."""
     number = message.fields.pop("id", None)
     if type(number) is not int:
         raise FrameError("a request needs `id`, a whole number that its answer repeats")
@@ -367,13 +384,17 @@ def _take_id(message: wire.Message) -> int:
 class Op:
     """A line of the table of requests."""
 
+    # returns the answer, or None if it comes later
     handler: Callable[[Desk, Call], Answer | None]
+    # the dataclass of the request's fields
     fields: type
+    # who may ask
     roles: tuple[str, ...] = (CLIENT, COORDINATOR)
+    # the arrays that the request may have
     arrays: frozenset[str] = frozenset()
-    # S0 alone answers
+    # whether only S0 answers
     leader_only: bool = False
-    # when refused; what callers ask again and again is not
+    # whether refusals are logged; those of requests that callers repeat all the time are not
     logged: bool = True
 
 

@@ -1,22 +1,27 @@
-"""One round as a table, without I/O.
+"""The states of a round, as a table and without I/O.
 
-A state and an event give the next state and the actions to do, in order. Both servers have a table
-of their own (`TABLE[party]`), because S0 leads:
+A state and an event give the next state and the actions to do, in order. Each server has its own
+table (`TABLE[party]`), because S0 leads:
 
     S0:  new -> opening -> open -> closing -> starting -> running -> published
     S1:  new ------------> open -> closing -------------> running -> published
          any of these but new and published -> failed
 
-Every pair of a state and an event is one of three. It has lines in `TABLE`, of which the first
-whose condition holds is taken. Or it is in `LATE`, with the reason why it may come after the round
-has moved on, and changes nothing. Or it is refused, `ServerRound.handle` raises, and the round is
-as before: a message of the peer that cannot come is a PeerProtocolError (and `runner` fails the
-round with it), an event of our own a LocalProtocolError. docs/wire.md shows both tables;
-tests/test_round_state.py compares them with these, and walks through every order of events that two
-honest servers can meet.
+Every pair of a state and an event is of one of three kinds:
 
-A new state or event is a member here and its lines below. What the lines may do is `Effect`, done
-by `runner`, or a message of `control`, which goes to the peer.
+- It has lines in `TABLE`. The first line whose condition holds is taken.
+- It is in `LATE`, with the reason why the event may come after the round has moved on. It changes
+  nothing.
+- It is refused: `ServerRound.handle` raises, and the round stays as it was. For a message of the
+  peer it raises PeerProtocolError, with which `runner` fails the round; for an event of our own
+  LocalProtocolError.
+
+docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
+tries every order of events that two honest servers can meet.
+
+A new state is a member of `State` and its lines below; a new event is a class and its lines. The
+actions of a line are members of `Effect`, which `runner` does, or messages of `control`, which go
+to the peer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -53,47 +58,48 @@ from securemedian.servers.control import (
 
 
 class State(StrEnum):
-    """Where a round is at one server."""
+    """The state of a round at one server."""
 
-    # made, and nothing said of it yet; nobody outside sees this one
+    # The round is made, and nobody has been told of it; this state is never seen from outside.
     NEW = "new"
-    # S0: S1 has been asked to take part and has not answered
+    # at S0: S1 has been asked to take part, and has not answered yet
     OPENING = "opening"
-    # uploads are taken
+    # Uploads are taken.
     OPEN = "open"
-    # uploads are refused; the servers tell each other whose they hold
+    # Uploads are refused, and the servers tell each other which they hold.
     CLOSING = "closing"
-    # S0: S1 has been told to run and has not answered
+    # at S0: S1 has been asked to run the protocol, and has not answered yet
     STARTING = "starting"
-    # the protocol runs on the shares of the clients that both hold
+    # The protocol runs on the shares of the clients that both servers hold.
     RUNNING = "running"
-    # the result can be fetched
+    # The result can be fetched.
     PUBLISHED = "published"
-    # it cannot, and `reason` says why
+    # There is no result, and `reason` says why.
     FAILED = "failed"
 
 
+# the states of a round that has begun and not ended
 LIVE = (State.OPENING, State.OPEN, State.CLOSING, State.STARTING, State.RUNNING)
 
 
-# Events of this server itself; the peer's are the messages of `control`.
+# The events of this server itself. Those of the peer are the messages of `control`.
 
 
 @dataclass(frozen=True)
 class OpenAsked:
-    """The coordinator wants this round."""
+    """The coordinator asks for the round."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """This client's upload is on our disk."""
+    """A client's upload is stored here."""
 
     client: str
 
 
 @dataclass(frozen=True)
 class CloseAsked:
-    """The coordinator wants no more uploads."""
+    """The coordinator closes the round."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Failure:
-    """The round cannot go on: an error here, the peer lost, an abort."""
+    """The round cannot go on: there is an error here, the peer is lost, or it is aborted."""
 
     code: str
     reason: str
@@ -119,25 +125,27 @@ Event = RoundMessage | LocalEvent
 
 
 class Effect(StrEnum):
-    """What a line of the table does at this server. An effect that fails fails the round."""
+    """What a line of the table does at this server. If an effect fails, the round fails."""
 
+    # Log the new state.
     LOG = "log"
-    # keep the training run that the round starts from; forget whom an earlier attempt binds, if
-    # the coordinator starts over
+    # Keep the training run that the round starts from. If the coordinator starts over, forget whom
+    # an earlier attempt binds.
     BEGIN = "begin"
-    # open the lanes, make the base OTs or keep them, fill the pools
+    # Open the lanes, make or keep the base OTs, and fill the pools.
     PREPARE = "prepare"
-    # values may be opened from here on: remember that this number is for these clients only
+    # Remember that further attempts at this number are for these clients only: from here on values
+    # may be opened.
     BIND = "bind"
-    # run the protocol on the uploads of `included`
+    # Run the protocol on the uploads of `included`.
     START = "start"
-    # keep the training run that the round ends with
+    # Keep the training run that the round ends with.
     PUBLISH = "publish"
-    # forget base OTs and pools, and end a run in hand
+    # Forget base OTs and pools, and end the running protocol.
     DROP_SESSION = "drop session"
-    # delete the shares
+    # Delete the shares.
     DROP_UPLOADS = "drop uploads"
-    # tell the coordinator whether its round is open
+    # Tell the coordinator whether its round is open.
     ANSWER = "answer"
 
 
@@ -146,35 +154,39 @@ Action = RoundMessage | Effect
 
 @dataclass
 class ServerRound:
-    """Hold one round at one server.
-
-    Clients are their public keys; `names` gives this server's allow-list its names. `asked` is what
-    S0 asked S1 for, `floor` this server's own least number of clients, `answer_s` the limit for an
-    answer of the peer and `run_s` for a run of the protocol. `repeats` are the clients of an
-    earlier attempt at this number that may have opened values, who alone may take part again; empty
-    if there was none.
-    """
+    """A round at one server. Its clients are known by their public keys."""
 
     party: int
+    # the message with which S0 asks S1 to take part
     asked: Open
     params: RoundParams
+    # the name of each client on this server's allow-list, by public key
     names: Mapping[str, str]
+    # the fewest clients that this server ever computes with
     floor: int
+    # the time limit for an answer of the peer
     answer_s: float
+    # the time limit for a run of the protocol
     run_s: float
+    # the clients of an earlier attempt at this number that may have opened values: only these may
+    # take part again. Empty if there was no such attempt.
     repeats: frozenset[str] = frozenset()
     state: State = State.NEW
-    # of the present state
+    # the time at which the present state has reached its limit
     deadline: float = float("inf")
+    # the clients whose uploads are stored here, and at the other server
     here: set[str] = field(default_factory=set)
     there: set[str] = field(default_factory=set)
+    # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
+    # the others, by name, and why they are left out
     left_out: dict[str, str] = field(default_factory=dict)
+    # why the round has failed
     code: str = ""
     reason: str = ""
     computed_here: bool = False
     computed_there: bool = False
-    # whether it was ever running
+    # whether the round has ever been running here
     ran: bool = False
 
     def __post_init__(self) -> None:
@@ -187,7 +199,7 @@ class ServerRound:
             raise ClientsDiffer(f"max_clients is {most}: {self._repeats_whom()}")
 
     @property
-    def id(self) -> str:
+    def round_id(self) -> str:
         return self.asked.round
 
     @property
@@ -196,14 +208,15 @@ class ServerRound:
 
     @property
     def live(self) -> bool:
-        """Whether the round is in hand: asked for, and neither published nor failed."""
+        """Whether the round has begun, and is neither published nor failed."""
         return self.state in LIVE
 
     @property
     def opened(self) -> str:
-        """Return what the servers may have learned of values: `nothing`, `maybe` or the `result`.
+        """What the servers may have learned of values: "nothing", "maybe" or the "result".
 
-        `maybe` from the moment that this server runs, so rather too early than too late.
+        It is "maybe" from the moment that this server runs the protocol, which is rather too early
+        than too late.
         """
         if self.state is State.PUBLISHED:
             return "result"
@@ -211,16 +224,16 @@ class ServerRound:
 
     @property
     def needed(self) -> int:
-        """The least number of clients that we run with."""
+        """The fewest clients that this server runs this round with."""
         return max(self.floor, self.params.min_clients)
 
     @property
     def digest(self) -> bytes:
-        """What both servers must hold alike before they run."""
-        return digest(self.id, self.number, self.params.to_dict(), self.included)
+        """The digest of what must be alike at both servers before they run."""
+        return digest(self.round_id, self.number, self.params.to_dict(), self.included)
 
     def whereabouts(self) -> dict[str, str]:
-        """Return where each client's upload is, by name."""
+        """Return by name where each client's upload is: "both", "here", "there" or "none"."""
         words = {
             (True, True): "both",
             (True, False): "here",
@@ -231,49 +244,61 @@ class ServerRound:
             name: words[key in self.here, key in self.there] for key, name in self.names.items()
         }
 
-    # What may be asked from outside, and when
+    # Whether what is asked from outside may be done now
 
     def check_upload(self, client: str) -> None:
-        """Raise unless an upload of this client may be stored now."""
+        """Check that an upload of this client may be stored now.
+
+        Raises RoundClosed, NotAllowed or DuplicateUpload if it may not.
+        """
         if self.state is not State.OPEN:
-            raise RoundClosed(f"round {self.id} is {self.state} and takes no uploads")
+            raise RoundClosed(f"round {self.round_id} is {self.state} and takes no uploads")
         if self.params.weights and client not in self.params.weights:
-            raise NotAllowed(f"round {self.id} is weighted, and its coordinator gave you no weight")
+            raise NotAllowed(
+                f"round {self.round_id} is weighted, and its coordinator gave you no weight"
+            )
         if self.repeats and client not in self.repeats:
-            raise NotAllowed(f"round {self.id} takes no upload of yours: {self._repeats_whom()}")
+            raise NotAllowed(
+                f"round {self.round_id} takes no upload of yours: {self._repeats_whom()}"
+            )
         if client in self.here:
             raise DuplicateUpload(
-                f"an upload of yours for round {self.id} is stored already; the first one counts"
+                f"an upload of yours for round {self.round_id} is stored already; "
+                "the first one counts"
             )
 
     def check_close(self) -> None:
-        """Raise unless the coordinator may close the round now."""
+        """Raise RoundClosed unless the coordinator may close the round now."""
         if self.state is not State.OPEN:
-            raise RoundClosed(f"round {self.id} is {self.state} and cannot be closed")
+            raise RoundClosed(f"round {self.round_id} is {self.state} and cannot be closed")
 
     def check_abort(self) -> None:
-        """Raise unless the coordinator may abort the round: not once it may have opened values."""
+        """Raise RoundClosed unless the coordinator may abort the round now.
+
+        Once the round may have opened values, it may not.
+        """
         if not self.live:
-            raise RoundClosed(f"round {self.id} is {self.state} already")
+            raise RoundClosed(f"round {self.round_id} is {self.state} already")
         if self.state in (State.STARTING, State.RUNNING):
             raise RoundClosed(
-                f"round {self.id} is {self.state} and may have opened values: wait for its end"
+                f"round {self.round_id} is {self.state} and may have opened values: "
+                "wait for its end"
             )
 
     # One event
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event; the actions are to be done in order.
+        """Take one event, and return the actions to do, in order.
 
-        Raises PeerProtocolError or LocalProtocolError for an event that cannot come now, which
-        changes nothing.
+        Raises PeerProtocolError or LocalProtocolError for an event that cannot come now; nothing
+        has changed then.
         """
         pair = self.state, type(event)
         if pair in LATE[self.party]:
             return []
         if pair not in TABLE[self.party]:
             kind = type(event).__name__.lower()
-            what = f"{kind!r} cannot come while round {self.id} is {self.state}"
+            what = f"{kind!r} cannot come while round {self.round_id} is {self.state}"
             raise PeerProtocolError(what) if is_message(event) else LocalProtocolError(what)
         self._note(event)
         line = next(line for line in TABLE[self.party][pair] if line.when(self, event))
@@ -291,7 +316,7 @@ class ServerRound:
         self.ran = self.ran or state is State.RUNNING
         limits = {
             State.OPENING: self.answer_s,
-            # S0 closes at the deadline; S1 fails the round if it hears nothing of that
+            # S0 closes the round at its deadline, and S1 fails it if it then hears nothing from S0
             State.OPEN: self.params.deadline_s + self.party * self.answer_s,
             State.CLOSING: self.answer_s,
             State.STARTING: self.answer_s,
@@ -300,7 +325,7 @@ class ServerRound:
         self.deadline = now + limits.get(state, float("inf"))
 
     def _note(self, event: Event) -> None:
-        """Write down what an event tells, before the conditions are looked at."""
+        """Note what an event says, before the conditions of the table are evaluated."""
         match event:
             case Stored():
                 self.here.add(event.client)
@@ -316,24 +341,21 @@ class ServerRound:
                 self.computed_there = True
 
     def _message(self, kind: type[RoundMessage], event: Event) -> RoundMessage:
-        """Return our message of this kind, in answer to `event`."""
+        """Return the message of this kind that this server sends at `event`."""
         if kind is Open:
             return self.asked
         if kind is Uploaded and isinstance(event, Stored):
-            return Uploaded(self.id, event.client)
+            return Uploaded(self.round_id, event.client)
         if kind is Close or kind is Held:
-            return kind(self.id, sorted(self.here))
+            return kind(self.round_id, sorted(self.here))
         if kind is Run:
-            return Run(self.id, self.digest)
+            return Run(self.round_id, self.digest)
         if kind is Failed:
-            return Failed(self.id, self.code, cut(f"s{self.party}: {self.reason}"))
-        return kind(self.id)
+            return Failed(self.round_id, self.code, cut(f"s{self.party}: {self.reason}"))
+        return kind(self.round_id)
 
     def _choose(self) -> None:
-        """Choose the clients that both servers hold, in one order for both.
-
-        The others are left out by name.
-        """
+        """Choose whom to compute on: clients that both servers hold, in the same order at both."""
         complete = sorted(self.here & self.there)
         if self.repeats:
             complete = [client for client in complete if client in self.repeats]
@@ -343,41 +365,43 @@ class ServerRound:
             (False, True): f"its upload reached only s{1 - self.party}",
             (False, False): "its upload reached neither server",
         }
-        most = f"complete, and beyond the round's max_clients ({self.params.max_clients})"
+        most = f"its upload is complete, but max_clients is {self.params.max_clients}"
         self.left_out = {
             name: reasons.get((key in self.here, key in self.there), most)
             for key, name in self.names.items()
             if key not in self.included
         }
 
-    # The conditions of the table
+    # The conditions of the table. docs/wire.md shows what follows "Return whether".
 
     def full(self, _: Event) -> bool:
-        """All whom the round can take are complete."""
+        """Return whether both servers hold the uploads of all clients that the round can take."""
         complete = self.here & self.there
         if self.repeats:
             return complete >= self.repeats
         return len(complete) >= self.params.max_clients
 
     def both_computed(self, _: Event) -> bool:
-        """Both servers have their result."""
+        """Return whether both servers have their result."""
         return self.computed_here and self.computed_there
 
     def obstructed(self, event: Event) -> bool:
-        """These clients cannot be computed on."""
+        """Return whether the round cannot run with the chosen clients."""
         return self._obstacle(event) is not None
 
     def _obstacle(self, event: Event) -> Failure | None:
-        """Return why the round fails at this event; None if it need not."""
+        """Return why the round fails at this event; None if it does not."""
         match event:
             case Failure() | Failed():
                 return Failure(event.code, event.reason)
             case Overdue():
-                reason = f"round {self.id} was {self.state} for longer than its limit"
+                reason = f"round {self.round_id} was {self.state} for longer than its limit"
                 return Failure(ChannelTimeout.code, reason)
             case Run() if event.digest != self.digest:
-                reason = "the servers' digests of the clients and parameters of round"
-                return Failure(ParametersDiffer.code, f"{reason} {self.id} differ")
+                reason = (
+                    f"the servers have different clients or parameters in round {self.round_id}"
+                )
+                return Failure(ParametersDiffer.code, reason)
         try:
             self._check_clients()
         except (ClientsDiffer, ConfigError, TooFewClients) as error:
@@ -385,15 +409,18 @@ class ServerRound:
         return None
 
     def _check_clients(self) -> None:
-        """Raise unless the chosen clients suffice on our own account."""
+        """Check the chosen clients by this server's own rules.
+
+        Raises ClientsDiffer, TooFewClients or ConfigError.
+        """
         if self.repeats and set(self.included) != self.repeats:
-            raise ClientsDiffer(f"{len(self.included)} are complete: {self._repeats_whom()}")
+            raise ClientsDiffer(f"{len(self.included)} complete uploads: {self._repeats_whom()}")
         if len(self.included) < self.needed:
             raise TooFewClients(
                 f"{len(self.included)} complete uploads, "
                 f"and s{self.party} asks for at least {self.needed}"
             )
-        # the method's own rules for so many clients of these weights
+        # the method's own rules, for so many clients with these weights
         self.params.check_included(self.included)
 
     def whom_it_repeats(self) -> list[str]:
@@ -404,13 +431,13 @@ class ServerRound:
         names = self.whom_it_repeats()
         return cut(
             f"an earlier attempt at number {self.number} may have opened values of {len(names)} "
-            "clients, and only these, all of them, may take part again, or the coordinator starts "
-            f"over with reset or a model: {', '.join(names)}"
+            "clients. Only these may take part again, and all of them must, unless the coordinator "
+            f"starts over with reset or a model: {', '.join(names)}"
         )
 
 
 def is_message(event: Event) -> bool:
-    """Return whether an event is the peer's word and not our own."""
+    """Return whether an event is a message of the peer."""
     return isinstance(event, RoundMessage)
 
 
@@ -418,15 +445,15 @@ def is_message(event: Event) -> bool:
 
 
 def always(_: ServerRound, __: Event) -> bool:
-    """Hold in any case."""
+    """Return True, for a line that has no condition."""
     return True
 
 
 @dataclass(frozen=True)
 class Line:
-    """Go to `to` and do `actions`, if `when` holds.
+    """A line of the table: if `when` holds, the round goes to `to` and `actions` are done.
 
-    A class of messages among the actions means: send our message of that kind.
+    A message class among the actions means that a message of that kind is sent.
     """
 
     to: State
@@ -456,7 +483,10 @@ _BOTH: Table = {
 
 
 def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
-    """Return how each of these states fails; the peer is told unless it has said so itself."""
+    """Return the lines with which a round fails in these states; `does` are the effects.
+
+    The peer is told, unless it was the peer that has said so.
+    """
     table: Table = {}
     for state in states:
         table[state, Failure] = table[state, Overdue] = (Line(State.FAILED, (*does, Failed)),)
@@ -481,7 +511,7 @@ _LEADER: Table = (
             Line(State.OPEN),
         ),
         (State.OPEN, CloseAsked): (_CLOSE,),
-        # the deadline, which is no failure
+        # the deadline, which is not a failure
         (State.OPEN, Overdue): (_CLOSE,),
         (State.CLOSING, Held): (
             Line(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.obstructed),
@@ -491,12 +521,13 @@ _LEADER: Table = (
     }
 )
 
-# S1 is asked and does not ask: it is never `opening` or `starting`.
+# S1 is asked and never asks, so that it is never `opening` or `starting`.
 _FOLLOWER: Table = (
     _failing((State.OPEN, State.CLOSING, State.RUNNING), _FAIL)
     | _BOTH
     | {
-        # the lanes before the answer: what S0 sends on a lane that is not there yet is lost
+        # The lanes are opened before the answer is sent: what S0 sends on a lane that S1 has not
+        # opened yet is lost.
         (State.NEW, Open): (Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),),
         (State.OPEN, Stored): (Line(State.OPEN, (Uploaded,)),),
         (State.OPEN, Uploaded): (Line(State.OPEN),),
@@ -510,13 +541,13 @@ _FOLLOWER: Table = (
 
 TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
 
-_UNAWARE = "sent before it heard that the round has failed here"
-_FAILED_LATER = "it failed after both had their result, which stands here"
+_UNAWARE = "sent before the peer heard that the round has failed here"
+_FAILED_LATER = "the peer failed after both had their result, which stands here"
 
-# What may come although the round has moved on, and why. It changes nothing.
+# The messages that may come although the round has moved on, and why. They change nothing.
 LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
     {
-        (State.CLOSING, Uploaded): "sent before it heard `close`; its `held` names the client too",
+        (State.CLOSING, Uploaded): "sent before S1 heard `close`; its `held` has the client too",
         (State.PUBLISHED, Failed): _FAILED_LATER,
         **{
             (State.FAILED, kind): _UNAWARE for kind in (Opened, Uploaded, Held, Ready, Done, Failed)

@@ -1,8 +1,9 @@
 """A server's rounds, from opening to result.
 
-What the coordinator, clients, the engine, the peer and the time bring becomes an event of a round.
-The parts: `register` (which rounds there are), `keeper` (the training run), `peer_control` (the
-other server) and `runner`, which feeds a round and does what its table in `round_state` says.
+What comes from the coordinator, the clients, the engine, the peer and the clock is turned here into
+events of a round. The parts are `register` (which rounds there are), `keeper` (the training run),
+`peer_control` (the other server) and `runner`, which feeds events to a round and does what its
+table in `round_state` says.
 """
 
 import os
@@ -39,9 +40,9 @@ from securemedian.servers.training import Float32s
 
 
 class Rounds:
-    """Run the rounds of one server, of which the latest may be live.
+    """The rounds of one server, of which the latest may be live. Used by one thread.
 
-    `send` gives a message to the peer. Used by one thread.
+    `send` sends a message to the peer.
     """
 
     def __init__(
@@ -60,35 +61,42 @@ class Rounds:
 
     @property
     def live(self) -> Entry | None:
-        """The round in hand."""
+        """The round that has begun and not ended, if there is one."""
         return self.register.live
 
     @property
     def peer(self) -> PeerWatch:
+        """The watch over the other server."""
         return self._peer_control.watch
 
     def left_s(self, entry: Entry) -> float:
-        """Return the seconds in which the round still takes uploads."""
-        return entry.round.deadline - self._clock() if entry.round.state is State.OPEN else 0.0
+        """Return for how many seconds the round still takes uploads."""
+        server_round = entry.server_round
+        return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
 
     # What the coordinator and clients ask
 
     def open(
         self,
         params: RoundParams,
-        range_: dict[str, Any],
+        range_options: dict[str, Any],
         reset: bool,
         model: Float32s | None,
         when_opened: WhenOpened,
     ) -> None:
-        """S0: start a round. `when_opened` is called with S1's answer."""
+        """Open a round, at S0; `when_opened` is called once S1 has answered.
+
+        `range_options` are a range policy and its options, or {} for the current one. Raises
+        PeerUnavailable or ParametersDiffer if S1 is not ready, RoundBusy if a round is live, and
+        InputError or ConfigError if the round cannot be computed.
+        """
         self.peer.require()
         if entry := self.live:
             raise RoundBusy(
-                f"round {entry.round.id} is {entry.round.state}: "
+                f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
-        before = self._keeper.begin(params, range_, reset, model)
+        before = self._keeper.begin(params, range_options, reset, model)
         kept = self._engine.session_id
         asked = Open(
             new_round_id(before.number),
@@ -103,20 +111,28 @@ class Rounds:
         self._runner.feed(entry, OpenAsked())
 
     def upload(self, entry: Entry, client: str, form: str, share: NDArray[Any]) -> None:
-        """Store a client's share, once and in time."""
-        entry.round.check_upload(client)
+        """Store a client's share of its update.
+
+        Raises what `ServerRound.check_upload` and `Spool.put` raise.
+        """
+        entry.server_round.check_upload(client)
         entry.spool.put(client, form, share)
-        logs.event("upload-stored", round=entry.round.id, client=self.register.names[client])
+        logs.event(
+            "upload-stored", round=entry.server_round.round_id, client=self.register.names[client]
+        )
         self._runner.feed(entry, Stored(client))
 
     def close(self, entry: Entry) -> None:
-        """S0: take no more uploads, and run."""
-        entry.round.check_close()
+        """Take no more uploads and run the protocol, at S0. Raises RoundClosed."""
+        entry.server_round.check_close()
         self._runner.feed(entry, CloseAsked())
 
     def abort(self, entry: Entry, why: str) -> None:
-        """S0: fail a round on purpose, before it may have opened values."""
-        entry.round.check_abort()
+        """Fail a round on purpose, at S0.
+
+        Raises RoundClosed if it has ended, or may have opened values.
+        """
+        entry.server_round.check_abort()
         self._runner.feed(entry, Failure(RoundFailed.code, why))
 
     # What happens
@@ -126,7 +142,7 @@ class Rounds:
         self._peer_control.receive(parts)
 
     def engine_ended(self) -> None:
-        """Take what the engine has, if it has ended."""
+        """Take the engine's result or error, if there is one."""
         result, entry = self._engine.poll(), self.live
         if result is None or entry is None:
             return
@@ -140,19 +156,22 @@ class Rounds:
         self._runner.feed(entry, Computed())
 
     def tick(self) -> None:
-        """Let time pass. Raises PeerUnavailable if the peer has not appeared within its limit."""
+        """Let time pass.
+
+        Raises PeerUnavailable if the peer has not appeared within its limit.
+        """
         self._peer_control.tick()
-        if (entry := self.live) and self._clock() >= entry.round.deadline:
+        if (entry := self.live) and self._clock() >= entry.server_round.deadline:
             self._runner.feed(entry, Overdue())
 
     def stop(self) -> None:
-        """Take no more rounds. A run in hand may finish, any earlier state fails."""
+        """Take no more rounds. A running protocol may finish; a round in another state fails."""
         self.register.close()
         runs = (State.STARTING, State.RUNNING)
-        if (entry := self.live) and entry.round.state not in runs:
+        if (entry := self.live) and entry.server_round.state not in runs:
             self.fail("was stopped")
 
     def fail(self, why: str) -> None:
-        """Fail the round in hand, if there is one, for a reason of this server."""
+        """Fail the live round, if there is one, for a reason of this server."""
         if entry := self.live:
             self._runner.feed(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))

@@ -1,4 +1,7 @@
-"""Does what a round's table says: to the peer, the engine, the disk, the log, the coordinator."""
+"""The runner, which does what a round's table says.
+
+It acts on the peer, the engine, the disk, the log and the coordinator.
+"""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +22,7 @@ from securemedian.servers.round_state import Action, Effect, Event, Failure, Sta
 
 
 class RoundRunner:
-    """Feeds rounds with events and performs the actions that come back. Used by one thread."""
+    """Feeds events to rounds and does the actions that they return. Used by one thread."""
 
     def __init__(
         self,
@@ -44,16 +47,21 @@ class RoundRunner:
         }
 
     def feed(self, entry: Entry, event: Event) -> None:
-        """Let a round take an event, and do what it says.
+        """Let a round take an event, and do the actions that it returns.
 
         A message of the peer that cannot come now is logged, and fails a live round. Raises
-        LocalProtocolError for an event of our own that cannot come.
+        LocalProtocolError for an event of this server itself that cannot come.
         """
         try:
-            actions = entry.round.handle(event, self._clock())
+            actions = entry.server_round.handle(event, self._clock())
         except PeerProtocolError as error:
-            logs.event("message-refused", logging.WARNING, round=entry.round.id, reason=str(error))
-            if entry.round.live:
+            logs.event(
+                "message-refused",
+                logging.WARNING,
+                round=entry.server_round.round_id,
+                reason=str(error),
+            )
+            if entry.server_round.live:
                 self.feed(entry, Failure(error.code, str(error)))
             return
         for action in actions:
@@ -61,14 +69,15 @@ class RoundRunner:
                 self._do(entry, action)
             except Exception as error:
                 failure = _failure_of(error)
-                if entry.round.live:
+                if entry.server_round.live:
                     self.feed(entry, failure)
                     return
-                # the rest is still to be done: uploads to drop, the coordinator to answer
+                # The other actions remain to be done, such as deleting uploads and answering the
+                # coordinator.
                 logs.event(
                     "action-failed",
                     logging.ERROR,
-                    round=entry.round.id,
+                    round=entry.server_round.round_id,
                     action=action if isinstance(action, Effect) else type(action).__name__,
                     reason=failure.reason,
                 )
@@ -80,21 +89,23 @@ class RoundRunner:
             self._send(action)
 
     def _begin(self, entry: Entry) -> None:
-        if entry.round.asked.start_over and self._register.release():
-            logs.event("clients-released", logging.WARNING, round=entry.round.id)
+        if entry.server_round.asked.start_over and self._register.release():
+            logs.event("clients-released", logging.WARNING, round=entry.server_round.round_id)
         self._keeper.keep(entry.before)
 
     def _prepare(self, entry: Entry) -> None:
-        """Both servers begin at once, while the clients train."""
-        self._engine.prepare(entry.round.asked.session, entry.round.params)
+        """Let the engine prepare the round. Both servers do so at once, while the clients train."""
+        self._engine.prepare(entry.server_round.asked.session, entry.server_round.params)
 
     def _bind(self, entry: Entry) -> None:
-        self._register.bind(entry.round.number, entry.round.included)
+        self._register.bind(entry.server_round.number, entry.server_round.included)
 
     def _start(self, entry: Entry) -> None:
-        round_ = entry.round
-        uploads = [entry.spool.get(client) for client in round_.included]
-        self._engine.start(round_.params, uploads, round_.params.weights_of(round_.included))
+        server_round = entry.server_round
+        uploads = [entry.spool.get(client) for client in server_round.included]
+        self._engine.start(
+            server_round.params, uploads, server_round.params.weights_of(server_round.included)
+        )
 
     def _publish(self, entry: Entry) -> None:
         if entry.after:
@@ -103,33 +114,41 @@ class RoundRunner:
     def _answer(self, entry: Entry) -> None:
         when_opened, entry.when_opened = entry.when_opened, None
         if when_opened:
-            round_ = entry.round
-            error = from_code(round_.code, round_.reason) if round_.state is State.FAILED else None
-            when_opened(round_, error)
+            server_round = entry.server_round
+            error = (
+                from_code(server_round.code, server_round.reason)
+                if server_round.state is State.FAILED
+                else None
+            )
+            when_opened(server_round, error)
 
     def _log(self, entry: Entry) -> None:
-        round_ = entry.round
-        details: dict[str, Any] = {"round": round_.id, "number": round_.number}
-        if round_.state is State.OPEN and round_.repeats:
-            details |= {"repeats": round_.whom_it_repeats()}
-        if round_.state in (State.RUNNING, State.PUBLISHED):
+        server_round = entry.server_round
+        details: dict[str, Any] = {"round": server_round.round_id, "number": server_round.number}
+        if server_round.state is State.OPEN and server_round.repeats:
+            details |= {"repeats": server_round.whom_it_repeats()}
+        if server_round.state in (State.RUNNING, State.PUBLISHED):
             details |= {
-                "included": [self._register.names[key] for key in round_.included],
-                "left_out": round_.left_out,
+                "included": [self._register.names[key] for key in server_round.included],
+                "left_out": server_round.left_out,
             }
-        if round_.state is State.PUBLISHED:
+        if server_round.state is State.PUBLISHED:
             details |= {"cost": entry.cost}
-        if round_.state is State.FAILED:
-            details |= {"code": round_.code, "reason": round_.reason, "opened": round_.opened}
+        if server_round.state is State.FAILED:
+            details |= {
+                "code": server_round.code,
+                "reason": server_round.reason,
+                "opened": server_round.opened,
+            }
         logs.event(
-            f"round-{round_.state}",
-            logging.WARNING if round_.state is State.FAILED else logging.INFO,
+            f"round-{server_round.state}",
+            logging.WARNING if server_round.state is State.FAILED else logging.INFO,
             **details,
         )
 
 
 def _failure_of(error: Exception) -> Failure:
-    """Return how a round fails at an error; a defect goes to the log with its traceback."""
+    """Return how a round fails with this error; a defect is logged with its traceback."""
     if isinstance(error, SecureMedianError):
         return Failure(error.code, str(error))
     logs.event("action-error", logging.ERROR, error)

@@ -1,4 +1,7 @@
-"""A server's state folder, for one process at a time: the uploads of the round in hand, and at S0 the training run."""
+"""A server's state folder, with the uploads of the live round and, at S0, the training run.
+
+It is for one process at a time.
+"""
 
 import fcntl
 import json
@@ -21,12 +24,15 @@ from securemedian.servers.training import Training
 
 _TRAINING = "training.npz"
 
-# Entered to open a file: `Descriptors.own` lets it have a reserved descriptor.
+# The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
 
 
 class Spool:
-    """Uploads of one round by client. Packed words lie on disk and are mapped to be read; seeds stay in memory."""
+    """The uploads of one round, by client.
+
+    Packed words are written to disk and mapped to be read; seeds stay in memory.
+    """
 
     def __init__(self, folder: Path, layout: Layout, opening: Opening = nullcontext) -> None:
         self._folder, self._layout, self._opening = folder, layout, opening
@@ -39,7 +45,11 @@ class Spool:
             ) from error
 
     def put(self, client: str, form: str, share: NDArray[Any]) -> None:
-        """Store one upload whole, or raise and store nothing of it."""
+        """Store one upload completely.
+
+        Raises BadUpload if it does not have the form of the round's uploads, and SecureMedianError
+        if it cannot be written; nothing of it is stored then.
+        """
         shapes = {
             "seed": (np.uint8, (SEED_BYTES,)),
             "words": (np.uint64, (self._layout.rows, self._layout.row_words)),
@@ -51,7 +61,7 @@ class Spool:
             raise BadUpload(
                 f"an upload of form {quoted(form)} for this round is {np.dtype(dtype)} {shape}, "
                 f"not {share.dtype} {share.shape}: "
-                "encode it with the parameters that the server names"
+                "encode it with the parameters that the server gave"
             )
         if form == "seed":
             self._uploads[client] = SeedUpload(self._layout, share.tobytes())
@@ -76,14 +86,21 @@ class Spool:
         return self._uploads[client]
 
     def drop(self) -> None:
-        """Delete everything. A run that still reads a mapped file keeps its pages until it stops."""
+        """Delete everything.
+
+        A run that still reads a mapped file keeps the file's pages until it stops.
+        """
         self._uploads.clear()
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Store:
-    """The folder. A start clears what a round in hand had left: that round has failed."""
+    """The state folder of one server.
+
+    A new Store deletes the uploads that an ended process has left, since their round has failed.
+    Raises ConfigError if the folder cannot be used or another process uses it.
+    """
 
     def __init__(self, folder: Path, opening: Opening = nullcontext) -> None:
         self._opening = opening
@@ -101,17 +118,20 @@ class Store:
         self._spools.mkdir(mode=0o700)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Give the folder up, so that another process can use it."""
         self._lock.close()
 
     def spool(self, round_id: str, layout: Layout) -> Spool:
-        """Return a new spool for a round, in a folder of that name."""
+        """Return a new spool for a round, in a folder that is named after it."""
         if not is_round_id(round_id):
-            raise SecureMedianError(f"{quoted(round_id)} is no round id and names no folder")
+            raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
         return Spool(self._spools / round_id, layout, self._opening)
 
     def load_training(self) -> Training:
-        """What `save_training` saved last, or a new training run."""
+        """Return what `save_training` saved last, or a new training run if it never did.
+
+        Raises ConfigError if the file is damaged.
+        """
         path = self._folder / _TRAINING
         if not path.exists():
             return Training()
@@ -130,7 +150,7 @@ class Store:
             ) from error
 
     def save_training(self, training: Training) -> None:
-        """Replace the saved training run at once: a crash leaves the old one or the new one."""
+        """Replace the saved training run in one step: a crash leaves the old one or the new one."""
         arrays = {
             "policy": np.array(json.dumps(training.policy.to_dict())),
             "width": training.width,

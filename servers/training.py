@@ -1,5 +1,6 @@
-"""The training run that S0 keeps: global model, bucket range and number. protocols.md 7.1; the
-paper's Algorithm 3.
+"""The training run that S0 keeps: global model, bucket range and number.
+
+docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
 
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Result
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
@@ -20,23 +21,27 @@ Float32s = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Training:
-    """Model g and range B as published, float32, so that all compute with the same bits. Never
-    changed in place.
+    """The state of a training run between two rounds.
+
+    Model g and range B are float32 as published, so that everybody computes with the same bits.
+    The arrays are never changed in place.
     """
 
     policy: RangePolicy = field(default_factory=lambda: policy_from({}))
+    # g, shape (d,); None before the first result of a run that began without a model
     model: Float32s | None = None
-    # B: shape () or (d,)
+    # B, shape () or (d,)
     width: Float32s = field(default_factory=lambda: np.array(policy_from({}).initial, np.float32))
+    # the number of published rounds
     published: int = 0
 
     @property
     def number(self) -> int:
-        """t of the round that comes next. A failed round does not count."""
+        """The number t of the next round; failed rounds do not count."""
         return self.published + 1
 
     def after(self, model: Float32s) -> "Training":
-        """The run once the round in hand has published `model`."""
+        """Return the training run after the next round has published `model`."""
         width = self.width
         if self.model is not None:
             width = self.policy.next(width, self.model, model, self.number).astype(np.float32)
@@ -44,22 +49,31 @@ class Training:
 
 
 def begin(
-    kept: Training, params: RoundParams, range_: dict[str, Any], reset: bool, model: Float32s | None
+    kept: Training,
+    params: RoundParams,
+    range_options: dict[str, Any],
+    reset: bool,
+    model: Float32s | None,
 ) -> Training:
-    """What a round starts from. A given `model`, or `reset`, starts a new training run: B = p0 and
-    t = 1.
+    """Return the training run that a round starts from.
+
+    A given `model`, or `reset`, begins a new training run: B is the policy's initial range p0, and
+    t = 1. Raises ConfigError if the range or the model that the round needs is missing or not
+    usable, and InputError if the model does not fit the round.
     """
     fresh = reset or model is not None
     if model is None:
         model = kept.model
         if reset and not params.uses_range and model is not None and model.size != params.dim:
-            model = None  # a run of another size, whose first result becomes its model
-    policy = policy_from(range_) if range_ or fresh else kept.policy
+            # a training run of another size, whose first result becomes its model
+            model = None
+    policy = policy_from(range_options) if range_options or fresh else kept.policy
     width = np.array(policy.initial, np.float32) if fresh else kept.width
     _check_model(model, params)
     if not (np.isfinite(width) & (width > 0)).all():
         raise ConfigError(
-            f"the bucket range B (policy {policy.name!r}) is not finite and above 0 in float32: open with reset"
+            f"the bucket range B (policy {policy.name!r}) is not finite and above 0 in float32: "
+            "open with reset"
         )
     if not fresh and policy == kept.policy:
         return kept
@@ -70,7 +84,8 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
     if model is None:
         if params.uses_range:
             raise ConfigError(
-                "a round on buckets needs a global model, and none is kept here: give one when opening"
+                "a round on buckets needs a global model, and none is kept here: "
+                "give one when opening"
             )
         return
     if model.dtype != np.float32 or model.shape != (params.dim,):
@@ -83,14 +98,13 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
 
 
 def finish(
-    before: Training, params: RoundParams, values: Result, total: int
+    before: Training, params: RoundParams, values: PublicValues, total: int
 ) -> tuple[Training, Float32s]:
-    """Return what the round that started from `before` ends with, and its results (results, d).
+    """Return the training run after a round that started from `before`, and the round's results.
 
-    `values` are the opened ones (mpc.pipeline.Outcome) of clients who weigh `total`; the first
-    result is the model.
+    `values` are opened results (`Method.public`), `total` is the total weight of the
+    clients. The results have shape (results, d), and the first one is the new model.
     """
     published = Published(before.model, before.width)
-    opened = params.method.public(values)
-    results = params.method.decode(opened, total, published).astype(np.float32)
+    results = params.method.decode(values, total, published).astype(np.float32)
     return before.after(results[0]), results

@@ -1,11 +1,14 @@
-"""Sockets: zmq with CURVE and an allow-list on every port, and the streams between the two servers.
+"""The sockets: zmq with CURVE and an allow-list on every port, and the streams between the servers.
 
-The servers share one TCP port, which S1 binds. Each stream on it (control, the lanes of a session)
-is a DEALER at both ends with the stream's name as its routing id, so that both ends run the same
-code:
+The servers share one TCP port, which S1 binds. Each stream on it (control, and the lanes of a
+session) is a DEALER at both ends, whose routing id is the stream's name, so that the code of a lane
+is the same at both:
 
-    S0: DEALER name --tcp, CURVE--> ROUTER (S1's port) <-zmq.proxy-> ROUTER
-    S1: DEALER name --inproc--> the second ROUTER
+    S0: DEALER name --tcp, CURVE--> ROUTER, which is S1's port
+                                      |
+                                  zmq.proxy
+                                      |
+    S1: DEALER name --inproc------> ROUTER
 
 The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
 """
@@ -35,54 +38,57 @@ from securemedian.settings.keys import KeyPair
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
+# the names of the ports, for zmq's authenticator and the log
 PEER_DOMAIN, CLIENT_DOMAIN = "peer", "clients"
-# For last words when a server stops
+# how long the last messages may take when a server stops
 LINGER_MS = 500
-# A connection that has not proved a key within this ends. Until then it holds what it has sent.
+# how long a connection may take to prove a key; until it ends it holds what it has sent
 HANDSHAKE_MS = 5000
 # zmq's own signs of life on the streams between the servers, below the messages
 HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000
-# The same for clients. Bytes of an unfinished message are no sign of life for zmq: the limit is
-# also one for a single upload, and therefore long.
+# The same for clients. For zmq the bytes of an unfinished message are no sign of life, so this is
+# also the limit for a single upload, and therefore long.
 CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
-# TCP's own signs of life end the connections of hosts that vanished, within two minutes
+# TCP's own signs of life, which end the connections of vanished hosts within two minutes
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
-# Within this libzmq has begun to connect. It goes on by itself if that takes longer.
+# how long to wait for libzmq to begin to connect; if that takes longer, it goes on by itself
 CONNECT_MS = 100
-# How often a waiting lane looks whether it has been closed
+# how often a waiting lane checks whether it has been closed
 SLICE_MS = 50
-# Unread requests of one connection; more wait at the caller
+# how many unread requests of a caller are held here; more wait at the caller, so that memory stays
+# bounded
 QUEUED_REQUESTS = 4
-# A request is a header and its arrays, of which no request has more than one.
+# A request is a header and its arrays, and no request has more than one array.
 MAX_REQUEST_PARTS = 8
-# Refused keys that are remembered, so that each is logged once, and log lines per minute
+# how many refused keys are remembered, so that each is logged once, and how many are logged per
+# minute
 REFUSED_KEYS, REFUSALS_PER_MINUTE = 1024, 10
 
-# The peer's longest message is the reply of a comparison's leaves, 31 bytes per 64-bit comparison,
-# or the corrections of a block of OTs, 2 MB. Twice that; and the header of a control message is
-# within the second figure.
+# The peer's longest message is the reply to the leaves of comparisons, 31 bytes per 64-bit
+# comparison, or the corrections of a block of OTs, 2 MB. Both limits are twice that. The header of
+# a control message is within the second one.
 PEER_BYTES_PER_COMPARISON = 64
 PEER_BYTES = 4 << 20
 
 
 def peer_message_limit(protocol: ProtocolParams) -> int:
-    """Return the most bytes that one message of the peer may have: `batch` bounds all of them.
+    """Return the most bytes that one message of the peer may have, which follows from `batch`.
 
-    The two servers' chunks hold as many comparisons as the smaller `batch` of both allows.
+    The chunks of both servers hold as many comparisons as the smaller `batch` of the two allows.
     """
     return PEER_BYTES + PEER_BYTES_PER_COMPARISON * protocol.batch
 
 
 class _AllowList:
-    """The public keys that may use a port; zmq.auth asks for each connection.
+    """The public keys that may use a port. zmq.auth calls it for each connection.
 
     A refused key is logged once, as far as memory (`REFUSED_KEYS`) and the log
-    (`REFUSALS_PER_MINUTE`) have room: anybody can make keys, as many as they like.
+    (`REFUSALS_PER_MINUTE`) have room, because anybody can make as many keys as they like.
     """
 
     def __init__(self, keys: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = {key.encode() for key in keys}
-        # in the order in which they were last seen
+        # a set, in the order in which the keys were last seen
         self._refused: dict[bytes, None] = {}
         self._clock = clock
         self._minute_ends, self._lines, self._unlogged = float("-inf"), 0, 0
@@ -112,9 +118,10 @@ class _AllowList:
 
 
 def authenticate(context: Context, allowed: Mapping[str, Collection[str]]) -> ThreadAuthenticator:
-    """Start the context's allow-lists, one for each domain (a port's name). Stop it at the end.
+    """Start and return the context's authenticator, with an allow-list for each domain.
 
-    Without it the ports let nobody in.
+    A domain is the name of a port. The caller stops the authenticator at the end. Without it the
+    ports let nobody in.
     """
     authenticator = ThreadAuthenticator(context)
     for domain, keys in allowed.items():
@@ -124,23 +131,23 @@ def authenticate(context: Context, allowed: Mapping[str, Collection[str]]) -> Th
 
 
 def _serve_curve(socket: Socket, keys: KeyPair, domain: str) -> None:
-    """Prepare a socket that `authenticate` guards. Call it before the socket is bound."""
+    """Set a socket up to be guarded by `authenticate`. To be called before it is bound."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.zap_domain = domain.encode()
-    # otherwise CURVE lets every key in when the authenticator is gone
+    # otherwise CURVE would let every key in when the authenticator is gone
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.handshake_ivl = HANDSHAKE_MS
 
 
 def _keep_alive(socket: Socket) -> None:
-    """Let TCP find out that the other host has vanished."""
+    """Let TCP detect that the other host has vanished."""
     socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, KEEPALIVE_IDLE_S
     socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES
 
 
 def _connect(socket: Socket, endpoint: str) -> None:
-    """Connect, and wait until libzmq's thread has opened the connection's descriptor, or failed."""
+    """Connect, and wait until libzmq has opened the connection's descriptor, or has failed to."""
     begun = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED
     monitor = socket.get_monitor_socket(begun)
     socket.connect(endpoint)
@@ -158,26 +165,27 @@ def _bind(socket: Socket, endpoint: str) -> None:
 
 
 def _trim_memory() -> None:
-    """Return what the C library has kept of freed memory to the system, where it can."""
+    """Give memory that has been freed back to the system, where the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class ClientPort:
-    """Where clients and the coordinator ask.
+    """The port for clients and the coordinator.
 
-    A caller is known by the key it proved, whatever its message says. libzmq puts a message of
-    several parts together before anybody sees it, and bounds each part but not their number: what
-    callers on the allow-list can make it hold is bounded by the memory of the process alone.
+    A caller is known by the key that it has proved, whatever its message says. libzmq assembles a
+    message of several parts before it hands it over, and limits each part but not their number.
+    So only the memory of the process limits what callers on the allow-list can make it hold.
     """
 
     def __init__(
         self, context: Context, keys: KeyPair, endpoint: str, max_message_bytes: int
     ) -> None:
         self._max_message_bytes = max_message_bytes
-        # `send` needs pyzmq's collector of frames that are not copied. The first such frame starts
-        # it: now, while there are descriptors for its sockets, and no other thread.
+        # `send` needs pyzmq's collector of frames that are not copied, which the first such frame
+        # starts. It is started now, while there are descriptors for its sockets and no other
+        # threads.
         zmq.Frame(b"first", copy=False)
         self.socket = context.socket(zmq.ROUTER)
         _serve_curve(self.socket, keys, CLIENT_DOMAIN)
@@ -190,7 +198,7 @@ class ClientPort:
         _bind(self.socket, endpoint)
 
     def recv(self) -> tuple[bytes, str, list[bytes]] | None:
-        """Return the next request, (return address, public key, parts), or None if there is none.
+        """Return the next request as (return address, public key, parts), or None.
 
         A request that is too long is freed part by part, and answered here with a FrameError.
         """
@@ -200,7 +208,7 @@ class ClientPort:
             return None
         parts: list[bytes] = []
         number = total = 0
-        # the parts of a message arrive together: none of these waits
+        # The parts of a message arrive together, so that none of these calls waits.
         while frame.more:
             frame = self.socket.recv(copy=False)
             number, total = number + 1, total + len(frame)
@@ -226,10 +234,10 @@ class ClientPort:
         self.send(address, wire.pack("error", fields))
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
-        """Answer. A caller that is gone, or does not read, loses its answer."""
-        # Not copied, so that a model which many callers download lies in memory once. pyzmq's
-        # collector of such frames must not be started by two threads at once (it then blocks for
-        # good after a thousand frames), so only a daemon's loop sends like this: here.
+        """Send an answer. A caller that is gone, or does not read, loses it."""
+        # The parts are not copied, so that a model which many callers download is in memory once.
+        # pyzmq's collector of such frames must not be started by two threads at once (it then
+        # blocks for good after a thousand frames), so only the daemon's loop sends in this way.
         self.socket.send_multipart([address, *parts], copy=False)
 
     def close(self) -> None:
@@ -237,7 +245,7 @@ class ClientPort:
 
 
 class PeerPort:
-    """The streams to the other server. S1 (party 1) binds `endpoint`, S0 connects to it."""
+    """The port of the streams to the other server: S1 binds `endpoint`, and S0 connects to it."""
 
     def __init__(
         self,
@@ -255,10 +263,10 @@ class PeerPort:
     def _bind_proxy(self, endpoint: str) -> str:
         front, back = self._context.socket(zmq.ROUTER), self._context.socket(zmq.ROUTER)
         for socket in (front, back):
-            # a ROUTER drops what exceeds a high-water mark; the protocol's turns bound what is on
-            # its way
+            # A ROUTER drops messages beyond a high-water mark. How many are on their way is
+            # limited by the protocol, in which the servers take turns.
             socket.sndhwm = socket.rcvhwm = 0
-            # a restarted S0 takes its names over from the connection that zmq has not yet given up
+            # A restarted S0 takes its names over from a connection that zmq has not given up yet.
             socket.router_handover = True
             socket.linger = LINGER_MS
         _serve_curve(front, self._keys, PEER_DOMAIN)
@@ -272,11 +280,12 @@ class PeerPort:
         return bound
 
     def stream(self, name: str, keep: bool = True, silent_ms: int = HEARTBEAT_LIMIT_MS) -> Socket:
-        """Open our end of the stream `name`. S1 goes first: what reaches S1's port before is lost.
+        """Open our end of the stream `name`, and return its socket.
 
-        Without `keep`, what cannot be sent at once is refused and not kept for when the peer is
-        there. A connection that brings no whole message and no answer to a heartbeat for
-        `silent_ms` is made anew. Raises SecureMedianError if no socket can be had.
+        S1 has to go first: what reaches S1's port before is lost. Without `keep`, a message that
+        cannot be sent at once is refused, and not kept until the peer is connected. A connection
+        that brings no whole message and no answer to a heartbeat for `silent_ms` is made anew.
+        Raises SecureMedianError if no socket can be opened.
         """
         try:
             socket = self._context.socket(zmq.DEALER)
@@ -293,14 +302,14 @@ class PeerPort:
         socket.immediate = not keep
         socket.sndhwm = socket.rcvhwm = 0
         socket.linger = LINGER_MS
-        # a connection that S1 has given up, or a firewall forgotten, is noticed and made anew
+        # A connection that S1 has given up or a firewall has forgotten is detected and made anew.
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, silent_ms
         if self._party == 0:
             socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
             socket.curve_serverkey = self._peer_key
             socket.maxmsgsize = self._max_message_bytes
             socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
-            # a session's lanes may be idle for hours between rounds
+            # The lanes of a session may be idle for hours between rounds.
             _keep_alive(socket)
             _connect(socket, self.endpoint)
         else:
@@ -308,7 +317,7 @@ class PeerPort:
 
     def lane(self, session_id: bytes, lane: int, timeout_s: float) -> "ZmqLink":
         """Open our end of one lane of a session."""
-        # a long message on a slow link may take as long as `timeout_s` allows, and is no silence
+        # A long message on a slow link may take up to `timeout_s`, and must not count as silence.
         silent_ms = max(HEARTBEAT_LIMIT_MS, int(timeout_s * 1000))
         return ZmqLink(self.stream(f"{session_id.hex()}/{lane}", silent_ms=silent_ms), timeout_s)
 
@@ -322,7 +331,10 @@ def _proxy(front: Socket, back: Socket) -> None:
 
 
 class ZmqLink:
-    """A stream as the blocking `mpc.channel.Link`. `close`, from any thread, ends every wait."""
+    """A stream as the blocking `mpc.channel.Link`.
+
+    `close`, which any thread may call, ends every wait.
+    """
 
     def __init__(self, socket: Socket, timeout_s: float) -> None:
         self._socket, self._timeout_s = socket, timeout_s
@@ -330,9 +342,9 @@ class ZmqLink:
         socket.sndtimeo = int(timeout_s * 1000)
 
     def meet(self, party: int) -> None:
-        """Greet (S0) or wait for the greeting (S1), once and before all else.
+        """Let S0 greet S1, which waits for that. To be called once, before all else.
 
-        S1's port knows no way to S0's socket before.
+        Before the greeting S1's port has no route to S0's socket.
         """
         if party == 0:
             self.send([b"lane"])
@@ -340,7 +352,10 @@ class ZmqLink:
             self.recv()
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Send one message, copied: `ClientPort.send` says what several threads must not do."""
+        """Send one message, copied: `ClientPort.send` says why several threads need copies.
+
+        Raises ChannelTimeout or ChannelClosed.
+        """
         self._check()
         try:
             self._socket.send_multipart(parts)
@@ -350,7 +365,10 @@ class ZmqLink:
             ) from None
 
     def recv(self) -> list[bytes]:
-        """Return the next message, copied: zmq's buffers are not aligned for the kernels."""
+        """Return the next message, copied: zmq's buffers are not aligned for the kernels.
+
+        Raises ChannelTimeout or ChannelClosed.
+        """
         deadline = time.monotonic() + self._timeout_s
         while not self._socket.poll(SLICE_MS):
             self._check()
@@ -364,6 +382,7 @@ class ZmqLink:
             raise ChannelClosed("the lane was closed: the round has ended")
 
     def close(self) -> None:
+        """End every wait, now and in future."""
         self._closed.set()
 
     def release(self) -> None:

@@ -50,5 +50,6 @@ def check_public_key(key: str) -> None:
         usable = False
     if not usable:
         raise ConfigError(
-            f"{quoted(key)} is no public key: paste the 40 characters after `public-key` in the .key file"
+            f"{quoted(key)} is no public key: "
+            "paste the 40 characters after `public-key` in the .key file"
         )

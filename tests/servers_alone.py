@@ -150,4 +150,4 @@ class Server:
     @property
     def state(self) -> tuple[str, str]:
         """State and reason of the latest round."""
-        return str(self.latest.round.state), self.latest.round.reason
+        return str(self.latest.server_round.state), self.latest.server_round.reason

@@ -356,7 +356,7 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
         client = Client(config)
         found: list[str] = []
         waiting = threading.Thread(
-            target=lambda: found.append(client.wait_for_round(120).id), daemon=True
+            target=lambda: found.append(client.wait_for_round(120).round_id), daemon=True
         )
         waiting.start()
         assert seen.wait(60)

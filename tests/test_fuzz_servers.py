@@ -79,7 +79,7 @@ def bring(server: Server, state: str) -> None:
 def _leading(s0: Server) -> Iterator[str]:
     s0.ask_to_open()
     yield "opening"
-    round_id = s0.latest.round.id
+    round_id = s0.latest.server_round.round_id
     s0.hear(Opened(round_id))
     yield "open"
     s0.upload_all(round_id)
@@ -98,7 +98,7 @@ def _following(s1: Server) -> Iterator[str]:
     s1.upload_all(ROUND)
     s1.hear(Close(ROUND, s1.keys))
     yield "closing"
-    s1.hear(Run(ROUND, s1.latest.round.digest))
+    s1.hear(Run(ROUND, s1.latest.server_round.digest))
     yield "running"
     yield _published(s1)
 
@@ -106,7 +106,7 @@ def _following(s1: Server) -> Iterator[str]:
 def _published(server: Server) -> str:
     server.engine.result = Outcome(PublicValues(np.zeros((1, DIM), np.uint64)), Cost())
     server.rounds.engine_ended()
-    server.hear(Done(server.latest.round.id))
+    server.hear(Done(server.latest.server_round.round_id))
     return "published"
 
 
@@ -159,12 +159,12 @@ def check_what_is_kept(server: Server) -> None:
     """Check that the server keeps no more than its latest rounds, and uploads of a live one."""
     register = server.rounds.register
     spooled = [path.name for path in (server.folder / "spool").iterdir()]
-    assert spooled == ([register.live.round.id] if register.live else [])
+    assert spooled == ([register.live.server_round.round_id] if register.live else [])
     entries = list(register._entries.values())
     assert len(entries) <= KEPT_ROUNDS
     for entry in entries:
-        assert entry.round.here | entry.round.there <= set(server.keys)
-        assert len(entry.round.reason) < LONGEST_TEXT
+        assert entry.server_round.here | entry.server_round.there <= set(server.keys)
+        assert len(entry.server_round.reason) < LONGEST_TEXT
 
 
 def check_answers(server: Server, before: int) -> None:
@@ -206,8 +206,8 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
     latest = server.rounds.register.latest
     params = draw(st.sampled_from(ROUNDS))
     fields = {
-        "round": latest.round.id if latest else ROUND,
-        "params": latest.round.params.digest if latest else bytes(32),
+        "round": latest.server_round.round_id if latest else ROUND,
+        "params": latest.server_round.params.digest if latest else bytes(32),
         "form": draw(st.sampled_from(["seed", "words"])),
         "reason": "why",
         "range": draw(st.sampled_from(RANGES)),
@@ -235,7 +235,9 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
                 key, parts = data.draw(requests(server))
                 server.desk.request(b"", key, parts)
                 # an `open` is answered when S1 has spoken
-                waits = server.rounds.live is not None and server.latest.round.state == "opening"
+                waits = (
+                    server.rounds.live is not None and server.latest.server_round.state == "opening"
+                )
                 assert waits or len(server.replies) > before
                 check_answers(server, before)
 
@@ -246,8 +248,8 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
 def all_messages(server: Server) -> list[control.Message]:
     """Return a message of every kind, which fits the server's latest round or opens another."""
     latest = server.rounds.register.latest
-    round_id = latest.round.id if latest else ROUND
-    digest = latest.round.digest if latest else bytes(32)
+    round_id = latest.server_round.round_id if latest else ROUND
+    digest = latest.server_round.digest if latest else bytes(32)
     another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False)
     return [
         Hello("one", ALIKE),
@@ -302,7 +304,9 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
     """A server that is told the longest things again and again keeps none of them."""
     text = "x" * 20_000
     with a_server(party, state, tmp_path) as server:
-        rounds = [entry.round.id for entry in server.rounds.register._entries.values()] or [ROUND]
+        rounds = [
+            entry.server_round.round_id for entry in server.rounds.register._entries.values()
+        ] or [ROUND]
 
         def tell(number: int) -> None:
             own = f"{text}{number}"

@@ -77,6 +77,7 @@ def test_bucketed_is_the_bucketed_median_in_the_clear(
         assert (want == reference.lower_median(index)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", CLIENTS)
 @pytest.mark.parametrize("selection", ["oblivious", "opened"])
 def test_pairwise_is_the_element_of_rank_k(lanes: Lanes, clients: int, selection: str) -> None:

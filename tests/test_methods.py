@@ -116,7 +116,7 @@ def test_a_method_describes_itself(method: str) -> None:
     made = METHODS[method]()
     assert made.name == method and made.summary and made.opened and made.label.startswith(method)
     assert made.kind in ("exact", "approximate", "mean")
-    assert all(option.help for option in options_of(METHODS[method]).values())
+    assert all(option.text for option in options_of(METHODS[method]).values())
     assert made.at_once(2) >= 0 and made.most_results >= 1
 
 

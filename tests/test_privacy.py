@@ -133,6 +133,7 @@ def views(
     return pair[0].received, pair[1].received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("name", ROUNDS)
 def test_everything_received_before_the_opening_is_uniform(name: str, kind: str) -> None:
@@ -226,6 +227,7 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     assert caught == MASKED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDS)
 def test_the_shape_of_a_view_does_not_depend_on_the_inputs(name: str) -> None:
     """Labels, dtypes and sizes of all messages, in order: the same for every input."""

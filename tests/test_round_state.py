@@ -461,7 +461,9 @@ def documented() -> str:
             for line in lines:
                 row = (
                     _event(event),
-                    "" if line.when is always else _sentence(line.when),
+                    ""
+                    if line.when is always
+                    else _sentence(line.when).removeprefix("return whether "),
                     "" if line.to is state else f"**{line.to}**",
                     "; ".join(
                         action.value if isinstance(action, Effect) else f"send {_event(action)}"

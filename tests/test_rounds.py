@@ -183,7 +183,7 @@ def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
         Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False),
         Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False),
     )
-    assert s1.rounds.register.find("1-0000000a").round.state == "failed" and s1.state == (
+    assert s1.rounds.register.find("1-0000000a").server_round.state == "failed" and s1.state == (
         "open",
         "",
     )
@@ -448,7 +448,7 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
         for key in keys:
             s1.upload(key, round_id)
         s1.hear(Close(round_id, keys))
-        s1.hear(Run(round_id, s1.latest.round.digest))
+        s1.hear(Run(round_id, s1.latest.server_round.digest))
 
     attempt("1-0000000a", two)
     assert s1.state == ("running", "") and s1.sent[-1] == Ready("1-0000000a")
@@ -597,7 +597,7 @@ def test_a_defect_that_a_message_shows_fails_the_round_and_not_the_server(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round_id = s0.open()
-    monkeypatch.setattr(s0.latest.round, "handle", lambda event, now: 1 // 0)
+    monkeypatch.setattr(s0.latest.server_round, "handle", lambda event, now: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         s0.rounds._runner.feed(s0.latest, Failure("closed", "why"))
     monkeypatch.undo()

@@ -60,7 +60,7 @@ def test_bucketed_values_count_the_thresholds_reached() -> None:
     rng = np.random.default_rng(2)
     model, width = rng.normal(size=D).astype(np.float32), rng.uniform(0.1, 1, D).astype(np.float32)
     update = model + rng.normal(0, 0.3, D)
-    values = upload.encode_update(update, a_round(BUCKETED, model=model, range=width))
+    values = upload.encode_update(update, a_round(BUCKETED, model=model, width=width))
     bucket = encode.bucketize(update, model, width, 6)
     assert values.shape == (5, D)
     assert np.array_equal(values.sum(axis=0), 5 - bucket)
@@ -91,7 +91,7 @@ def test_bad_updates_are_refused() -> None:
     with pytest.raises(InputError, match="NaN"):
         upload.encode_update(
             np.full(D, np.nan),
-            a_round(BUCKETED, model=np.zeros(D, np.float32), range=np.float32(1)),
+            a_round(BUCKETED, model=np.zeros(D, np.float32), width=np.float32(1)),
         )
     with pytest.raises(ConfigError, match="the model and the range"):
         upload.encode_update(np.zeros(D), a_round(BUCKETED))

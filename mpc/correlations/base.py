@@ -1,4 +1,4 @@
-"""What a kind of correlation is, how much of each a computation demands, and what is in stock."""
+"""What a kind of correlation is, how many of each a computation demands, and what is in stock."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from securemedian.mpc.ot import one_of_n
 from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
 
-# One half of some items: parallel arrays, whose last axis counts the items.
+# The halves of some items at one party: parallel arrays, whose last axis counts the items.
 Half = tuple[NDArray[Any], ...]
 HandedOut = TypeVar("HandedOut")
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Hold what a party makes its halves with.
+    """What a party makes its halves with.
 
-    Its ends of both directions' OT extension, the channel to the other party, and randomness of its
-    own.
+    These are its two ends of OT extension, one per direction, the channel to the other party, and
+    randomness of its own.
     """
 
     channel: Channel
@@ -44,8 +44,8 @@ class Kind(ABC, Generic[HandedOut]):
       its end once, with the same count at both parties. `send` may send a correction for the block
       after that; it receives nothing of its own.
     - `finish` turns what `receive` made into the receiver's half, once the peer has called `send`
-      for the block. It is here that the correction is received. It sends nothing.
-    - `hand_out` turns halves out of the stock into what a protocol takes. It moves no messages.
+      for the block. The correction is received here. It sends nothing.
+    - `hand_out` turns halves from the stock into what a protocol takes. It moves no messages.
     """
 
     @property
@@ -64,24 +64,24 @@ class Kind(ABC, Generic[HandedOut]):
 
     @abstractmethod
     def receive(self, ends: Ends, items: int) -> Half:
-        """Make the receiver's half of a block of `items`, but for its correction."""
+        """Make the receiver's half of a block of `items`, without its correction."""
 
     def finish(self, ends: Ends, half: Half) -> Half:
-        """Return the receiver's half, complete: here `half` itself, which lacks nothing."""
+        """Return the complete half of the receiver: `half` itself, for kinds without correction."""
         return half
 
     @abstractmethod
     def hand_out(self, party_id: int, sent: Half, received: Half) -> HandedOut:
-        """Return what a protocol takes, of halves of both roles.
+        """Return what a protocol takes, made of halves of both roles.
 
-        `sent` were made as the OT sender and `received` as the receiver; the two need not be of the
-        same number, unless the kind says so.
+        `sent` was made as the OT sender and `received` as the receiver. Their numbers of items may
+        differ, unless the kind says otherwise.
         """
 
     def block(self, missing: int) -> int:
         """Return the items of the next block when `missing` are missing.
 
-        It is a function of the kind and the number alone, so it is the same at both parties.
+        It depends on the kind and the number alone, so it is the same at both parties.
         """
         return one_of_n.block_items(self.ots, missing)
 
@@ -92,9 +92,9 @@ class Kind(ABC, Generic[HandedOut]):
 
 
 class Demand:
-    """Say how many items of each kind a computation needs.
+    """The number of items of each kind that a computation needs.
 
-    `counts[kind][j]` are those of which party j is the OT sender.
+    `counts[kind][j]` counts those of which party j is the OT sender.
     """
 
     def __init__(self, counts: Mapping[Kind[Any], tuple[int, int]] | None = None) -> None:
@@ -114,12 +114,12 @@ class Demand:
 
     @property
     def ots(self) -> int:
-        """Return the OTs for all of it, both directions."""
+        """Return the OTs that all of it takes, in both directions together."""
         return sum(kind.ots * sum(counts) for kind, counts in self.counts.items())
 
     @property
     def memory(self) -> int:
-        """Return the bytes that the stock of it takes, at the party where it takes more."""
+        """Return the bytes that all of it takes in stock, at the party where it takes more."""
         zero, one = (
             sum(
                 kind.memory[0] * counts[j] + kind.memory[1] * counts[1 - j]
@@ -131,7 +131,7 @@ class Demand:
 
 
 class Stock:
-    """Queue halves of items, which are handed out from the front."""
+    """A queue of halves of items, which are handed out from the front."""
 
     def __init__(self) -> None:
         self._pieces: list[Half] = []
@@ -143,9 +143,9 @@ class Stock:
         self.count += half[0].shape[-1]
 
     def take(self, count: int) -> Half:
-        """Return `count` items; they leave the stock before they are returned.
+        """Take `count` items from the stock and return them.
 
-        Raises LocalProtocolError where there are fewer.
+        Raises LocalProtocolError if there are fewer.
         """
         if count > self.count:
             raise LocalProtocolError(

@@ -1,8 +1,9 @@
-"""Random bits shared over XOR and over Z_2^l, what turns a bit into a number: 1 OT and l bits each.
+"""Random bits shared over XOR and over Z_2^l, which turn a shared bit into a number.
 
-A DaBit of bits b (sender) and c (receiver) uses the correlated OT of b: r_0 + c b at the receiver
-and -r_0 at the sender, and [b ^ c] = b + c - 2 b c. For it the sender corrects the random OT by
-r_0 - r_1 + b, the only message of a kind beside those of the extension.
+A DaBit takes 1 OT and l bits on the wire. With the bits b of the sender and c of the receiver, the
+correlated OT of b gives r_0 + c b to the receiver and -r_0 to the sender, and
+[b ^ c] = b + c - 2 b c. The sender turns the random OT into it with the correction r_0 - r_1 + b.
+No other kind sends a message besides those of the extension.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from securemedian.mpc.ot import one_of_two
 
 @dataclass(frozen=True)
 class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
-    """A bit as XOR shares and as additive shares over Z_2^bits.
+    """A random bit as XOR shares and as additive shares over Z_2^bits.
 
-    Handed out are the bits and their ring shares. Those of which party 0 was the OT sender come
-    first, at both parties: that is the order of a batch's halves.
+    Handed out are both shares. The bits of which party 0 was the OT sender come first, at both
+    parties: that is the order of a batch's halves.
     """
 
     bits: int

@@ -1,4 +1,4 @@
-"""The pool of one party on one lane: it makes, stocks and hands out correlations."""
+"""The pool of one party on one lane, which makes, stocks and hands out correlations."""
 
 import hashlib
 import time
@@ -18,7 +18,7 @@ Orders = list[tuple[Kind[Any], int]]
 
 @dataclass
 class Spent:
-    """Count what making correlations took: seconds, whole frames, and rounds (see mpc.channel)."""
+    """What making correlations took: seconds, bytes of whole frames, and rounds (`mpc.channel`)."""
 
     seconds: float = 0.0
     bytes_sent: int = 0
@@ -27,10 +27,10 @@ class Spent:
 
 
 class Pool:
-    """Make, stock and hand out the correlations of one party on one lane.
+    """The correlations of one party on one lane.
 
-    Both parties `reserve` and `take` the same numbers of the same kinds in the same order: as many
-    as the sender here as the other takes as the receiver.
+    Both parties `reserve` and `take` the same numbers of the same kinds in the same order: what one
+    takes as the sender, the other takes as the receiver.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Pool:
         self._ends = Ends(channel, sender, receiver, randomness)
         self._sent: defaultdict[Kind[Any], Stock] = defaultdict(Stock)
         self._received: defaultdict[Kind[Any], Stock] = defaultdict(Stock)
-        # in `reserve`
+        # by `reserve`
         self.spent = Spent()
 
     @property
     def ots(self) -> int:
-        """Return the OTs made so far, both directions."""
+        """Return the OTs made so far, in both directions together."""
         return self._ends.sender.index + self._ends.receiver.index
 
     @property
@@ -87,22 +87,22 @@ class Pool:
         (self._ends.sender if sending else self._ends.receiver).extend(count)
 
     def take(self, kind: Kind[HandedOut], as_sender: int, as_receiver: int) -> HandedOut:
-        """Hand out items of a kind, and make first what the stock lacks of them."""
+        """Hand out items of a kind, after making those that the stock lacks."""
         by_party = (as_sender, as_receiver) if self._party_id == 0 else (as_receiver, as_sender)
         self.reserve(Demand({kind: by_party}))
         sent, received = self._sent[kind].take(as_sender), self._received[kind].take(as_receiver)
         return kind.hand_out(self._party_id, sent, received)
 
     def keep_only(self, demand: Demand) -> None:
-        """Drop the stock of kinds that `demand` has no use for. At both parties, like `reserve`."""
+        """Drop the stock of kinds that `demand` does not name, at both parties as in `reserve`."""
         for stocks in (self._sent, self._received):
             for kind in stocks.keys() - demand.counts.keys():
                 del stocks[kind]
 
     def reserve(self, demand: Demand) -> None:
-        """Make what the stock lacks of `demand`, and count what it takes.
+        """Make what the stock lacks of `demand`, and count what that takes.
 
-        Two rounds at most, however much it is.
+        It takes two rounds at most, however much is made.
         """
         start, traffic = time.perf_counter(), self._ends.channel.traffic
         before = replace(traffic)
@@ -117,11 +117,11 @@ class Pool:
         self.spent.rounds += traffic.rounds - before.rounds
 
     def _missing(self, demand: Demand) -> tuple[Orders, Orders]:
-        """Return what is to be made as the sender and as the receiver."""
+        """Return what must be made as the sender, and what as the receiver."""
         me, peer = self._party_id, 1 - self._party_id
         kinds = sorted(demand.counts, key=lambda kind: kind.rank)
-        # At least one item in either direction: a batch too small to be halved still takes none of
-        # the other.
+        # At least one item in either direction, because a batch too small to be halved still takes
+        # an empty half of the other.
         return (
             [(kind, max(1, demand.counts[kind][me]) - self._sent[kind].count) for kind in kinds],
             [
@@ -138,8 +138,8 @@ class Pool:
     def _make_where_receivers_speak(self, to_send: Orders, to_receive: Orders) -> None:
         """Receive everything, send everything, finish everything.
 
-        The extension's messages go from receiver to sender, so on the way to this party there are
-        first all of those that its sender waits for, and then all the corrections.
+        The extension's messages go from receiver to sender. So on the way to this party come first
+        all the messages that its sender waits for, and then all the corrections.
         """
         begun = [(kind, kind.receive(self._ends, items)) for kind, items in _blocks(to_receive)]
         for kind, items in _blocks(to_send):
@@ -150,8 +150,8 @@ class Pool:
     def _make_where_senders_speak(self, to_send: Orders, to_receive: Orders) -> None:
         """Prepare, send everything, then receive and finish block by block.
 
-        The extension's messages go from sender to receiver, so on the way to this party there are
-        each block's messages and then its correction, before the next block's. Before all of them
+        The extension's messages go from sender to receiver. So on the way to this party come each
+        block's messages and then its correction, before those of the next block. Before all of them
         the peer's sender waits for what this party's receiver says in `prepare`.
         """
         if any(missing > 0 for _, missing in to_receive):
@@ -163,7 +163,7 @@ class Pool:
 
 
 def _blocks(orders: Orders) -> Iterator[tuple[Kind[Any], int]]:
-    """Yield the blocks, with their numbers of items, that make at least what is missing."""
+    """Yield blocks (kind, items) that together make at least what is missing."""
     for kind, missing in orders:
         while missing > 0:
             items = kind.block(missing)

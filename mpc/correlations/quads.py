@@ -1,4 +1,4 @@
-"""Random 1-of-4 OT of ring elements, what a step of the radix median needs: 2 OTs per item."""
+"""Random 1-of-4 OT of ring elements, which a step of the radix median needs: 2 OTs per item."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Random 1-of-2 OT of ring elements, what a multiplexer needs: 1 OT per item."""
+"""Random 1-of-2 OT of ring elements, which a multiplexer needs: 1 OT per item."""
 
 from dataclasses import dataclass
 

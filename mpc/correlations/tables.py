@@ -1,4 +1,4 @@
-"""Random 1-of-2^m OT of small messages, what a leaf of a comparison needs: m OTs per item."""
+"""Random 1-of-2^m OT of small messages, which a leaf of a comparison needs: m OTs per item."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,8 @@ from securemedian.mpc.ot import one_of_n
 class Tables(Kind[tuple[Ring, Bits]]):
     """Tables of 2^index_bits messages of `width` bits.
 
-    Handed out are the tables to send from, each packed in one number, and what there is to receive
-    with: each a position in the low `index_bits` and above them the pad there.
+    Handed out are the tables to send from, each packed in one number, and the pads to receive with:
+    each is a position in the low `index_bits` bits, and above them the pad at that position.
     """
 
     index_bits: int

@@ -1,9 +1,9 @@
-"""Random AND triples, what an AND of shared bits needs (Beaver, CRYPTO 1991): 2 OTs per bit.
+"""Random AND triples, which an AND of shared bits needs (Beaver, CRYPTO 1991): 2 OTs per bit.
 
 A triple comes from one random OT in each direction: with u the receiver's choice and r_0, r_1 the
 sender's keys, r_u = r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the product of u and r_0 ^ r_1.
-Each party's a is its choice in one direction, its b_k bit k of r_0 ^ r_1 in the other; the products
-of a party's own bits it adds by itself.
+A party's share of a is its choice in one direction, its share of b_k is bit k of r_0 ^ r_1 in the
+other, and it adds the product of its own two bits by itself.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from securemedian.mpc.ot.extension import ALIGN, BLOCK
 
 @dataclass(frozen=True)
 class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
-    """XOR shares of random bits a and b_1..b_width, and of c_k = a & b_k; 64 of them to an item.
+    """XOR shares of random bits a and b_1..b_width, and of c_k = a & b_k: 64 of each per item.
 
-    Handed out are shares of a (words,), b (width, words) and c (width, words). As many items are
-    taken as the sender as are taken as the receiver.
+    Handed out are shares of a (words,), b (width, words) and c (width, words). A party takes as
+    many items as the sender as it takes as the receiver.
     """
 
     width: int
 
-    # an item is a word of 64 triples' halves
+    # an item is the halves of 64 triples: one word
     ots = 64
 
     @property
@@ -36,7 +36,7 @@ class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
         return 16 * self.width, 8 + 8 * self.width
 
     def block(self, missing: int) -> int:
-        # 64 OTs per item, and a block is a multiple of ALIGN of them
+        # an item takes 64 OTs, and a block is a multiple of ALIGN OTs
         step = ALIGN // 64
         return min(BLOCK // 64, -(-missing // step) * step)
 

@@ -1,9 +1,8 @@
-"""Say what a method is: everything that depends on which result a round computes, in one class per
-method.
+"""What a method is: all that depends on which result a round computes, in one class per method.
 
-A method is a frozen dataclass. Its fields are its options; its methods say what clients encode,
-what the two parties do, what it takes, what is opened, and what the result must be. A new one is a
-module beside this one and a line in `registry`; docs/extending.md shows how.
+A method is a frozen dataclass. Its fields are its options. Its functions say what clients encode,
+what the two parties do, what that takes, what is opened, and what the result must be. A new method
+is a module next to this one and a line in `registry`; docs/extending.md shows how.
 
 `Weighted`, `Counting` and `FixedPoint` hold what several methods have in common.
 """
@@ -25,21 +24,21 @@ from securemedian.mpc.options import check_choices, check_number, check_whole, o
 from securemedian.mpc.party import Party
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
-# clients in each round of `warm_up`
+# Clients of each round that `warm_up` runs.
 WARM_UP_CLIENTS = 3
 
 
 @dataclass(frozen=True)
 class Published:
-    """Hold what S0 published for a round, float32 as sent: the global model g and the bucket range
-    B, each () or (d,).
-    """
+    """What S0 published for a round, in float32 as it was sent."""
 
+    # the global model g: () or (d,)
     model: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the bucket range B: () or (d,)
     width: NDArray[np.float32] | None = field(default=None, repr=False)
 
     def around(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return g and B; ConfigError if the round has none."""
+        """Return g and B. Raises ConfigError if the round has none."""
         if self.model is None or self.width is None:
             raise ConfigError(
                 "a round on buckets needs the model and the range that S0 published, and has none"
@@ -49,26 +48,26 @@ class Published:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Hold coordinates [begin, end) of one party's shares of all clients.
-
-    `weights`: public, in the order of the uploads; `batch`: comparisons to have in hand at once.
-    """
+    """Coordinates [begin, end) of one party's shares of all clients' inputs."""
 
     uploads: Sequence[share.Upload]
+    # public, in the order of the uploads
     weights: Sequence[int]
     layout: Layout
     max_clients: int
     begin: int
     end: int
+    # the most comparisons to run at once
     batch: int
 
     @property
     def dim(self) -> int:
+        """Return the number of coordinates."""
         return self.end - self.begin
 
     @property
     def total(self) -> int:
-        """The weight of all that take part."""
+        """Return the weight of all clients that take part."""
         return sum(self.weights)
 
     def weighted_sum(self, party: Party) -> RingShare:
@@ -77,7 +76,7 @@ class Chunk:
             return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
 
     def rows(self, party: Party) -> RingShare:
-        """Return this party's shares of uploads of one row each, shape (n, dim)."""
+        """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
         return RingShare(self._read(party))
 
     def words(self, party: Party) -> XorWords:
@@ -93,14 +92,15 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """Compute one kind of result. Fields are options; `max_clients` is the round's throughout, and
-    sizes rings and headroom.
+    """A kind of result, with its options as fields.
+
+    `max_clients` is the round's in every function. It decides the sizes of rings and headroom.
     """
 
     name: ClassVar[str]
-    # for --help, without the name
+    # for --help, where the name stands before it
     summary: ClassVar[str]
-    # whether uploads are XOR shares of words, not additive shares
+    # whether uploads are XOR shares of words; additive shares otherwise
     xor_shared: ClassVar[bool] = False
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
@@ -110,14 +110,14 @@ class Method(ABC):
         check_choices(self)
 
     def check_round(self, max_clients: int) -> None:
-        """Raise ConfigError for options that do not fit a round of so many clients."""
+        """Raise ConfigError for options that do not fit a round of `max_clients` clients."""
         ring.check_bits(self.bits_for(max_clients))
 
     # What clients share
 
     @abstractmethod
     def bits_for(self, max_clients: int) -> int:
-        """Return l of the ring Z_2^l that is computed in."""
+        """Return l of the ring Z_2^l in which the parties compute."""
 
     def width_for(self, max_clients: int) -> int:
         """Return the bits of one shared value."""
@@ -125,7 +125,7 @@ class Method(ABC):
 
     @property
     def rows(self) -> int:
-        """Shared values per coordinate."""
+        """Return the shared values per coordinate."""
         return 1
 
     def layout(self, dim: int, max_clients: int) -> Layout:
@@ -134,12 +134,12 @@ class Method(ABC):
 
     @property
     def uses_range(self) -> bool:
-        """Whether clients upload buckets around the global model."""
+        """Return whether clients upload buckets around the global model."""
         return False
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        """Return what a client shares of a vector (d,): ring elements or words, shape (rows, d).
+        """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
         Raises InputError for NaN.
         """
@@ -148,19 +148,19 @@ class Method(ABC):
 
     @property
     def named_weights(self) -> Mapping[str, int]:
-        """The weight of each client by its name; empty where all weigh 1."""
+        """Return the weight of each client by its name. It is empty where all weigh 1."""
         return {}
 
     def max_total(self, max_clients: int) -> int:
-        """Return the total weight if everybody takes part."""
+        """Return the total weight of a round in which everybody takes part."""
         return max_clients
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of those who take part, in their order."""
+        """Return the weights of the clients that take part, in their order."""
         return [1] * len(clients)
 
     def check_total(self, total: int) -> None:
-        """Raise ConfigError if there is no result when those who take part weigh `total`."""
+        """Raise ConfigError if clients that weigh `total` together have no result."""
         if total < 1:
             raise ConfigError("nobody takes part")
 
@@ -168,23 +168,26 @@ class Method(ABC):
 
     @abstractmethod
     def compute(self, party: Party, chunk: Chunk) -> Result:
-        """Return the opened results of a chunk, shape (results, dim), or with result_to = "clients"
-        this party's shares of them. The other party does the same at the same time.
+        """Return the opened results of a chunk, shape (results, dim).
+
+        With result_to = "clients" they are this party's shares of the results. The other party does
+        the same at the same time.
         """
 
     @abstractmethod
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        """Return the correlations that `compute` takes for clients of these weights."""
+        """Return the correlations that `compute` takes for clients with these weights."""
 
     @abstractmethod
     def at_once(self, clients: int) -> int:
-        """Return the comparisons per coordinate that run together, or what takes as much memory."""
+        """Return how many comparisons run at once per coordinate, or what takes their memory."""
 
     def group(self, chunk: Chunk) -> int | None:
-        """Return the most comparisons to have in hand at once, where even the smallest chunk has
-        more than `chunk.batch` of them: `compute` then cuts them into groups, each of which
-        reserves its own correlations. None, as for most methods and numbers of clients: all run
-        together.
+        """Return the most comparisons to run at once, or None if all of a chunk run at once.
+
+        It is a number where even the smallest chunk has more than `chunk.batch` comparisons:
+        `compute` then cuts them into groups, each of which reserves its own correlations. It is
+        None for most methods and numbers of clients.
         """
         if self.splits and self.at_once(len(chunk.weights)) * SLICE_ALIGN > chunk.batch:
             return chunk.batch
@@ -194,13 +197,13 @@ class Method(ABC):
 
     @property
     def result_to(self) -> str:
-        """Who learns the result: "servers" (and from them everybody) or "clients"."""
+        """Return who learns the result: "servers" (and from them everybody) or "clients"."""
         return "servers"
 
     def public(self, result: Result) -> PublicValues:
-        """Return what `compute` gave, as the opened values that they are.
+        """Return what `compute` gave as opened values, which is a matter of types alone.
 
-        Raises LocalProtocolError with result_to = "clients": then they are shares.
+        Raises LocalProtocolError with result_to = "clients", because `compute` gave shares then.
         """
         if self.result_to != "servers":
             raise LocalProtocolError(
@@ -210,13 +213,13 @@ class Method(ABC):
 
     @property
     def most_results(self) -> int:
-        """Results per coordinate, at most."""
+        """Return the most results per coordinate."""
         return 1
 
     @property
     @abstractmethod
     def opened(self) -> str:
-        """Say what both servers learn of the updates, in words."""
+        """Say in words what both servers learn about the updates."""
 
     @property
     @abstractmethod
@@ -225,8 +228,10 @@ class Method(ABC):
 
     @abstractmethod
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        """Return the numbers that opened results stand for, shape (results, dim), where those who
-        take part weigh `total`. With result_to = "clients", who do not know it, it must not matter.
+        """Return the numbers that opened results stand for, shape (results, dim).
+
+        `total` is the weight of the clients that took part. With result_to = "clients" it must not
+        matter, because the clients do not know it.
         """
 
     @abstractmethod
@@ -237,10 +242,10 @@ class Method(ABC):
         published: Published,
         max_clients: int,
     ) -> NDArray[Any]:
-        """Return what `decode` must give for the updates (n, d), by sorting and adding them.
+        """Return what `decode` must give for the updates (n, d), by sorting or adding them.
 
-        The ideal functionality (protocols.md section 1), written without `encode`'s words and
-        without the protocol, to compare results with.
+        This is the ideal functionality (protocols.md section 1), to compare results with. It is
+        written without the words of `encode` and without the protocol.
         """
 
     # What others ask
@@ -248,8 +253,9 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def warm_up(cls) -> Sequence[Self]:
-        """Return variants that together use every kernel of the method with every dtype, for rounds
-        of WARM_UP_CLIENTS clients.
+        """Return variants that together use every kernel of the method with every dtype.
+
+        They are for rounds of WARM_UP_CLIENTS clients.
         """
 
     @property
@@ -259,7 +265,7 @@ class Method(ABC):
 
     @property
     def label(self) -> str:
-        """Name the method and its variant, for tables."""
+        """Return the name of the method and its variant, for tables."""
         return f"{self.name} {self.detail}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
@@ -269,16 +275,16 @@ class Method(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Method):
-    """Count clients by public weights."""
+    """A method in which clients count by public weights."""
 
     weights: dict[str, int] = option(
         {},
-        help="how much each client counts, sample counts say (default: all the same)",
+        text="how much each client counts, for example its samples (default: all the same)",
         metavar="NAME=W,..",
     )
     weight_cap: float = option(
         1 / 3,
-        help="refuse if one client weighs more than this share of the total (default: 1/3)",
+        text="refuse clients of which one weighs more than this share of all (default: 1/3)",
         metavar="SHARE",
     )
 
@@ -298,7 +304,10 @@ class Weighted(Method):
         return sum(self.weights.values()) if self.weights else max_clients
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """As in `Method`. Raises ConfigError where one client weighs more than the cap allows."""
+        """Return the weights of the clients that take part, in their order.
+
+        Raises ConfigError if one client weighs more than the cap allows.
+        """
         if not self.weights:
             return super().weights_of(clients)
         weights = [self.weights[client] for client in clients]
@@ -313,10 +322,13 @@ class Weighted(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(Weighted):
-    """Compare counts of clients, or of their weight, with ranks: in a ring that holds the total."""
+    """A method that compares counts of clients, or their weight, with ranks.
+
+    The counts are in a ring that holds the total.
+    """
 
     ring_bits: int = option(
-        0, help="bits of the count ring (default: the fewest that count)", metavar="L"
+        0, text="bits of the count ring (default: the fewest that count)", metavar="L"
     )
 
     def check_round(self, max_clients: int) -> None:
@@ -336,21 +348,20 @@ class Counting(Weighted):
         return self.ring_bits or self._needed(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
-        """Return the 1-based ranks to compute when those who take part weigh `total`."""
+        """Return the 1-based ranks to compute for clients that weigh `total` together."""
         return [ring.median_rank(total)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint(Method):
-    """Share values in fixed point, F2I(x) = floor(x 2^s), in a ring of 64 bits or as many as asked
-    for.
+    """A method on values in fixed point: F2I(x) = floor(x 2^s).
 
-    Values are saturated to the range in which differences, and sums where the method adds up, keep
-    their sign.
+    The ring has 64 bits, or as many as the options say. Values are saturated to the range in which
+    differences keep their sign, and sums too where the method adds up.
     """
 
-    ring_bits: int = option(0, help="bits of a shared value (default: 64)", metavar="L")
-    fraction_bits: int = option(24, help="s of the fixed point (default: 24)", metavar="S")
+    ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
+    fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
 
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
@@ -366,7 +377,7 @@ class FixedPoint(Method):
         return self.ring_bits or 64
 
     def headroom(self, max_clients: int) -> int:
-        """Return the bits that results need above one value: those of a sum's weight."""
+        """Return the bits that a result needs beyond those of one value, for sums."""
         return 0
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
@@ -374,13 +385,13 @@ class FixedPoint(Method):
         return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
-        """Return the numbers that ring elements stand for."""
+        """Return the numbers that opened ring elements stand for."""
         return encode.from_fixed(values, self.ring_bits or 64, self.fraction_bits)
 
     def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
         """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
         top = 2.0 ** (self.bits_for(max_clients) - 2 - self.headroom(max_clients))
-        # what overflows float64 is inf, and saturates
+        # what overflows float64 becomes inf, and saturates
         with np.errstate(over="ignore"):
             scaled = np.floor(np.asarray(updates, np.float64) * 2.0**self.fraction_bits)
         inside = np.clip(scaled, -top, np.nextafter(top, 0)).astype(np.int64)

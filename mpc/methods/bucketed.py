@@ -1,20 +1,22 @@
-"""The bucketed median (the paper's Algorithm 3, with protocols.md 7.4 and 7.5).
+"""The bucketed median: the paper's Algorithm 3, with protocols.md 7.4 and 7.5.
 
-Clients share the cumulative one-hot vector of their bucket, so the sum of the shares is the
-cumulative histogram, H(y) = number of clients in buckets 0..y, shared over the small count ring.
-The result is min {y : H(y) >= k}, k the rank (ceil(n/2) for the lower median), and H(b-1) = n is
-never computed.
+Clients share the cumulative one-hot vector of their bucket. So the sum of the shares is the
+cumulative histogram H(y), the number of clients in the buckets 0..y, shared over the small count
+ring. The result is min {y : H(y) >= k}, where k is the rank, ceil(n/2) for the lower median.
+H(b-1) = n is never computed.
 
-m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) is monotone in y, so the bits of m that are opened are
-functions of the result: m(y) = 1{y >= result}. Nothing else is opened; the histogram never is.
+    m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k)
 
-This input mode trusts the clients to share 0/1 vectors that are monotone. A client that shares
-other numbers adds them to the counts, can move the result at will, and chooses which rank is asked
-about at each threshold: the bits that `scan` opens may then be unrelated ones. docs/threat-model.md
-says what follows; `radix` on buckets has no such shares.
+is monotone in y, so the bits of m that are opened are functions of the result: m(y) =
+1{y >= result}. Nothing else is opened, and the histogram never is.
 
-Schedules: `scan` compares all b-1 thresholds at once, 3 rounds for rings up to 5 bits; `bisect`
-compares ceil(log2 b) thresholds per coordinate one after another and opens each.
+This way of sharing trusts the clients to share vectors of 0 and 1 that are monotone. A client that
+shares other numbers adds them to the counts, can move the result at will, and chooses which rank is
+asked about at each threshold: the bits that `scan` opens may then be unrelated ones.
+docs/threat-model.md says what follows. `radix` on buckets has no such shares.
+
+There are two schedules. `scan` compares all b-1 thresholds at once, in 3 rounds for rings up to 5
+bits. `bisect` compares ceil(log2 b) thresholds per coordinate, one after another, and opens each.
 """
 
 from collections.abc import Sequence
@@ -43,12 +45,12 @@ class Bucketed(Counting):
     name = "bucketed"
     summary = "cheapest, to within a bucket"
 
-    buckets: int = option(8, help="buckets per coordinate (default: 8)", metavar="B")
+    buckets: int = option(8, text="buckets per coordinate (default: 8)", metavar="B")
     schedule: str = option(
         "scan",
         choices=SCHEDULES,
         compared=SCHEDULES,
-        help="all thresholds at once, or fewer one after another (default: scan)",
+        text="all thresholds at once, or fewer one after another (default: scan)",
     )
 
     def __post_init__(self) -> None:
@@ -118,13 +120,13 @@ def median(
     schedule: str,
     rank: int | None = None,
 ) -> PublicValues:
-    """Return the bucket of the element of rank k in each coordinate, known to both parties.
+    """Return the bucket of the element of rank k in each coordinate, opened.
 
-    `counts`: shares of H, shape (b-1, d), ring dtype of `bits`; `clients`: n; `schedule`: "scan" or
-    "bisect".
+    `counts` are shares of H, shape (b-1, d), in the ring of `bits` bits. `clients` is n, `schedule`
+    "scan" or "bisect". `rank` is by default that of the lower median.
     """
     rank = ring.median_rank(clients) if rank is None else rank
-    # only one party takes k off: [H - k]
+    # H - k: only one party takes k off its share
     if party.number == 0:
         counts = RingShare(ring.reduce(counts - ring.dtype(bits).type(rank), bits))
     find = _scan if schedule == "scan" else _bisect
@@ -132,7 +134,7 @@ def median(
 
 
 def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
-    """m = 1{H >= k}, opened."""
+    """Return m = 1{H >= k}, opened, from shares of H - k."""
     return open_bits(party, invert(party, compare.msb(party, centred, bits)), centred.size)
 
 
@@ -166,7 +168,7 @@ def _buckets(index: NDArray[np.int64]) -> PublicValues:
 
 
 def steps(buckets: int) -> int:
-    """Return the thresholds per coordinate under `bisect`: ceil(log2 b)."""
+    """Return how many thresholds `bisect` compares per coordinate: ceil(log2 b)."""
     return (buckets - 1).bit_length()
 
 

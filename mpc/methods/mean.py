@@ -1,12 +1,12 @@
 """The mean of fixed-point values, weighted or not: the shares are added up and the sum is opened.
 
-Adding is linear, so each party adds its own shares and no correlation is needed: one round, to
-open. Opened is the sum alone, which is the mean times the public total weight. Values must leave
+Adding is linear, so each party adds its own shares. No correlation is needed, and one round, to
+open. The sum alone is opened, which is the mean times the public total weight. Values must leave
 headroom for the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is
 exact on fixed-point values up to the final division.
 
-It has no robustness at all: one faulty client moves it anywhere. It is here to compare with, and to
-build on.
+The mean is not robust at all: one faulty client moves it anywhere. It is here to compare with, and
+to build on.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Mean(Weighted, FixedPoint):
         max_clients: int,
     ) -> NDArray[Any]:
         whole = self.whole_numbers(updates, max_clients) * np.array(weights, np.int64)[:, None]
-        # whole numbers first, so that nothing is rounded before the division
+        # summed as whole numbers, so that nothing is rounded before the division
         return whole.sum(axis=0)[None] / 2.0**self.fraction_bits / sum(weights)
 
     @classmethod

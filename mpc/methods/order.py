@@ -1,9 +1,9 @@
-"""Where each client stands in the order of a coordinate, by all pairwise comparisons (protocols.md
-section 6).
+"""The position of each client in the order of a coordinate, by all pairwise comparisons.
 
-z_xy = 1{w_x > w_y} for x < y and z_yx = 1 - z_xy is a strict order even with equal values: ties are
-broken by index. Values must lie in [-2^(l-2), 2^(l-2)), as the clients' encoding sees to; with one
-outside, which only a malformed share holds, comparisons may wrap and there may be no order.
+See protocols.md section 6. z_xy = 1{w_x > w_y} for x < y, with z_yx = 1 - z_xy, is a strict order
+even where values are equal: ties are broken by index. Values must lie in [-2^(l-2), 2^(l-2)), which
+the clients' encoding sees to. Only a malformed share can hold a value outside; its comparisons may
+wrap, and then there may be no order.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def positions(
     position_bits: int,
     batch: int | None = None,
 ) -> RingShare:
-    """Return shares of pos_i = sum_x W_x z_ix, the weight of the clients before client i; shape (n,
-    d), ring of `position_bits`.
+    """Return shares of the weight of the clients before each client, pos_i = sum_x W_x z_ix.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `weights`: public, one per
-    client; `batch`: comparisons to have in hand at once. More are cut into groups of pairs, which
-    take their correlations one after another.
+    They have shape (n, d) and are in the ring of `position_bits` bits. `values` are shares of the
+    inputs, shape (n, d), in the ring of `bits` bits. `weights` are public, one per client. `batch`
+    is the most comparisons to run at once: more are cut into groups of pairs, which take their
+    correlations one after another.
     """
     clients, dim = values.shape
     firsts, seconds = np.triu_indices(clients, 1)
@@ -49,7 +49,7 @@ def positions(
         above = to_ring(party, bit, count, position_bits).reshape(first.size, dim)
         np.add.at(before, first, above * weight[second])
         np.subtract.at(before, second, above * weight[first])
-    # z_yx = 1 - z_xy: client i is the second of the pairs with 0..i-1
+    # z_yx = 1 - z_xy, and client i is the second in its pairs with clients 0..i-1
     if party.number == 0:
         before += np.cumsum(weight, axis=0, dtype=weight.dtype) - weight
     return RingShare(ring.reduce(before, position_bits))
@@ -62,9 +62,10 @@ def within(
     high: NDArray[np.int64],
     bits: int,
 ) -> XorBits:
-    """Return XOR shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed, for public
-    low <= high of shape (n, 1). One comparison's rounds; the ring must hold the differences as
-    signed values.
+    """Return shares of 1{low <= pos < high} = 1{pos < low} ^ 1{pos < high}, packed.
+
+    low <= high are public, shape (n, 1). Takes the rounds of one comparison. The ring must hold the
+    differences as signed values.
     """
     bounds = np.stack([np.broadcast_to(bound, positions.shape) for bound in (low, high)]).astype(
         positions.dtype
@@ -72,7 +73,7 @@ def within(
     shifted = ring.reduce(
         positions[None] - bounds if party.number == 0 else np.stack([positions, positions]), bits
     )
-    # each half is padded to whole words, so that the packed halves can be added
+    # each half is padded to whole words, so that the packed halves can be XORed
     flat = np.zeros((2, -(-positions.size // 64) * 64), positions.dtype)
     flat[:, : positions.size] = shifted.reshape(2, -1)
     below = compare.msb(party, RingShare(flat.reshape(-1)), bits).reshape(2, -1)
@@ -80,7 +81,7 @@ def within(
 
 
 def pairs(clients: int) -> int:
-    """Return the comparisons per coordinate, n (n-1) / 2."""
+    """Return the number of comparisons per coordinate, n (n-1) / 2."""
     return clients * (clients - 1) // 2
 
 
@@ -99,7 +100,5 @@ def within_demand(count: int, bits: int) -> Demand:
 
 
 def signed_bits(total: int) -> int:
-    """Return the bits of the smallest ring that holds differences of two positions in 0..total with
-    their sign.
-    """
+    """Return the bits of the smallest ring for signed differences of positions in 0..total."""
     return max(ring.MIN_BITS, total.bit_length() + 1)

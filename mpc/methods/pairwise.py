@@ -1,22 +1,22 @@
-"""The exact median by all pairwise comparisons (the paper's Algorithm 2, the baseline; protocols.md
-6, 7.2, 7.3). Quadratic in the clients.
+"""The exact median by all pairwise comparisons, at a cost quadratic in the clients.
 
-pos_i, the number of clients before client i (`order`), is a permutation of 0..n-1, so exactly one
-client has pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the
-weight before client i, and the one with pos_i < k <= pos_i + W_i is chosen.
+This is the paper's Algorithm 2, the baseline (protocols.md 6, 7.2, 7.3). The number of clients
+before client i, pos_i (`order`), is a permutation of 0..n-1. So exactly one client has
+pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the weight before
+client i, and the client with pos_i < k <= pos_i + W_i is chosen.
 
-Selections: `oblivious` (default) computes sum_i 1{i is chosen} w_i on shares and opens nothing.
-`opened` opens the n bits 1{i is chosen} of every coordinate, as the paper does: both servers learn
-*which client* holds the median of each coordinate. It saves the multiplexers and is kept only to
-compare costs.
+There are two selections. `oblivious` (the default) computes sum_i 1{i is chosen} w_i on shares and
+opens nothing. `opened` opens the n bits 1{i is chosen} of every coordinate, as the paper does: both
+servers learn *which client* holds the median of each coordinate. It saves the multiplexers and is
+kept only to compare costs.
 
-The returned shares are of the element itself; who gets them is the caller's choice
-(`reveal.open_ring` at the servers, or sent to the clients).
+The result is shares of the element itself. They are opened at the servers (`reveal.open_ring`) or
+sent to the clients, as `result_to` says.
 
-Inputs must lie in [-2^(l-2), 2^(l-2)), as the client's encoding sees to. A malformed share can hold
-any ring element: comparisons with a value outside may wrap, then the order is none, several clients
-may be chosen, and the result of that coordinate is the sum of their values (of the first of them,
-if `opened`).
+Inputs must lie in [-2^(l-2), 2^(l-2)), which the clients' encoding sees to. A malformed share can
+hold any ring element: comparisons with a value outside may wrap, then there is no order, several
+clients may be chosen, and the result of that coordinate is the sum of their values (with `opened`,
+the value of the first of them).
 """
 
 from collections.abc import Sequence
@@ -48,12 +48,12 @@ class Pairwise(Weighted, FixedPoint):
     selection: str = option(
         "oblivious",
         choices=("oblivious", "opened"),
-        help="opened tells the servers whose each median is (default: oblivious)",
+        text="opened tells the servers whose each median is (default: oblivious)",
     )
     result_to: str = option(
         "servers",
         choices=("servers", "clients"),
-        help="who learns the median (default: servers)",
+        text="who learns the median (default: servers)",
     )
 
     def compute(self, party: Party, chunk: Chunk) -> Result:
@@ -65,7 +65,7 @@ class Pairwise(Weighted, FixedPoint):
         shares = RingShare(element[None])
         if self.result_to == "clients":
             return shares
-        # annotated, so that mypy misses the opening if it is not there
+        # annotated, so that mypy sees it if the opening is missing: shares are a Result as well
         opened: PublicValues = open_ring(party, shares, bits)
         return opened
 
@@ -119,9 +119,9 @@ def median(
 ) -> RingShare:
     """Return shares of the element of rank k in each coordinate.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; `selection`: "oblivious" or
-    "opened"; `rank`: 1..total weight, by default ceil(total / 2); `weights`: one whole number >= 1
-    per client, by default 1; `batch`: as in `order.positions`.
+    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. `selection` is
+    "oblivious" or "opened". `rank` is 1..total weight, by default ceil(total / 2). `weights` are
+    whole numbers >= 1, one per client, by default 1. `batch` is as in `order.positions`.
     """
     clients, dim = values.shape
     chosen_weights = [1] * clients if weights is None else list(weights)
@@ -145,7 +145,7 @@ def median(
 
 
 def _holders(chosen: PublicBits, clients: int) -> NDArray[np.intp]:
-    """Return the first client that is chosen, per coordinate."""
+    """Return the client that is chosen in each coordinate, or the first of several."""
     return chosen.reshape(clients, -1).argmax(axis=0)
 
 
@@ -165,13 +165,14 @@ def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Deman
 
 
 def _equal_weights(weights: Sequence[int]) -> bool:
-    """All 1: a test for equality will do, which is cheaper than two comparisons."""
+    """Return whether all weigh 1. Then one test for equality does, instead of two comparisons."""
     return max(weights) == 1
 
 
 def _position_bits(weights: Sequence[int]) -> int:
-    """The ring of positions: it tells 0..n-1 apart, or holds differences of weights with their
-    sign.
+    """Return the bits of the ring of positions.
+
+    It tells 0..n-1 apart or, with weights, holds differences of positions with their sign.
     """
     return (
         ring.index_bits(len(weights))

@@ -1,24 +1,25 @@
-"""The exact median by radix selection on XOR-shared words, linear in the clients (protocols.md
-section 6; ours).
+"""The exact median by radix selection on XOR-shared words, at a cost linear in the clients.
 
-Clients share each value as a w-bit word whose unsigned order is the values' order. From the top bit
-down the parties keep a shared flag c_i per client, "agrees with the result's prefix", and a shared
-count L of the weight of smaller elements. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i
-W_i zero_i,
+See protocols.md section 6; the protocol is ours. Clients share each value as a w-bit word, and the
+unsigned order of words is the order of values. From the top bit down, the parties keep a shared
+flag c_i per client, "agrees with the result's prefix", and a shared count L, the weight of the
+elements that are smaller. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i W_i zero_i,
 
-    m = 1{L + Z < k}     is the result's own bit: fewer than k elements lie at or below the prefix and 0,
+    m = 1{L + Z < k}
 
-and is opened; then c_i = zero_i if m = 0, else c_i = c_i ^ zero_i and L = L + Z. The weights W_i
+is the result's own bit: fewer than k elements lie at or below the prefix followed by 0. m is
+opened. Then c_i = zero_i if m = 0, and otherwise c_i = c_i ^ zero_i and L = L + Z. The weights W_i
 are public, 1 by default, and L + Z - k is compared in the count ring of the total weight.
 
-zero_i and its share in the ring come from one 1-of-4 OT of ring elements, indexed by the receiver's
-shares of both bits: the low bit of an additive share is an XOR share. Opened are the w bits of the
-element of the rank asked for and nothing else (for the midpoint of an even number both middle
-elements, though only their mean is published); any w-bit word is a value, so no share is malformed:
-a client that sends rubbish is a client with rubbish values.
+One 1-of-4 OT of ring elements gives both zero_i and its share in the ring, because the low bit of
+an additive share is an XOR share. The receiver's shares of both bits choose.
 
-Rounds: 2 for the OTs, those of one comparison, and 1 to open, for each of the w bits. OTs: 2 per
-client and bit, and one comparison per bit.
+Opened are the w bits of the element of the rank asked for and nothing else. (For the midpoint of an
+even number, both middle elements are opened, though only their mean is published.) Any w-bit word
+is a value, so no share is malformed: a client that sends rubbish is a client with rubbish values.
+
+Each of the w bits takes 2 rounds for the OTs, those of one comparison, and 1 to open. It takes 2
+OTs per client and one comparison.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.party import Party, half_counts
 
-# words of a chunk that take as much memory as one comparison: a step's correlations are small
+# Words of a chunk that take as much memory as one comparison: a step's correlations are small.
 WORDS_PER_COMPARISON = 16
 
 
@@ -53,34 +54,35 @@ class Radix(Counting):
     summary = "exact, linear in the clients"
     xor_shared = True
 
-    # `plan` and `bench` have one flag for the value rings of others, and leave this one small
+    # not swept: `plan` and `bench` have one flag for the value rings of other methods, and leave
+    # this ring small
     ring_bits: int = option(
-        0, help="bits of the count ring (default: the fewest that count)", metavar="L", swept=False
+        0, text="bits of the count ring (default: the fewest that count)", metavar="L", swept=False
     )
     encoding: str = option(
         "float32",
         choices=("float32", "bfloat16", "fixed", "buckets"),
         compared=("float32", "bfloat16", "buckets"),
-        help="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
+        text="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
         "point, or bucket indices",
     )
     word_bits: int = option(
-        32, help="with encoding fixed: bits of a word (default: 32)", metavar="W"
+        32, text="with encoding fixed: bits of a word (default: 32)", metavar="W"
     )
     fraction_bits: int = option(
-        24, help="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
+        24, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
     )
     buckets: int = option(
-        8, help="with encoding buckets: buckets per coordinate (default: 8)", metavar="B"
+        8, text="with encoding buckets: buckets per coordinate (default: 8)", metavar="B"
     )
     ranks: list[int] = option(
-        [], help="these ranks, 1 the smallest, not the median", metavar="R,.."
+        [], text="these ranks, 1 the smallest, not the median", metavar="R,.."
     )
     quantiles: list[float] = option(
-        [], help="the ranks ceil(Q n) as well; quartiles, say, are 0.25,0.5,0.75", metavar="Q,.."
+        [], text="the ranks ceil(Q n) as well; for quartiles 0.25,0.5,0.75", metavar="Q,.."
     )
     midpoint: bool = option(
-        False, help="for an even number of clients the mean of both middle elements"
+        False, text="for an even number of clients, the mean of both middle elements"
     )
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ class Radix(Counting):
             check_number("a quantile", q, 0, 1, "above 0 and at most 1")
         if self.midpoint and (self.ranks or self.quantiles or self.weights):
             raise ConfigError(
-                "midpoint is of the unweighted median alone: leave out ranks, quantiles and weights"
+                "midpoint is for the unweighted median: leave out ranks, quantiles and weights"
             )
 
     def check_round(self, max_clients: int) -> None:
@@ -102,7 +104,10 @@ class Radix(Counting):
         super().check_round(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
-        """As in `Counting`: one result per rank. Raises ConfigError if one is beyond the total."""
+        """Return the ranks to compute, of which each gives one result.
+
+        Raises ConfigError if a rank is beyond `total`, the weight of all that take part.
+        """
         median = ring.median_rank(total)
         if self.midpoint:
             return [median, median + 1] if total % 2 == 0 else [median]
@@ -120,7 +125,7 @@ class Radix(Counting):
 
     @property
     def word_width(self) -> int:
-        """Bits of a word."""
+        """Return the bits of a word."""
         widths = {
             "float32": 32,
             "bfloat16": 16,
@@ -140,11 +145,11 @@ class Radix(Counting):
         return self.words(vector, *(published.around() if self.uses_range else ()))[None]
 
     def words(self, values: ArrayLike, centre: ArrayLike = 0.0, width: ArrayLike = 1.0) -> Ring:
-        """Return words whose unsigned order is the values' order; `centre` and `width` are for
-        buckets.
+        """Return words whose unsigned order is the order of the values.
 
-        float32: the bits, complemented for negative values and with the sign flipped for others, so
-        that -0 < +0. bfloat16: the same of the nearest, ties to even. fixed: offset binary. Raises
+        float32: the bits, complemented for negative values and with the sign bit flipped for
+        others, so that -0 < +0. bfloat16: the same bits of the nearest bfloat16, ties to even.
+        fixed: offset binary. buckets: the index, around `centre` in a range of `width`. Raises
         InputError for NaN.
         """
         if self.encoding == "buckets":
@@ -153,7 +158,7 @@ class Radix(Counting):
         if self.encoding == "fixed":
             elements = encode.to_fixed(values, self.word_bits, self.fraction_bits)
             return elements ^ elements.dtype.type(1 << (self.word_bits - 1))
-        # what overflows float32 is inf
+        # what overflows float32 becomes inf
         with np.errstate(over="ignore"):
             bits = encode.without_nan(values, "the update").astype(np.float32).view(np.uint32)
         if self.encoding == "bfloat16":
@@ -167,8 +172,10 @@ class Radix(Counting):
     def values(
         self, words: PublicValues, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
     ) -> NDArray[np.float64]:
-        """Return the values of words. What only a faulty client uploads counts as the nearest
-        value: a word beyond the last bucket as that, one that is no number as infinity.
+        """Return the values that words stand for.
+
+        Words that only a faulty client uploads count as the nearest value: a word beyond the last
+        bucket as that bucket, and one that is no number as infinity.
         """
         if self.encoding == "buckets":
             index = np.minimum(words, self.buckets - 1)
@@ -177,7 +184,7 @@ class Radix(Counting):
             elements = words ^ words.dtype.type(1 << (self.word_bits - 1))
             return encode.from_fixed(elements, self.word_bits, self.fraction_bits)
         ordered = words.astype(np.uint32) << np.uint32(32 - self.word_width)
-        # what the rounding cut off is 0 in the value, and so 1 in a complement
+        # the bits that rounding cut off are 0 in the value, and so 1 in a complement
         if self.encoding == "bfloat16":
             ordered = np.where(ordered >> np.uint32(31), ordered, ordered | np.uint32(0xFFFF))
         bits = np.where(ordered >> np.uint32(31), ordered ^ np.uint32(1 << 31), ~ordered)
@@ -236,13 +243,13 @@ class Radix(Counting):
         return results
 
     def _rounded(self, updates: NDArray[Any], published: Published) -> NDArray[Any]:
-        """Return the updates as the encoding rounds them, in the clear: numbers or buckets."""
+        """Return updates in the clear as the encoding rounds them: numbers, or bucket indices."""
         if self.uses_range:
             return encode.bucketize(updates, *published.around(), self.buckets)
         if self.encoding == "fixed":
             elements = encode.to_fixed(updates, self.word_bits, self.fraction_bits)
             return ring.signed(elements, self.word_bits) / 2.0**self.fraction_bits
-        # what overflows is inf
+        # what overflows becomes inf
         with np.errstate(over="ignore"):
             single = np.asarray(updates).astype(np.float32)
             if self.encoding == "float32":
@@ -271,25 +278,25 @@ def median(
     rank: int | None = None,
     weights: Sequence[int] | None = None,
 ) -> PublicValues:
-    """Return the element of rank k in each coordinate, known to both parties.
+    """Return the element of rank k in each coordinate, opened.
 
-    `shares`: XOR shares of the words, shape (n, d), the smallest dtype of `width` bits (1..64);
-    `bits`: the count ring; `rank`: 1..total weight, by default ceil(total / 2); `weights`: one
-    whole number >= 1 per client.
+    `shares` are of words of `width` bits (1..64), shape (n, d). `bits` are those of the count ring.
+    `rank` is 1..total weight, by default ceil(total / 2). `weights` are whole numbers >= 1, one per
+    client, by default 1.
     """
     clients, dim = shares.shape
     counted = np.asarray(weights if weights is not None else [1] * clients, ring.dtype(bits))[
         :, None
     ]
     rank = ring.median_rank(int(counted.sum(dtype=np.uint64))) if rank is None else rank
-    # whole words per client; the rest is nobody's and never opened
+    # whole words of flags per client; the columns beyond `dim` are nobody's and never opened
     columns = -(-dim // 64) * 64
     values = np.zeros((clients, columns), shares.dtype)
     values[:, :dim] = shares
     ones = ~np.uint64(0) if party.number == 0 else np.uint64(0)
     flags = XorBits(np.full(clients * columns // 64, ones))
     below = np.zeros(columns, ring.dtype(bits))
-    # L - k: one party takes k off
+    # L - k: only one party takes k off its share
     if party.number == 0:
         below = ring.reduce(below - below.dtype.type(rank), bits)
     result = _zeros(dim, width)
@@ -314,7 +321,7 @@ def _zeros(dim: int, width: int) -> PublicValues:
 
 
 def _put(opened: PublicBits, bit: int, result: PublicValues) -> None:
-    """Put an opened bit into the words of the result."""
+    """Put the opened bits into the words of the result, at position `bit`."""
     result |= opened[: result.size].astype(result.dtype) << result.dtype.type(bit)
 
 
@@ -324,9 +331,7 @@ def _padded(opened: PublicBits, columns: int) -> PublicBits:
 
 
 def _conjunction(party: Party, c: XorBits, z: XorBits, bits: int) -> RingShare:
-    """Return additive shares over Z_2^bits of c & z for packed XOR shares, all 64 bits of every
-    word. Two rounds.
-    """
+    """Return additive shares over Z_2^bits of c & z, for all 64 bits of every word. Two rounds."""
     count = 64 * c.size
     sending, receiving = party.halves(count)
     sent, received = party.roles(count)

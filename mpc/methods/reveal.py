@@ -1,6 +1,6 @@
-"""Open shares to both parties: the one place of `mpc` where anything of the inputs becomes public.
+"""Open shares to both parties, in one round.
 
-Opening takes one round.
+This is the only module of `mpc` in which something about the inputs becomes public at the servers.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from securemedian.mpc.party import Party
 
 
 def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
-    """Open the first `count` bits. Bits beyond are blanked before anything is sent."""
+    """Open the first `count` bits. Those beyond are blanked before anything is sent."""
     mine = pack_bits(unpack_bits(shares, count))
     theirs = party.channel.exchange("open.bits", mine, (words_of(count),))
     return PublicBits(unpack_bits(mine ^ theirs, count))

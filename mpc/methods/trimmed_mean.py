@@ -1,18 +1,18 @@
-"""The trimmed mean of Yin et al. (ICML 2018, Definition 2): drop the floor(beta n) smallest and the
-floor(beta n) largest elements of each coordinate and average the rest.
+"""The trimmed mean: the mean of each coordinate without its smallest and largest elements.
 
-As for `pairwise`, pos_i is client i's position in the strict order of `order`. It is kept if m <=
-pos_i < n - m with m = floor(beta n), two comparisons on the small ring of positions whose XOR is
-the flag, and sum_i flag_i w_i is computed obliviously by multiplexers. Positions of values in range
-(see `order`) are a permutation, so exactly n - 2m clients are kept, ties or not, and the sum is
-that of the elements of ranks m+1..n-m whichever of equal elements are kept.
+This is Definition 2 of Yin et al. (ICML 2018), which drops m = floor(beta n) elements at either
+end. As in `pairwise`, pos_i is client i's position in the strict order of `order`. Client i is kept
+if m <= pos_i < n - m: two comparisons in the small ring of positions, whose XOR is the flag.
+Multiplexers then compute sum_i flag_i w_i obliviously. Positions of values in range (see `order`)
+are a permutation. So exactly n - 2m clients are kept, ties or not, and the sum is that of the
+elements of ranks m+1..n-m, whichever of equal elements are kept.
 
-Opened is the sum alone, which is the mean times the public n - 2m: nothing is said of who was
-dropped. The mean is exact on fixed-point values up to the final division. Values must leave
-headroom for the sum (`FixedPoint.headroom`).
+The sum alone is opened, which is the mean times the public n - 2m: nothing tells who was dropped.
+The mean is exact on fixed-point values up to the final division. Values must leave headroom for the
+sum (`FixedPoint.headroom`).
 
-Cost: that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits a client instead of
-one equality.
+The cost is that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits per client
+instead of one test for equality.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class TrimmedMean(FixedPoint):
     trim: float = option(
         0.1,
         metavar="BETA",
-        help="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
+        text="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
         "below 1/BETA (default: 0.1)",
     )
 
@@ -93,7 +93,7 @@ class TrimmedMean(FixedPoint):
         ends = int(as_written(self.trim) * len(updates))
         whole = np.sort(self.whole_numbers(updates, max_clients), axis=0)
         kept = whole[ends : len(updates) - ends]
-        # whole numbers first, so that nothing is rounded before the division
+        # summed as whole numbers, so that nothing is rounded before the division
         return kept.sum(axis=0)[None] / 2.0**self.fraction_bits / len(kept)
 
     @classmethod
@@ -106,7 +106,7 @@ class TrimmedMean(FixedPoint):
 
 
 def dropped(clients: int, trim: float) -> int:
-    """Return m = floor(beta n), dropped at either end; beta is the decimal as written."""
+    """Return m = floor(beta n), how many are dropped at either end, with beta as it is written."""
     return floor(as_written(trim) * clients)
 
 
@@ -115,8 +115,8 @@ def kept_sum(
 ) -> RingShare:
     """Return shares of the sum of the n - 2m kept values in each coordinate.
 
-    `values`: shares of the inputs, shape (n, d), ring dtype of `bits`; 0 <= `trim` < 1/2; `batch`:
-    as in `order.positions`.
+    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. 0 <= `trim` < 1/2.
+    `batch` is as in `order.positions`.
     """
     clients, dim = values.shape
     ends = dropped(clients, trim)

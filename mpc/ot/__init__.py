@@ -1,8 +1,9 @@
 """Oblivious transfer, from the public key to the forms that the protocols use.
 
-`base` is public-key OT, `extension` says what extending it to millions of OTs promises,
-`softspoken` and `ferret` do it, `one_of_two` and `one_of_n` make of them what the protocols use.
+`base` is OT from public-key cryptography. `extension` says what it means to extend it to millions
+of OTs, and `softspoken` and `ferret` do so. `one_of_two` and `one_of_n` turn these OTs into the
+forms that the protocols use.
 
-The only place where sender and receiver are classes: their states and secrets differ, and the wrong
-role should be impossible to build.
+Sender and receiver are classes only here: their states and secrets differ, and the wrong role
+should be impossible to build.
 """

@@ -50,7 +50,10 @@ def _key(session: bytes, index: int, a_point: bytes, b_point: bytes, shared: byt
 
 
 class BaseOtSender:
-    """End with two keys per OT. `session` must be unique to this run and direction."""
+    """The sender of base OTs, which ends with two keys per OT.
+
+    `session` must be unique to this run and direction.
+    """
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session = channel, session
@@ -62,7 +65,7 @@ class BaseOtSender:
         self._channel.send("base.A", np.frombuffer(self._point, np.uint8))
 
     def keys(self, count: int) -> list[tuple[bytes, bytes]]:
-        """Receive all B and derive the pairs of keys."""
+        """Receive all B and return the pairs of keys."""
         points: NDArray[np.uint8] = self._channel.recv("base.B", np.uint8, (count, POINT_BYTES))
         pairs = []
         for i in range(count):
@@ -78,19 +81,22 @@ class BaseOtSender:
 
 
 class BaseOtReceiver:
-    """End with the key of the choice bit per OT."""
+    """The receiver of base OTs, which ends with one key per OT: that of its choice bit.
+
+    `session` is the sender's.
+    """
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session, self._entropy = channel, session, entropy
 
     def keys(self, choices: NDArray[np.uint8]) -> list[bytes]:
-        """Receive A, send all B, derive the chosen keys."""
+        """Receive A, send all B and return the chosen keys."""
         a_point = _checked(self._channel.recv("base.A", np.uint8, (POINT_BYTES,)).tobytes(), "A")
         secrets = [_scalar(self._entropy) for _ in choices]
         points = []
         for choice, secret in zip(choices, secrets, strict=True):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
-            # both made, one taken: the same work for either choice
+            # both are made and one is taken, so that either choice is the same work
             candidates = own, sodium.crypto_core_ed25519_add(own, a_point)
             points.append(candidates[int(choice)])
         self._channel.send(

@@ -1,4 +1,4 @@
-"""Random OT extension: what its two ends promise, whichever protocol is between them.
+"""What the two ends of random OT extension promise, whichever protocol runs between them.
 
 An extension makes millions of random 1-of-2 OTs in one direction of one lane. Of each OT the sender
 learns two random keys of 128 bits, the receiver a random choice bit and the key of that choice, and
@@ -16,17 +16,18 @@ from securemedian.mpc.errors import LocalProtocolError
 
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
 ALIGN = 128
-# The most OTs that one call of `extend` makes: AES calls long enough to cost nothing beside their
-# work, rows short enough for the cache. A row is an odd number of cache lines, so that a column of
-# rows does not fall on the same few cache sets.
+# The most OTs that one call of `extend` makes: AES calls so long that the call itself costs
+# nothing, and rows short enough for the cache. A row is an odd number of cache lines, so that a
+# column of rows does not fall on the same few cache sets.
 BLOCK = 255 * 512
 
 
 class RandomOtEnd(ABC):
     """One end of an extension: what the sender and the receiver have in common.
 
-    `sender_speaks`  tells which end sends in `extend`: the sender if it is true, else the receiver.
-                     The end that speaks never waits in `extend`, the other waits for its messages.
+    `sender_speaks`  tells which end sends in `extend`: the sender if it is true, otherwise the
+                     receiver. The end that speaks never waits in `extend`; the other waits for its
+                     messages.
     `index`          counts the OTs made so far; it is the same at both ends after the same calls.
     `left`           counts the OTs that `extend` gives before it next sends or waits.
     """
@@ -36,11 +37,11 @@ class RandomOtEnd(ABC):
     left: int = 0
 
     def prepare(self) -> None:
-        """Exchange what both ends must have before the first `extend`, if there is such a thing.
+        """Exchange what both ends must have before the first `extend`, if there is anything.
 
-        `extend` does so itself where it was not done. Where the sender speaks in `extend`, the
-        receiver sends and the sender waits here, so that a party which is the receiver of one
-        direction and the sender of the other prepares the first before it extends the second.
+        `extend` does so itself if it was not done before. Where the sender speaks in `extend`, here
+        the receiver sends and the sender waits. So a party that is the receiver in one direction
+        and the sender in the other prepares the first before it extends the second.
         """
         return
 
@@ -48,20 +49,23 @@ class RandomOtEnd(ABC):
     def expand(self, keys: Blocks, blocks: int) -> Words:
         """Return (count, 2 `blocks`) words for each key of the last `extend`, which `keys` holds.
 
-        For those to whom 128 bits per OT are too few. They look random to who lacks the key, and
-        both ends get the same ones from the same key. Sends nothing.
+        This is for uses that need more than 128 bits per OT. The words look random to whoever does
+        not have the key, and both ends get the same words from the same key. Sends nothing.
         """
 
 
 class RandomOtSender(RandomOtEnd):
-    """The end that makes two random keys per OT. Holds a secret Delta, which never leaves it."""
+    """The end that makes two random keys per OT.
+
+    It holds a secret Delta, which never leaves it.
+    """
 
     @abstractmethod
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
         """Return the keys of choice 0 and of choice 1 of `count` OTs, each (count, 2).
 
-        `count` is a positive multiple of ALIGN up to BLOCK, or it is a LocalProtocolError. The next
-        call overwrites what this one returned.
+        The next call overwrites what this one returned. Raises LocalProtocolError unless `count` is
+        a positive multiple of ALIGN, up to BLOCK.
         """
 
 
@@ -77,7 +81,7 @@ class RandomOtReceiver(RandomOtEnd):
 
 
 def checked_block(count: int) -> int:
-    """Return `count` if `extend` makes blocks of so many OTs, else raise LocalProtocolError."""
+    """Return `count`. Raises LocalProtocolError if `extend` makes no blocks of so many OTs."""
     if count <= 0 or count % ALIGN or count > BLOCK:
         raise LocalProtocolError(
             f"extend takes a positive multiple of {ALIGN} up to {BLOCK}, not {count}"

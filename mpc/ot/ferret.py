@@ -11,7 +11,7 @@ with nodes X_j
     X_0, X_1 = a random block and that ^ Delta;   the children of X are L = H(X) and X ^ L
 
 so that every level XORs to Delta. The sender gives the XOR of a level's left nodes, masked with w
-of one seed: with the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the
+of one seed. With the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the
 right (r = 1) nodes, and so from level to level all nodes but the one on the path of the bits 1 - r.
 At the last level the XOR of what it knows is the missing leaf ^ Delta: the leaves are correlated
 OTs whose choice bits e are 1 at a single place. With A the public matrix of LOCALITY ones per row,
@@ -27,20 +27,22 @@ bit; ours is the case where that is 0.)
 Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation
 holds there too, and 127 bits of Delta remain secret. The first iteration's seeds come from
 SoftSpokenOT on the same base OTs, without its hash (the sigma and the public tweak on its columns
-keep them correlated, under sigma(Delta)), each other's from the iteration before it. Of what an
-iteration made, those seeds and the OTs that `extend` hands out are disjoint, and nothing is used
-twice.
+keep them correlated, under sigma(Delta)). Those of every later iteration come from the iteration
+before it. The seeds that an iteration leaves and the OTs that `extend` hands out are disjoint, and
+nothing is used twice.
 
-H is the hash of `mpc.ot.hash`. In the trees its tweaks are streams with bit 63 set and a number of
-the node. Half-trees need it to be circular correlation robust, which it is for an ideal permutation
-while no two nodes of a session are equal. What the receiver is given of a level is, for the node P
-on its path, H(P) or P ^ H(P), and it knows P ^ Delta: one P found gives Delta. It may look for all
-P under one key at once, so each group of trees has a key of its own: TREES (depth - 1) = 576 of
-them, however long the session is. Expected are 2^128 / 576 = 2^118.8 evaluations of AES
-(tests/test_ferret.py); under one key per session it would be 2^104.7 after 10^9 OTs.
+H is the hash of `mpc.ot.hash`. In the trees its tweaks are the number of the node and a stream
+with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an ideal
+permutation while no two nodes of a session are equal. Of a level the receiver is given H(P) or
+P ^ H(P), for the node P on its path, and it knows P ^ Delta: one P found gives Delta. It may look
+for all P under one key at once, so each group of trees has a key of its own, which serves
+TREES (depth - 1) = 576 such P however long the session is. The receiver then expects to find one
+after 2^128 / 576 = 2^118.8 evaluations of AES (tests/test_ferret.py); under one key per session it
+would be 2^104.7 after 10^9 OTs.
 
-Wire: 160 bytes per tree from sender to receiver, 0.18 B per OT, in messages of a few trees each
-that wait for nothing. Before the first of them the seeds of SoftSpokenOT, from receiver to sender.
+On the wire are 160 bytes per tree, which is 0.18 bytes per OT, from sender to receiver, in messages
+of a few trees each that wait for nothing. Before the first of them come the seeds of SoftSpokenOT,
+from receiver to sender.
 """
 
 import hashlib
@@ -68,7 +70,7 @@ from securemedian.mpc.prg import Stream
 
 # Trees that are grown at once and share a message: few enough that their nodes stay in the cache.
 TREES = 64
-# The streams of `extend` and `expand` are below.
+# Streams of the trees' tweaks; those of `extend` and `expand` are below.
 TREE_TWEAKS = np.uint64(1 << 63)
 
 
@@ -76,11 +78,11 @@ TREE_TWEAKS = np.uint64(1 << 63)
 class Code:
     """An LPN instance. Its security is discussed at `CODE`."""
 
-    # k
+    # k, the seeds that are the LPN secret
     secrets: int
-    # t, each with one noisy output
+    # t, the bins of outputs, each with one noisy output and one tree
     bins: int
-    # of a tree: 2^depth outputs per bin
+    # levels of a tree: a bin has 2^depth outputs
     depth: int
 
     @property
@@ -89,7 +91,7 @@ class Code:
 
     @property
     def seeds(self) -> int:
-        """Return what an iteration takes."""
+        """Return the correlated OTs that an iteration takes."""
         return self.secrets + self.bins * self.depth
 
     @property
@@ -99,17 +101,17 @@ class Code:
 
     @property
     def yields(self) -> int:
-        """Return what an iteration leaves for `extend`."""
+        """Return the OTs that an iteration leaves for `extend`."""
         return (self.outputs - self.seeds) // ALIGN * ALIGN
 
     def groups(self) -> Iterator[slice]:
-        """Yield the trees of one message after the other."""
+        """Yield the groups of trees, each of which shares one message."""
         for first in range(0, self.bins, TREES):
             yield slice(first, min(first + TREES, self.bins))
 
     @property
     def memory(self) -> int:
-        """Return the bytes that one end of one direction holds, SoftSpokenOT's buffers apart."""
+        """Return the bytes that one end of one direction holds, without SoftSpokenOT's buffers."""
         leaves = TREES << self.depth
         return (
             16 * (self.outputs + self.seeds + 2 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
@@ -134,13 +136,13 @@ class Code:
 # outputs of a bin vanish; guess outputs to be free of noise until these equations determine all
 # monomials. 149 with dense linear algebra (exponent 2.8), 135 if Wiedemann's algorithm could use
 # the code's sparsity to the full. ferret_b11 has so many outputs in a bin that nothing need be
-# guessed, 92 and 74: that is why its larger iterations, half as many bytes an OT, are not used
-# here.
+# guessed, 92 and 74: that is why its larger iterations, with half as many bytes per OT, are not
+# used here.
 CODE = Code(secrets=69454, bins=512, depth=10)
 
 
 class _Ferret(RandomOtEnd):
-    """What both ends share: iterations, and what is left of the last one."""
+    """What both ends have: iterations, and what is left of the last one."""
 
     sender_speaks = True
 
@@ -154,7 +156,7 @@ class _Ferret(RandomOtEnd):
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()
         self._iterations = 0
-        # hashed so far: the next tweak of a tree
+        # nodes hashed so far, which is the next tweak of a tree
         self._nodes = 0
         self._seeds: Blocks | None = None
         self._outputs: Blocks = np.empty((0, 2), np.uint64)
@@ -171,23 +173,25 @@ class _Ferret(RandomOtEnd):
 
     @abstractmethod
     def bootstrap(self) -> Blocks:
-        """Make the seeds of the first iteration: the receiver speaks, the sender waits for it."""
+        """Return the seeds of the first iteration. The receiver speaks, the sender waits for it."""
 
     @abstractmethod
     def grow_trees(self, masks: Blocks) -> Blocks:
-        """Return the leaves (trees, 2^depth, 2) of one group of trees.
+        """Send or receive the message of one group of trees, and return its leaves.
 
-        `masks` (trees, depth, 2) are the seeds that serve the group. Sends or receives its message.
+        The leaves have shape (trees, 2^depth, 2). `masks` (trees, depth, 2) are the seeds that
+        serve the group.
         """
 
     def add_noise(self, outputs: Blocks) -> None:
-        """Put the choice bits of the noise in the outputs of the group that was grown last."""
+        """Put the choice bits of the noise into the outputs of the group that was grown last."""
         return
 
     def _parts(self, count: int) -> Iterator[tuple[slice, slice]]:
         """Iterate as often as it takes to give `count` correlated OTs, and yield where they are.
 
-        Of each run of them: where it goes in an array of `count`, where it stands in `_outputs`.
+        Yields two slices per run of OTs: where it goes in an array of `count`, and where it stands
+        in `_outputs`.
         """
         done = 0
         while done < count:
@@ -204,7 +208,7 @@ class _Ferret(RandomOtEnd):
         self.prepare()
         assert self._seeds is not None
         code = self._code
-        # a copy: the outputs overwrite the seeds
+        # copies, because the outputs overwrite the seeds
         secrets = self._seeds[: code.secrets].copy()
         masks = self._seeds[code.secrets :].reshape(code.bins, code.depth, 2).copy()
         if self._iterations == 0:
@@ -222,13 +226,13 @@ class _Ferret(RandomOtEnd):
         self._iterations += 1
 
     def _hash_of(self, group: slice) -> Hash:
-        """Return the hash of a group of trees of this iteration, under a key that no other has."""
+        """Return the hash of a group of trees of this iteration, under a key that no other uses."""
         counters = (self._iterations, group.start)
         numbered = b"".join(counter.to_bytes(8, "little") for counter in counters)
         return Hash(self._scratch, b"securemedian trees", self._derivation, numbered)
 
     def _level(self, parents: Blocks, level: int, sums: Blocks) -> Blocks:
-        """Return the nodes of `level`, and in `sums` the XOR of its left and of its right ones."""
+        """Return the nodes of `level`. Write the XOR of its left and right ones to `sums`."""
         trees, width, _ = parents.shape
         lefts = self._scratch.array("lefts", trees, width, 2)
         flat = lefts.reshape(-1, 2)
@@ -276,12 +280,12 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
 
     def grow_trees(self, masks: Blocks) -> Blocks:
         trees, depth, _ = masks.shape
-        # of each level the XOR of the nodes on the side that leads off the path: side `bits`
+        # per level, the XOR of the nodes on the side that leads off the path, which is side `bits`
         given = self._channel.recv("ferret.sums", np.uint64, masks.shape) ^ masks
         bits = (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
         sums = np.empty((trees, 2, 2), np.uint64)
         nodes = self._nodes_of(trees, 0)
-        # one of them is true, the other, on the path, ^ Delta, here and below
+        # one node is right, and the other, on the path, is off by Delta, here and below
         nodes[:] = given[:, :1]
         paths = 1 - bits[:, 0]
         for level in range(1, depth):
@@ -297,7 +301,7 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
 
 
 class FerretSender(_Ferret, RandomOtSender):
-    """The sender's end, which waits for nobody after `prepare`. Holds Delta."""
+    """The sender's end, which waits for nobody after `prepare` and holds Delta."""
 
     def __init__(
         self,
@@ -312,7 +316,7 @@ class FerretSender(_Ferret, RandomOtSender):
         super().__init__(channel, session, lane, direction)
         self._softspoken = SoftSpokenSender(channel, session, delta, leaves, lane, direction)
         self._roots = roots
-        # what SoftSpokenOT's tweaked columns are correlated by
+        # the difference that SoftSpokenOT's tweaked columns are correlated by
         low, high = self._softspoken.sigma_delta
         self._delta = np.array([low | np.uint64(1), high])
         self._sigma_delta = (self._delta[0] ^ self._delta[1], self._delta[0])
@@ -337,7 +341,7 @@ class FerretSender(_Ferret, RandomOtSender):
 
     def grow_trees(self, masks: Blocks) -> Blocks:
         trees, depth, _ = masks.shape
-        # new each time: the channel may still be sending the last
+        # new each time, because the channel may still be sending the last one
         message = masks.copy()
         sums = np.empty((trees, 2, 2), np.uint64)
         nodes = self._nodes_of(trees, 0)

@@ -2,15 +2,14 @@
 
     H(t, x) = pi(sigma(x) ^ t) ^ sigma(x) ^ t,    pi = AES-128 under a public key.
 
-The tweak t = (index, stream) is used once per key: `tweak_stream` gives each lane and direction
-streams of its own, and whoever hashes counts the index up. sigma and the tweak are applied by the
-kernels (`transpose_and_tweak`, `sigma_and_tweak`), which leave sigma(x) ^ t; `finish` does the
-rest.
+A tweak t = (index, stream) is used once per key: `tweak_stream` gives each lane and direction
+streams of its own, and whoever hashes counts the index up. The kernels (`transpose_and_tweak`,
+`sigma_and_tweak`) apply sigma and the tweak and leave sigma(x) ^ t; `finish` does the rest.
 
 Whoever sees N values of H under one key, each of an unknown input, can look for all of them at
-once: every evaluation of pi is compared with a table of the N, and one hit is expected after
-2^128 / N. Hence keys that serve few values where they are given away by the thousand
-(`mpc.ot.ferret`).
+once: it compares every evaluation of pi with a table of the N values, and expects one hit after
+2^128 / N evaluations. So where values are given away by the thousand (`mpc.ot.ferret`), each key
+serves only a few of them.
 """
 
 import hashlib
@@ -26,17 +25,20 @@ from securemedian.mpc.ot.scratch import Scratch
 
 
 def tweak_stream(lane: int, direction: int) -> np.uint64:
-    """Return the upper word of a lane and direction's tweaks, below 2^32 as lanes are 16 bits."""
+    """Return the upper word of the tweaks of a lane and direction.
+
+    It is below 2^32, because lanes have 16 bits.
+    """
     return np.uint64(2 * lane + direction)
 
 
 class Hash:
-    """H under one public key."""
+    """The hash H under one public key."""
 
     def __init__(self, scratch: Scratch, label: bytes, *parts: bytes) -> None:
-        """Derive the key from a label, which tells uses apart, and what else it depends on.
+        """Derive the key from a label, which tells uses apart, and from `parts`.
 
-        `scratch` lends the memory of AES's output, which hashes that take turns may share.
+        `scratch` lends memory for AES's output, which hashes that take turns may share.
         """
         self.key = hashlib.sha256(label + b"".join(parts)).digest()[:16]
         self._pi = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor().update_into
@@ -44,14 +46,14 @@ class Hash:
 
     def finish(self, blocks: Blocks) -> Blocks:
         """Turn sigma(x) ^ t into H(t, x), in place."""
-        # one block more than is written: `update_into` asks for the room
+        # one block more than is written, because `update_into` asks for the room
         images = self._scratch.array("images", len(blocks) + 1, 2)
         self._pi(as_bytes(blocks), as_bytes(images))
         kernels.xor_into(blocks, images[:-1])
         return blocks
 
     def expand(self, keys: Blocks, first: int, stream: np.uint64, blocks: int) -> Words:
-        """Return (count, 2 `blocks`) words: H of each key under `blocks` streams that no OT has."""
+        """Return (count, 2 `blocks`) words: H of each key under streams that no OT uses."""
         out = np.empty((len(keys), blocks, 2), np.uint64)
         for block in range(blocks):
             tweaked = np.empty_like(keys)

@@ -1,4 +1,4 @@
-"""Random 1-of-2^m OT from m random 1-of-2 OTs, and what it takes to use one.
+"""Random 1-of-2^m OT from m random 1-of-2 OTs, and how to use it.
 
 Naor and Pinkas, CRYPTO 1999. The sender's pad at position i is XOR_j chunk i of r_{j, i_j}, where
 i_j is bit j of i; the receiver, with c_j the choice of OT j, knows the keys r_{j, c_j} and so the
@@ -23,7 +23,8 @@ from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, Random
 def slot_bits(width: int) -> int:
     """Return the bits that a chunk takes in a table.
 
-    They are `width` rounded up to a power of two, so that no chunk spans two words.
+    They are `width` rounded up to a power of two, so that no chunk spans two words. Raises
+    LocalProtocolError for a width that is not 1 to 64.
     """
     if not 1 <= width <= 64:
         raise LocalProtocolError(f"a message has 1 to 64 bits, not {width}")
@@ -75,7 +76,7 @@ def sender_tables(extension: RandomOtSender, index_bits: int, width: int, items:
 def receiver_pads(
     extension: RandomOtReceiver, index_bits: int, width: int, items: int
 ) -> tuple[Bits, Ring]:
-    """Make the receiver's side of them: random positions, and the pads there, `width` bits each."""
+    """Make the receiver's side of `sender_tables`: random positions and the pads there."""
     choice_words, keys = extension.extend(items * index_bits)
     words = table_words(index_bits, width)
     if words > 2:
@@ -87,7 +88,7 @@ def receiver_pads(
 
 
 def sender_quads(extension: RandomOtSender, width: int, items: int) -> Ring:
-    """Make 1-of-4 tables and take them apart: pads (4, items) of `width` bits."""
+    """Make random 1-of-4 tables and take them apart: pads (4, items) of `width` bits."""
     pads = np.empty((4, items), ring.dtype(width))
     quads.split_tables(
         sender_tables(extension, 2, width, items),
@@ -99,13 +100,16 @@ def sender_quads(extension: RandomOtSender, width: int, items: int) -> Ring:
 
 
 class OneOfNSender:
-    """Send by chosen 1-of-2^m OT, made and used at once: 1 <= m <= 8, messages of 1 to 64 bits."""
+    """The sender of chosen 1-of-2^m OTs that are made and used at once.
+
+    1 <= m <= 8, and messages have 1 to 64 bits.
+    """
 
     def __init__(self, channel: Channel, extension: RandomOtSender) -> None:
         self._channel, self._extension = channel, extension
 
     def send(self, messages: Ring, width: int) -> None:
-        """Transfer one of the 2^m messages of each row of a (count, 2^m) array."""
+        """Send the messages, a (count, 2^m) array: the receiver gets one per row."""
         count, positions = messages.shape
         index_bits = _index_bits(positions)
         slot = slot_bits(width)
@@ -126,13 +130,13 @@ class OneOfNSender:
 
 
 class OneOfNReceiver:
-    """Receive what `OneOfNSender` sends."""
+    """The receiver of what `OneOfNSender` sends."""
 
     def __init__(self, channel: Channel, extension: RandomOtReceiver) -> None:
         self._channel, self._extension = channel, extension
 
     def receive(self, choices: Bits, index_bits: int, width: int) -> Ring:
-        """Return the message at each choice (0..2^m - 1)."""
+        """Return the message at each choice, 0..2^m - 1."""
         _index_bits(1 << index_bits)
         received = []
         for start in range(0, choices.size, _most_items(index_bits)):

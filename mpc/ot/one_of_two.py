@@ -1,8 +1,8 @@
 """1-of-2 OT of ring elements: random, chosen or correlated (Beaver, CRYPTO 1995).
 
-A random OT (sender r_0, r_1; receiver c, r_c) becomes one of the other forms with one short message
-each way. For a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d} the
-receiver knows r'_x, so
+One short message each way turns a random OT (sender r_0, r_1; receiver c, r_c) into one of the
+other forms. For a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d}
+the receiver knows r'_x, so
 
     chosen      the sender sends m_i - r'_i for i = 0, 1;
                 the receiver ends with m_x
@@ -28,15 +28,16 @@ from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
 
 
 def sender_keys(extension: RandomOtSender, bits: int, items: int) -> tuple[Ring, Ring]:
-    """Make `items` random OTs (a block, see `extension`) and return both keys of each, as elements
-    of Z_2^bits.
+    """Make `items` random OTs, and return both keys of each as elements of Z_2^bits.
+
+    `items` is a block as `RandomOtEnd` makes them.
     """
     keys0, keys1 = extension.extend(items)
     return ring.reduce(keys0[:, 0], bits), ring.reduce(keys1[:, 0], bits)
 
 
 def receiver_keys(extension: RandomOtReceiver, bits: int, items: int) -> tuple[Bits, Ring]:
-    """Make the receiver's side of it: the choice bits and the keys they choose."""
+    """Make the receiver's side of `sender_keys`: the choice bits and the keys they choose."""
     choices, keys = extension.extend(items)
     unpacked = np.empty(items, np.uint8)
     packing.unpack_bits(choices, unpacked)
@@ -44,7 +45,7 @@ def receiver_keys(extension: RandomOtReceiver, bits: int, items: int) -> tuple[B
 
 
 class _Once:
-    """Refuse a second use of a batch of correlations."""
+    """A batch of correlations that refuses a second use."""
 
     _used = False
 
@@ -58,7 +59,7 @@ class _Once:
 
 @dataclass
 class OtSender(_Once):
-    """Hold random OTs at the sender, and turn them into chosen or correlated ones."""
+    """Random OTs at the sender, which turns them into chosen or correlated ones."""
 
     bits: int
     keys0: Ring = field(repr=False)
@@ -72,7 +73,7 @@ class OtSender(_Once):
         return np.where(flip, self.keys1, self.keys0), np.where(flip, self.keys0, self.keys1)
 
     def chosen(self, request: Words, messages0: Ring, messages1: Ring) -> Words:
-        """Return the reply that transfers m_x."""
+        """Return the reply that transfers one message of each pair, m_x."""
         pads = self._permuted(request)
         pair = [
             ring.reduce(m - pad, self.bits)
@@ -89,7 +90,7 @@ class OtSender(_Once):
 
 @dataclass
 class OtReceiver(_Once):
-    """Hold random OTs at the receiver: choices c and keys r_c."""
+    """Random OTs at the receiver: choices c and keys r_c."""
 
     bits: int
     choices: Bits = field(repr=False)
@@ -103,7 +104,7 @@ class OtReceiver(_Once):
         return words
 
     def finish_chosen(self, choices: Bits, reply: Words) -> Ring:
-        """Return m_x."""
+        """Return the chosen messages m_x."""
         pair = ring.unpack(reply, self.bits, 2 * choices.size).reshape(2, -1)
         return ring.reduce(np.where(choices.astype(bool), pair[1], pair[0]) + self.keys, self.bits)
 

@@ -6,13 +6,13 @@ from securemedian.mpc.arrays import Words
 
 
 class Scratch:
-    """Hold one piece of memory per name, as large as was ever asked for."""
+    """Memory by name, each piece as large as was ever asked for."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Words] = {}
 
     def array(self, name: str, *shape: int) -> Words:
-        """Return a contiguous array over the memory of that name; what it holds is left over."""
+        """Return a contiguous array over the memory of a name, which still holds what was there."""
         size = int(np.prod(shape))
         if name not in self._memory or self._memory[name].size < size:
             self._memory[name] = np.empty(size, np.uint64)

@@ -3,8 +3,8 @@
 Roy, CRYPTO 2022, Sections 3 and 4; semi-honest, with the repetition code.
 
 With k = `ot_field_bits` there are 128/k blocks and q = 2^k. In block i the extension *receiver*
-knows q leaves r_x of a GGM tree, the *sender* all but the one at its secret Delta_i. Expanding
-every leaf to n bits,
+knows q leaves r_x of a GGM tree, the *sender* all but the one at its secret Delta_i. With every
+leaf expanded to n bits,
 
     receiver:  u_i = XOR_x r_x,   v_i = XOR_x x r_x
     sender:    w_i = XOR_x (Delta_i ^ x) r_x = v_i ^ Delta_i u_i
@@ -21,8 +21,8 @@ with the hash H of `mpc.ot.hash` under a key of the session. The tweak t is uniq
 a part of t that is 0 elsewhere. Between semi-honest parties the columns are pseudorandom, and
 nobody chooses x against t.
 
-Wire: 128/k - 1 bits per OT, from receiver to sender, uniform. One message per block; blocks do not
-wait for each other.
+On the wire are 128/k - 1 bits per OT, uniform, from receiver to sender: one message per `extend`,
+and these messages do not wait for each other.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ from securemedian.mpc.protocol import SECURITY_BITS
 
 
 def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
-    """Return the shape in words of the one message of `extend`: a row per block but the first."""
+    """Return the shape in words of the one message of `extend`: one row per block but the first."""
     return SECURITY_BITS // field_bits - 1, count // 64
 
 
@@ -65,7 +65,8 @@ def receiver_setup(
 ) -> list[list[bytes]]:
     """Return the extension receiver's GGM leaves, blocks x q.
 
-    It is the base OT *sender*: per tree level it offers the XOR of all left and of all right nodes.
+    It is the *sender* of the base OTs: per level of a tree it offers the XOR of all left nodes and
+    the XOR of all right ones.
     """
     base = BaseOtSender(channel, session, entropy)
     base.announce()
@@ -87,18 +88,20 @@ def sender_setup(
 ) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
     """Return the extension sender's Delta and GGM leaves.
 
-    Delta is 128 bits, bit j of block i at i k + j; of each block's leaves the one at Delta_i is
-    empty. It is the base OT *receiver*.
+    Delta has 128 bits, with bit j of block i at i k + j. Of each block's leaves, the one at Delta_i
+    is empty. The extension sender is the *receiver* of the base OTs.
     """
     delta = np.unpackbits(np.frombuffer(entropy(SECURITY_BITS // 8), np.uint8), bitorder="little")
-    paths = delta.reshape(-1, field_bits)[:, ::-1]  # the root's bit is the index's top bit
+    # the root's bit is the top bit of the index
+    paths = delta.reshape(-1, field_bits)[:, ::-1]
     keys = BaseOtReceiver(channel, session, entropy).keys(1 - paths.reshape(-1))
     sums = channel.recv("ggm.sums", np.uint8, (SECURITY_BITS * 2 * SEED_BYTES,)).reshape(
         -1, 2, SEED_BYTES
     )
     leaves = []
     for block, path in enumerate(paths):
-        known: dict[int, bytes] = {}  # index at this level -> node; the one on the path is missing
+        # by index at this level, all nodes but the one on the path
+        known: dict[int, bytes] = {}
         missing = 0
         for level, bit in enumerate(path):
             known = {
@@ -118,7 +121,7 @@ def sender_setup(
 
 
 class _SoftSpoken(RandomOtEnd):
-    """What both ends share: the streams of the leaves, and the hash."""
+    """What both ends have: the streams of the leaves, and the hash."""
 
     sender_speaks = False
 
@@ -142,7 +145,7 @@ class _SoftSpoken(RandomOtEnd):
 
 
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
-    """The receiver's end, which speaks: one message of corrections per `extend`."""
+    """The receiver's end, which sends one message of corrections per `extend`."""
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices, rows = self.correlate(count)
@@ -152,8 +155,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         return choices, self._hash.finish(keys)
 
     def correlate(self, count: int) -> tuple[Words, Words]:
-        """Return the correlated OTs that `extend` hashes: u (count/64,), the rows of V (128,
-        count/64).
+        """Return the correlated OTs that `extend` hashes: u (count/64,) and V (128, count/64).
 
         Sends the corrections. The next call overwrites what this one returned.
         """
@@ -162,12 +164,13 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         rows = self._scratch.array("rows", SECURITY_BITS, words)
         leaves = self._scratch.array("leaves", q, words)
         choices = self._scratch.array("choices", words)
-        # new each time: the channel may still be sending the last
+        # new each time, because the channel may still be sending the last one
         corrections = np.empty(corrections_shape(k, count), np.uint64)
         zeros, views = ZEROS[: 8 * words], [as_bytes(leaf) for leaf in leaves]
         for block, tree in enumerate(self._streams):
             for stream, view in zip(tree, views, strict=True):
-                assert stream is not None  # the receiver knows every leaf
+                # the receiver knows every leaf
+                assert stream is not None
                 stream.xor(zeros, view)
             kernels.fold(leaves, rows[block * k : (block + 1) * k])
             if block == 0:
@@ -179,10 +182,10 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
 
 
 class SoftSpokenSender(_SoftSpoken, RandomOtSender):
-    """The sender's end, which waits for the corrections. Holds Delta.
+    """The sender's end, which waits for the corrections and holds Delta.
 
-    `sigma_delta` is sigma(Delta), low word first: what the hash's inputs for the two keys of an OT
-    differ by. As secret as Delta.
+    `sigma_delta` is sigma(Delta), low word first: the difference of the hash's inputs for the two
+    keys of an OT. It is as secret as Delta.
     """
 
     def __init__(
@@ -223,7 +226,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         return self._hash.finish(keys0), self._hash.finish(keys1)
 
     def correlate(self, count: int) -> Words:
-        """Return the correlated OTs that `extend` hashes: the rows of W (128, count/64).
+        """Return the correlated OTs that `extend` hashes: W (128, count/64).
 
         Waits for the receiver's corrections. The next call overwrites what this one returned.
         """
@@ -236,7 +239,8 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         for block, tree in enumerate(self._streams):
             leaves[0] = 0
             for stream, view in zip(tree[1:], views[1:], strict=True):
-                assert stream is not None  # only y = 0, x = Delta_i, is missing
+                # only y = 0, which is x = Delta_i, is missing
+                assert stream is not None
                 stream.xor(zeros, view)
             mine = rows[block * k : (block + 1) * k]
             kernels.fold(leaves, mine)

@@ -1,1 +1,1 @@
-"""The policies of the bucket range: one module for each, with its options."""
+"""The policies of the bucket range, one module each, with their options."""

@@ -1,4 +1,7 @@
-"""Say what a range policy is: how the bucket range follows the model (protocols.md 7.1)."""
+"""What a range policy is: a rule by which the bucket range B follows the global model.
+
+See protocols.md section 7.1.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,12 +17,11 @@ from securemedian.mpc.options import option
 
 @dataclass(frozen=True)
 class RangePolicy(ABC):
-    """Choose B for each round of a training run; the fields are the policy's options. B_1 =
-    initial.
-    """
+    """The rule that chooses B for each round of a training run. Its fields are its options."""
 
     name: ClassVar[str]
-    initial: float = option(0.1, help="the first bucket range (default: 0.1)", metavar="P0")
+    # B of the first round
+    initial: float = option(0.1, text="the first bucket range (default: 0.1)", metavar="P0")
 
     def __post_init__(self) -> None:
         if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
@@ -31,8 +33,9 @@ class RangePolicy(ABC):
     def next(
         self, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int
     ) -> NDArray[np.float64]:
-        """Return B for the round after round `number` (1-based), which had the range `width`, from
-        the global models before and after it: shape () or (d,).
+        """Return B for the round after round `number` (1-based): shape () or (d,).
+
+        That round had the range `width`, and led from the global model `before` to `after`.
         """
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,10 +45,13 @@ class RangePolicy(ABC):
 
 @dataclass(frozen=True)
 class Following(RangePolicy):
-    """Follow what the model moved by: B' = 2 moved(|w' - w|) + decay / t after round t."""
+    """A policy that follows how far the model moved: B' = 2 moved(|w' - w|) + decay / t.
+
+    t is the number of the round that moved it from w to w'.
+    """
 
     decay: float = option(
-        0.1, help="P1/t is added to the range after round t (default: 0.1)", metavar="P1"
+        0.1, text="P1/t is added to the range after round t (default: 0.1)", metavar="P1"
     )
 
     def __post_init__(self) -> None:
@@ -64,4 +70,7 @@ class Following(RangePolicy):
 
     @abstractmethod
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what the range doubles: of |w' - w|, one number or one per coordinate."""
+        """Return the distance that the range doubles, from |w' - w| of shape (d,).
+
+        It is one number, or one per coordinate.
+        """

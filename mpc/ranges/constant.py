@@ -1,4 +1,4 @@
-"""Keep the first range."""
+"""The range policy that keeps the first range."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from securemedian.mpc.ranges.base import RangePolicy
 
 @dataclass(frozen=True)
 class ConstantRange(RangePolicy):
-    """Keep B_1 in every round."""
+    """The first round's B in every round."""
 
     name = "constant"
 

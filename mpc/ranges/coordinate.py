@@ -1,4 +1,4 @@
-"""Follow each coordinate by itself. The default: it converges."""
+"""The range policy that follows each coordinate by itself, which converges: the default."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from securemedian.mpc.ranges.base import Following
 
 @dataclass(frozen=True)
 class CoordinateRange(Following):
-    """Give every coordinate a range of its own, twice what it moved by."""
+    """A range per coordinate: twice the distance that it moved."""
 
     name = "coordinate"
 

@@ -1,4 +1,7 @@
-"""Follow the sum over all coordinates, as the paper prints it. It diverges at real model sizes."""
+"""The range policy that follows the sum over all coordinates, as the paper prints it.
+
+It diverges at real model sizes.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +13,7 @@ from securemedian.mpc.ranges.base import Following
 
 @dataclass(frozen=True)
 class L1Range(Following):
-    """Give all coordinates twice the L1 distance of the models."""
+    """One range for all coordinates: twice the L1 distance of the two models."""
 
     name = "l1"
 

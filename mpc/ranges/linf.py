@@ -1,4 +1,4 @@
-"""Follow the coordinate that moved most. It converges on small models."""
+"""The range policy that follows the coordinate that moved most. It converges on small models."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from securemedian.mpc.ranges.base import Following
 
 @dataclass(frozen=True)
 class LinfRange(Following):
-    """Give all coordinates twice what the fastest one moved by."""
+    """One range for all coordinates: twice the distance of the one that moved most."""
 
     name = "linf"
 

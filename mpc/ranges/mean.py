@@ -1,4 +1,4 @@
-"""Follow the mean over all coordinates. It converges."""
+"""The range policy that follows the mean over all coordinates. It converges."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from securemedian.mpc.ranges.base import Following
 
 @dataclass(frozen=True)
 class MeanRange(Following):
-    """Give all coordinates twice what they moved by on average."""
+    """One range for all coordinates: twice the distance that they moved on average."""
 
     name = "mean"
 

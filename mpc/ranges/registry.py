@@ -1,4 +1,4 @@
-"""List the range policies: a new one is a module beside this one and a line here."""
+"""The list of range policies: a new one is a module next to this one and a line here."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from securemedian.mpc.options import check_one_of, options_of, refuse_foreign
 from securemedian.mpc.ranges import constant, coordinate, l1, linf, mean
 from securemedian.mpc.ranges.base import RangePolicy
 
-# by the name that flags, messages and saved files have; the first is the default
+# By the names used in flags, messages and saved files. The first is the default.
 POLICIES: dict[str, type[RangePolicy]] = {
     policy.name: policy
     for policy in (
@@ -24,7 +24,7 @@ DEFAULT_POLICY = next(iter(POLICIES))
 def policy_from(values: dict[str, Any]) -> RangePolicy:
     """Return the policy that a map from outside names: `{"policy": name, **options}`.
 
-    ConfigError says what is wrong.
+    Raises ConfigError, which says what is wrong.
     """
     name = values.get("policy", DEFAULT_POLICY)
     check_one_of("range policy", name, list(POLICIES))
@@ -34,8 +34,9 @@ def policy_from(values: dict[str, Any]) -> RangePolicy:
 
 
 def saved_policy(values: dict[str, Any]) -> RangePolicy:
-    """Return the policy that `to_dict` saved, also by a release that saved `decay` for every
-    policy.
+    """Return the policy that `to_dict` saved, in this release or an earlier one.
+
+    Earlier ones saved `decay` for every policy.
     """
     kept = options_of(POLICIES[values["policy"]])
     return policy_from({key: v for key, v in values.items() if key in kept or key == "policy"})
