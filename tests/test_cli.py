@@ -1,4 +1,4 @@
-"""The command itself: quick, without torch, and kind about mistakes; and the files its verbs read and write."""
+"""The command itself: quick, without torch, and kind about mistakes; and its verbs' files."""
 
 import subprocess
 import sys

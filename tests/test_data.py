@@ -1,4 +1,4 @@
-"""Data sets: MNIST's and CIFAR-10's files with all their faults, the bundled digits, and how a folder is recognised."""
+"""Data sets: MNIST's and CIFAR-10's files with all their faults, the digits, and folders."""
 
 import gzip
 import struct

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 COMMAND = [sys.executable, "-m", "securemedian", "demo"]
-LIMIT_S = 240  # the first start on a machine compiles the kernels
+# the first start on a machine compiles the kernels
+LIMIT_S = 240
 
 
 def demo(tmp_path: Path, *options: str) -> dict[str, Any]:

@@ -75,8 +75,10 @@ def interrupt_after(rounds: int) -> Callable[[Record], None]:
 def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     tmp_path: Path, digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both methods with one pair of daemons. The bucketed run is interrupted after its first round, and goes on with
-    the model, the range and the number it had. A result that differs is refused.
+    """An interrupted run goes on with the model, the range and the number it had.
+
+    Both methods run with one pair of daemons; the bucketed run is interrupted after its first
+    round. A result that differs is refused.
     """
     secure = design(digits, secure=True)
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
@@ -122,9 +124,8 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: dat
     assert seen == [2, 3, 4]
     assert models_of(resumed) == models_of(whole)
     assert saved.load(tmp_path, run) == resumed
-    assert [path.name for path in tmp_path.iterdir()] == [
-        f"{run.id}.json"
-    ]  # no checkpoint of what is finished
+    # no checkpoint of what is finished
+    assert [path.name for path in tmp_path.iterdir()] == [f"{run.id}.json"]
 
 
 def test_ctrl_c_leaves_what_was_finished(
@@ -259,14 +260,15 @@ def test_a_run_that_diverges_ends_and_is_shown(
     )
     (after,) = mean["diverged_after"]
     assert 0 < after < 30
-    assert mean["accuracy"][0][after:] == [10.0] * (
-        30 - after
-    )  # that of guessing one of ten digits
+    # that of guessing one of ten digits
+    assert mean["accuracy"][0][after:] == [10.0] * (30 - after)
     assert radix["diverged_after"] == [None]
     assert radix["final"]["mean"] > 50
     said = capsys.readouterr().out
-    assert f"diverged after round {after}" in said  # while it runs
-    assert "diverged 10.00" in said  # in the table
+    # while it runs
+    assert f"diverged after round {after}" in said
+    # in the table
+    assert "diverged 10.00" in said
 
 
 # Every experiment
@@ -374,7 +376,8 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         ("fig4 --split nonsense", "split"),
         ("fig4 --data .", "MNIST"),
         ("fig4 --dataset nonsense", "nonsense"),
-        ("fig4 --methods krum", "Krum"),  # not with one attacker of three
+        # not with one attacker of three
+        ("fig4 --methods krum", "Krum"),
         ("fig5", "--data"),
         ("fig4 --with nothing.py", "nothing.py"),
         ("fig4 --with broken.py", "SyntaxError"),

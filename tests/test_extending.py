@@ -1,4 +1,4 @@
-"""docs/extending.md: its examples are written to files and its commands are run, as they stand there."""
+"""docs/extending.md: its examples are written to files and its commands run as they stand."""
 
 import json
 import re
@@ -67,6 +67,5 @@ def test_an_example_runs(
     (path,) = Path("results", "experiments").glob(f"{experiment}-*/{experiment}-*.json")
     results = json.loads(path.read_text())["results"]
     assert all(len(one["accuracy"][0]) == 3 for one in results)
-    assert all(one["final"]["mean"] > 20 for one in results), (
-        capsys.readouterr().out
-    )  # it has learnt something
+    # it has learnt something
+    assert all(one["final"]["mean"] > 20 for one in results), capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Both servers under requests and control messages that nobody should send, in each state of a round.
+"""Both servers under requests and messages that nobody should send, in each state of a round.
 
 Whatever comes, nothing leaves the server's methods, no defect is logged, each request has an answer
 that fits a frame, nothing is written outside the state folder, and nothing piles up. Inputs are

@@ -28,7 +28,7 @@ def test_the_registry() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_and_shapes(name: str) -> None:
-    """The size is the built network's, and it takes rows of the length it says and gives a value a class."""
+    """The size is the built network's, which gives one value per class for rows of its length."""
     import torch
 
     model = models.MODELS[name]
@@ -63,7 +63,7 @@ def test_convolutions_train_and_are_deterministic(name: str, epochs: int) -> Non
 
 
 def test_a_convolution_sees_rows_as_images() -> None:
-    """The first layer of each, on a row, against the convolution of the reshaped image written out at one pixel."""
+    """The first layer of each is the convolution of the reshaped image, written out at a pixel."""
     import torch
 
     for name, row, column, padding in (("cnn-mnist", 3, 5, 2), ("cnn-cifar10", 3, 5, 0)):

@@ -26,10 +26,11 @@ from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow
 
+# several chunks from a few thousand coordinates on
 SMALL: dict[str, Any] = {
     "chunk": 1280,
     "batch": 1 << 14,
-}  # several chunks from a few thousand coordinates on
+}
 
 ROUNDS: dict[str, dict[str, Any]] = {
     "scan": {"method": "bucketed"},
@@ -60,7 +61,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
 
 
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
-    """What a real round of a new session counts."""
+    """Return what a real round of a new session counts."""
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
     uploads = [
         share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))
@@ -157,7 +158,8 @@ def test_predicted_is_counted_between_two_processes() -> None:
 @pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
 def test_a_large_model_is_planned_in_seconds(name: str) -> None:
     params = RoundParams.from_dict({"dim": 1_663_370, "max_clients": 8} | ROUNDS[name])
-    predict(replace(params, dim=200), [1] * 8, ProtocolParams())  # compiles
+    # compiles
+    predict(replace(params, dim=200), [1] * 8, ProtocolParams())
     # processor time, so that other users of the machine are not in it
     start = time.process_time()
     large = predict(params, [1] * 8, ProtocolParams())

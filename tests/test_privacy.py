@@ -1,5 +1,6 @@
-"""What crosses the wire between the servers: bytes that are uniform until something is opened,
-whatever the inputs, and then the bits of the result.
+"""What crosses the wire between the servers is uniform until something is opened.
+
+That is so whatever the inputs are, and what is then opened are bits of the result.
 
 Uniform is said of each kind of message alone, byte by byte and beside the next (`tests.uniformity`,
 which says what a false alarm costs). It says nothing of what a server can make of a message with
@@ -39,7 +40,8 @@ from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
 from tests.uniformity import looks_uniform
 
-CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
+# whole words everywhere: padding is zero and not uniform
+CLIENTS, DIM = 4, 8192
 MASKED = {
     "leaf.request",
     "leaf.reply",
@@ -342,7 +344,8 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
     want = [
         (result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)
     ]
-    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)  # by both parties
+    # by both parties
+    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)
     labels = [label for label, _ in pair[0].received]
     assert labels.count("open.bits") == params.width and "open.ring" not in labels
 
@@ -368,8 +371,9 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_are_pinned(name: str) -> None:
-    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of
-    the protocol, and needs a new release number on the wire.
+    """Under repeatable randomness a round sends exactly these bytes.
+
+    A change here is a change of the protocol, and needs a new release number on the wire.
     """
     params = ROUNDS[name]
     pair = recorders()
