@@ -21,6 +21,7 @@ pytest.importorskip("sklearn")
 from securemedian.laboratory import data, models, processes, training_run
 from securemedian.laboratory.attacks import NO_ATTACK
 from securemedian.laboratory.training_run import Scenario, TrainingRun
+from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.params import RoundParams
 
 pytestmark = pytest.mark.slow
@@ -85,8 +86,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         clients=4,
         images=200,
         seed=1,
-        params=RoundParams("radix", 10, 4),
-        range=None,
+        params=RoundParams(Radix(), 10, 4),
+        policy=None,
         fault=NO_ATTACK,
         faulty=0,
         model=models.MODELS["digits"],
