@@ -329,10 +329,11 @@ class ServerRound:
         match event:
             case Stored():
                 self.here.add(event.client)
+            # of clients that this server lets in: others could be any number of any texts
             case Uploaded():
-                self.there.add(event.client)
+                self.there |= {event.client} & self.names.keys()
             case Close() | Held():
-                self.there = set(event.held)
+                self.there = set(event.held) & self.names.keys()
                 self._choose()
             case Computed():
                 self.computed_here = True

@@ -9,9 +9,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-examples",
         type=int,
-        default=60,
+        default=30,
         metavar="N",
-        help="inputs per parser in tests/test_fuzz.py; 0: until stopped (default: %(default)s)",
+        help="inputs per property in tests/test_fuzz*.py; 0: until stopped (default: %(default)s)",
     )
 
 

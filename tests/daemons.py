@@ -1,5 +1,6 @@
-"""Real daemons for tests: two processes with fresh keys and free ports in a temporary folder, and raw requests to them.
-Every wait has a limit.
+"""Real daemons for tests, and raw requests to them.
+
+They are two processes with fresh keys and free ports in a temporary folder. Every wait has a limit.
 """
 
 import itertools
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,17 @@ from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.mpc import ring, share, wire
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import from_code
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 from securemedian.scripts import keygen
 from securemedian.servers import config
+from securemedian.servers.transport import ClientPort
 from securemedian.settings.keys import KeyPair, load_keys
 
-START_S = 240.0  # the first start compiles
+# the first start compiles
+START_S = 240.0
 WAIT_S = 60.0
 ROOT = Path(__file__).parent.parent
 
@@ -42,13 +47,20 @@ SETTINGS = {
 
 
 def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
-    """The first true value of `condition`."""
+    """Return the first true value of `condition`."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.05)
     raise AssertionError(f"not within {limit_s:g} s: {condition}")
+
+
+def endpoint_of(port: ClientPort) -> str:
+    """Return the address that a port listens on."""
+    endpoint = port.socket.last_endpoint
+    assert isinstance(endpoint, bytes)
+    return endpoint.decode()
 
 
 class Caller:
@@ -58,18 +70,20 @@ class Caller:
         self, keys: KeyPair, endpoint: str, server_key: str, routing_id: bytes = b""
     ) -> None:
         self._numbers = itertools.count(1)
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.linger = 0
+        # pyzmq types the options of a socket as if they could not be set
+        socket: Any = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
         if routing_id:
-            self._socket.routing_id = routing_id
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
-        self._socket.curve_serverkey = server_key.encode()
-        self._socket.connect(endpoint)
+            socket.routing_id = routing_id
+        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+        socket.curve_serverkey = server_key.encode()
+        socket.connect(endpoint)
+        self._socket = socket
 
     def ask(
         self, op: str, arrays: Mapping[str, NDArray[Any]] | None = None, **fields: Any
     ) -> wire.Message:
-        """The answer; an error is raised as what it is."""
+        """Return the answer; an error is raised as what it is."""
         number = next(self._numbers)
         reply = self.send(wire.pack(op, fields | {"id": number}, arrays))
         assert reply.fields["id"] == number
@@ -79,18 +93,18 @@ class Caller:
         return reply
 
     def send(self, parts: Sequence[wire.Part]) -> wire.Message:
-        """Any frame; the answer, whatever it is."""
+        """Send any frame and return the answer, whatever it is."""
         self._socket.send_multipart(parts)
-        assert self._socket.poll(WAIT_S * 1000), "no answer"
+        assert self._socket.poll(int(WAIT_S * 1000)), "no answer"
         return wire.unpack(self._socket.recv_multipart())
 
     def tell(self, parts: Sequence[wire.Part]) -> None:
-        """Any frame, without waiting for an answer."""
+        """Send any frame, without waiting for an answer."""
         self._socket.send_multipart(parts)
 
     def is_ignored(self, parts: Sequence[wire.Part], limit_s: float = 1.0) -> bool:
         self._socket.send_multipart(parts)
-        return not self._socket.poll(limit_s * 1000)
+        return not self._socket.poll(int(limit_s * 1000))
 
     def close(self) -> None:
         self._socket.close()
@@ -146,7 +160,7 @@ class Pair:
             limits = self._descriptors, self._descriptors
             resource.prlimit(self._processes[server].pid, resource.RLIMIT_NOFILE, limits)
         for server, before in logged.items():
-            wait_until(lambda server=server, before=before: self._listens(server, before), START_S)
+            wait_until(partial(self._listens, server, before), START_S)
 
     def _listens(self, server: str, before: int) -> bool:
         assert self._processes[server].poll() is None, self._log(server).read_text()
@@ -155,11 +169,10 @@ class Pair:
     def link(self) -> None:
         """Wait until both servers see each other."""
         for server in ("s0", "s1"):
-            wait_until(
-                lambda server=server: (
-                    self.caller("coordinator", server).ask("info").fields["peer_linked"]
-                )
-            )
+            wait_until(partial(self._sees_its_peer, server))
+
+    def _sees_its_peer(self, server: str) -> bool:
+        return bool(self.caller("coordinator", server).ask("info").fields["peer_linked"])
 
     def descriptors(self, server: str) -> int:
         """How many descriptors a server has open."""
@@ -183,7 +196,7 @@ class Pair:
             process.kill()
 
     def events(self, server: str) -> list[dict[str, Any]]:
-        """What a server has logged."""
+        """Return what a server has logged."""
         log = self._log(server)
         lines = log.read_text().splitlines() if log.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -227,7 +240,7 @@ class Pair:
     def open(
         self,
         model: NDArray[np.float32] | None = None,
-        range: Mapping[str, Any] | None = None,
+        bucket_range: Mapping[str, Any] | None = None,
         reset: bool = False,
         **params: Any,
     ) -> str:
@@ -235,14 +248,14 @@ class Pair:
         arrays = {} if model is None else {"model": model}
         return (
             self.caller("coordinator", "s0")
-            .ask("open", arrays, params=params, range=dict(range or {}), reset=reset)
+            .ask("open", arrays, params=params, range=dict(bucket_range or {}), reset=reset)
             .fields["round"]
         )
 
     def submit(
         self, name: str, values: NDArray[np.float32], to: Sequence[str] = ("s0", "s1")
     ) -> None:
-        """An honest upload for the latest round."""
+        """Send an honest upload for the latest round."""
         current = self.caller(name, "s0").ask("round").fields
         params = RoundParams.from_dict(current["params"])
         valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
@@ -259,7 +272,7 @@ class Pair:
         return self.caller("coordinator", server).ask("status", round=round_id).fields
 
     def wait(self, state: str, server: str = "s0") -> dict[str, Any]:
-        """The status once the latest round is in `state`."""
+        """Return the status once the latest round is in `state`."""
 
         def reached() -> dict[str, Any] | None:
             status = self.status(server)
@@ -279,7 +292,7 @@ class Pair:
         return wait_until(reached)
 
     def result(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
-        """The published model, or the value that the clients put together from both shares."""
+        """Return the published model, or what the clients put together from both shares."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
         if reply.fields["form"] == "model":
             return reply.arrays["results"][0]
@@ -288,7 +301,7 @@ class Pair:
             self.caller(name, server).ask("result", round=round_id).arrays["share"]
             for server in ("s0", "s1")
         ]
-        one, other = (ring.unpack(half, params.ring_bits, params.dim) for half in halves)
+        one, other = (RingShare(ring.unpack(half, params.ring_bits, params.dim)) for half in halves)
         return params.method.decode(
             share.combine(one, other, params.ring_bits), params.max_total, Published()
         )

@@ -1,14 +1,15 @@
-"""Both parties in one process, for tests: each on a thread of its own, joined by in-process channels."""
+"""Both parties in one process, each on a thread of its own, joined by in-process channels."""
 
 import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from securemedian.mpc import ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
@@ -16,23 +17,25 @@ from securemedian.mpc.pipeline import Outcome, run_round
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
-T = TypeVar("T")
 _sessions = itertools.count(1)
 _lanes = itertools.count()
 
 
-def run_both(function: Callable[[int], T]) -> tuple[T, T]:
-    """function(0) and function(1) at the same time; the first error of either is raised."""
-    results: dict[int, T] = {}
+def run_both(function: Callable[[int], Any]) -> tuple[Any, Any]:
+    """Run function(0) and function(1) at the same time, and return what each returned.
+
+    The two parties may return values of different types. Raises the first error of either.
+    """
+    results: dict[int, Any] = {}
     errors: list[BaseException] = []
 
-    def run(party_id: int) -> None:
+    def run(number: int) -> None:
         try:
-            results[party_id] = function(party_id)
+            results[number] = function(number)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(party_id,), daemon=True) for party_id in (0, 1)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,7 +77,7 @@ def make_parties(
 
 @cache
 def _shared_sessions(protocol: ProtocolParams) -> tuple[Session, Session]:
-    """Return a session for all tests with these parameters: base OTs are most of a small test's time."""
+    """Return one session for all tests of these parameters: base OTs are slow, tests small."""
     return _establish(protocol, local_pair(20), _next_session_id(), (os_entropy, os_entropy))
 
 
@@ -92,7 +95,7 @@ def _next_session_id() -> bytes:
 
 
 def deterministic_entropy(seed: int) -> Entropy:
-    """Bytes that a test can repeat. No configuration reaches it."""
+    """Return a source of bytes that a test can repeat. No configuration reaches it."""
     stream = Stream(seed.to_bytes(16, "little"))
     return lambda count: stream.words(-(-count // 8)).tobytes()[:count]
 
@@ -103,14 +106,14 @@ def run_rounds(
     shares: Sequence[tuple[share.Upload, share.Upload]],
     protocol: ProtocolParams | None = None,
 ) -> tuple[Outcome, Outcome]:
-    """One round at both parties; `shares` is a pair a client."""
+    """Run one round at both parties; `shares` is one pair per client."""
     used = protocol or ProtocolParams(lanes=len(parties[0]))
     return run_both(lambda j: run_round(parties[j], params, used, [pair[j] for pair in shares]))
 
 
 def additive(
     values: np.ndarray, bits: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Additive shares of ring elements, for tests of single protocols."""
+) -> tuple[RingShare, RingShare]:
+    """Return additive shares of ring elements, for tests of single protocols."""
     mask = ring.reduce(rng.integers(0, 2**64, values.shape, np.uint64), bits)
-    return mask, ring.reduce(values.astype(np.uint64) - mask, bits)
+    return RingShare(mask), RingShare(ring.reduce(values.astype(np.uint64) - mask, bits))

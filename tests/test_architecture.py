@@ -58,7 +58,8 @@ def test_our_folders_are_imported_under_one_name_only() -> None:
         *ROOT.glob("tests/*.py"),
         *(p for floor in FLOORS for p in ROOT.glob(f"{floor}/**/*.py")),
     ]:
-        if path.name == "mpyc_party.py":  # another project's `mpc` object
+        # another project's `mpc` object
+        if path.name == "mpyc_party.py":
             continue
         bare = {name for name in imports(path) if name.split(".")[0] in FLOORS}
         assert not bare, f"{path.relative_to(ROOT)} imports {sorted(bare)}"
@@ -164,7 +165,7 @@ def test_mpc_is_documented_in_dependency_order() -> None:
 
 
 def test_the_service_needs_no_torch() -> None:
-    """Importing the command, the servers and the client library loads neither torch nor scikit-learn."""
+    """Importing the command, servers and clients loads neither torch nor scikit-learn."""
     program = (
         "import sys\n"
         "import securemedian.cli, securemedian.servers.daemon, securemedian.clients.client\n"

@@ -12,7 +12,7 @@ S0 = (SAMPLES / "s0.toml").read_text()
 
 
 @pytest.mark.parametrize("party", (0, 1))
-def test_the_samples_load(party):
+def test_the_samples_load(party: int) -> None:
     loaded = config.load(SAMPLES / f"s{party}.toml")
     assert loaded.party == party and loaded.name == f"s{party}"
     assert [client.name for client in loaded.clients] == ["client-1", "client-2", "client-3"]
@@ -20,7 +20,7 @@ def test_the_samples_load(party):
     assert Path(loaded.state_dir) == SAMPLES / "state" / f"s{party}"
 
 
-def test_the_samples_name_every_setting():
+def test_the_samples_name_every_setting() -> None:
     for kind, text in (
         (config.ServerConfig, S0),
         (config.ProtocolParams, S0.partition("[protocol]")[2]),
@@ -29,7 +29,7 @@ def test_the_samples_name_every_setting():
             assert name in text
 
 
-def test_both_samples_agree():
+def test_both_samples_agree() -> None:
     assert (
         config.load(SAMPLES / "s0.toml").protocol.agreement()
         == config.load(SAMPLES / "s1.toml").protocol.agreement()
@@ -65,7 +65,7 @@ def test_both_samples_agree():
         ("[[coordinators]]", "[coordinators]", "write [[coordinators]]"),
     ],
 )
-def test_mistakes_are_named(tmp_path, old, new, message):
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in S0
     path = tmp_path / "s0.toml"
     path.write_text(S0.replace(old, new, 1))
@@ -74,7 +74,7 @@ def test_mistakes_are_named(tmp_path, old, new, message):
     assert message in str(caught.value)
 
 
-def test_a_key_has_one_role(tmp_path):
+def test_a_key_has_one_role(tmp_path: Path) -> None:
     key = config.load(SAMPLES / "s0.toml").clients[0].public_key
     coordinator = config.load(SAMPLES / "s0.toml").coordinators[0].public_key
     path = tmp_path / "s0.toml"
@@ -83,13 +83,13 @@ def test_a_key_has_one_role(tmp_path):
         config.load(path)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         config.load(tmp_path / "nowhere.toml")
 
 
 @pytest.mark.parametrize("table", ["peer", "clients", "coordinators"])
-def test_a_server_refuses_its_own_key_in_its_lists(table):
+def test_a_server_refuses_its_own_key_in_its_lists(table: str) -> None:
     loaded = config.load(SAMPLES / "s0.toml")
     entry = getattr(loaded, table)
     key = (entry if table == "peer" else entry[0]).public_key

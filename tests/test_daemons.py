@@ -2,6 +2,10 @@
 
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +41,8 @@ pytestmark = pytest.mark.slow
 
 DIM = 1000
 MODEL = np.linspace(-0.2, 0.2, DIM, dtype=np.float32)
-BUCKETED = {"method": "bucketed", "dim": DIM, "max_clients": 3}
-PAIRWISE = {"method": "pairwise", "dim": DIM, "max_clients": 3}
+BUCKETED: dict[str, Any] = {"method": "bucketed", "dim": DIM, "max_clients": 3}
+PAIRWISE: dict[str, Any] = {"method": "pairwise", "dim": DIM, "max_clients": 3}
 MAX_MESSAGE_BYTES = 1 << 24
 
 
@@ -49,22 +53,33 @@ def updates(count: int = 3, seed: int = 1) -> list[np.ndarray]:
     ]
 
 
-def bucketed_in_the_clear(values, model, width) -> np.ndarray:
+def bucketed_in_the_clear(values: Sequence[np.ndarray], model: Any, width: Any) -> np.ndarray:
     index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
     return encode.quantize(index, model, width, 8).astype(np.float32)
 
 
-def exact_in_the_clear(values) -> np.ndarray:
+def exact_in_the_clear(values: Sequence[np.ndarray]) -> np.ndarray:
     fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
     return encode.from_fixed(fixed.view(np.uint64), 64, 24).astype(np.float32)
 
 
+def in_state(pair: Pair, server: str, state: str) -> dict[str, Any]:
+    """Return a server's status if it is in this state, else nothing."""
+    status = pair.status(server)
+    return status if status["state"] == state else {}
+
+
+def in_another_state(pair: Pair, server: str, state: str) -> bool:
+    """Tell whether a server has left a state."""
+    return not in_state(pair, server, state)
+
+
 @pytest.fixture(scope="module")
-def daemons(tmp_path_factory):
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One pair for all tests that leave both servers as they found them."""
     made = Pair(
         tmp_path_factory.mktemp("pair") / "keys",
@@ -79,20 +94,21 @@ def daemons(tmp_path_factory):
 
 
 @pytest.fixture
-def pair(daemons):
+def pair(daemons: Pair) -> Iterator[Pair]:
     yield daemons
     if (status := daemons.status())["state"] == "open":
         daemons.caller("coordinator", "s0").ask(
             "abort", round=status["round"], reason="the test is over"
         )
         wait_until(lambda: daemons.status("s1")["state"] == "failed")
-    for server in ("s0", "s1"):  # a run cannot be aborted
-        wait_until(lambda server=server: daemons.status(server)["state"] != "running")
+    # a run cannot be aborted
+    for server in ("s0", "s1"):
+        wait_until(partial(in_another_state, daemons, server, "running"))
 
 
 @pytest.fixture
-def alone(tmp_path):
-    """A pair of its own, not yet started."""
+def alone(tmp_path: Path) -> Iterator[Pair]:
+    """Give a test a pair of its own, not yet started."""
     made = Pair(tmp_path / "keys")
     try:
         yield made
@@ -100,8 +116,8 @@ def alone(tmp_path):
         made.close()
 
 
-def run(pair: Pair, values, **params) -> str:
-    """An honest round of all clients; its id."""
+def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
+    """Run an honest round of all clients, and return its id."""
     round_id = pair.open(**params)
     for name, value in zip(pair.names, values, strict=False):
         pair.submit(name, value)
@@ -112,11 +128,13 @@ def run(pair: Pair, values, **params) -> str:
 # Whole rounds
 
 
-def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
-    model, width = MODEL, np.float32(0.1)
+def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) -> None:
+    model, width = MODEL, np.asarray(0.1, np.float32)
     for number in (1, 2, 3):
         values = updates(seed=number)
-        start = {"model": MODEL, "range": {"policy": "coordinate"}} if number == 1 else {}
+        start: dict[str, Any] = (
+            {"model": MODEL, "bucket_range": {"policy": "coordinate"}} if number == 1 else {}
+        )
         round_id = run(pair, values, **start, **BUCKETED)
         published = pair.result(round_id)
         assert published.dtype == np.float32 and np.array_equal(
@@ -136,19 +154,25 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair):
         assert not list((pair.folder / f"{server}-state" / "spool").iterdir())
 
 
-def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_round(pair):
+def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_round(
+    pair: Pair,
+) -> None:
     def filled(server: str) -> list[int]:
         return [event["ots"] for event in pair.events(server) if event["event"] == "pool-filled"]
+
+    def more_than(server: str, count: int) -> bool:
+        return len(filled(server)) > count
 
     before = {server: len(filled(server)) for server in ("s0", "s1")}
     round_id = pair.open(**PAIRWISE, reset=True)
     for server, count in before.items():
-        wait_until(lambda server=server, count=count: len(filled(server)) > count)
+        wait_until(partial(more_than, server, count))
     values = updates()
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
     cost = pair.wait("published")["cost"]
-    assert cost["ots"] == filled("s0")[-1] == filled("s1")[-1] > 0  # the run itself made none
+    # the run itself made none
+    assert cost["ots"] == filled("s0")[-1] == filled("s1")[-1] > 0
     assert (
         cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
         and cost["ahead_seconds"] > 0
@@ -156,7 +180,7 @@ def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_ro
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
 
 
-def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair):
+def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair: Pair) -> None:
     values = updates()
     assert np.array_equal(pair.result(run(pair, values, **PAIRWISE)), exact_in_the_clear(values))
     round_id = run(pair, values, **PAIRWISE, result_to="clients")
@@ -167,7 +191,7 @@ def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair):
             pair.caller("coordinator", server).ask("result", round=round_id)
 
 
-def test_results_and_models_are_at_s0(pair):
+def test_results_and_models_are_at_s0(pair: Pair) -> None:
     round_id = run(pair, updates(), **PAIRWISE)
     pair.wait("published", "s1")
     for op in ("result", "model"):
@@ -175,7 +199,7 @@ def test_results_and_models_are_at_s0(pair):
             pair.caller("client-1", "s1").ask(op, round=round_id)
 
 
-def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
+def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
     values = updates()
     plain = np.stack(values)
     round_id = run(
@@ -185,9 +209,8 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
     assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
     assert RoundParams.from_dict(pair.status()["params"]).ring_bits == 3
     round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
-    assert np.array_equal(
-        pair.result(round_id), exact_in_the_clear(values)
-    )  # of three, one is left
+    # of three, one is left
+    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
     round_id = run(
         pair, values, model=MODEL, method="radix", dim=DIM, max_clients=3, encoding="buckets"
     )
@@ -196,8 +219,8 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair):
     )
 
 
-def test_random_bytes_are_a_client_with_random_values(pair):
-    """Of the right length they complete a radix round, and the result stays within the honest values' range."""
+def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
+    """They complete a radix round, whose result stays within the honest values' range."""
     values = updates()[:2]
     params = RoundParams(Radix(), DIM, 3)
     round_id = pair.open(**params.to_dict())
@@ -215,7 +238,7 @@ def test_random_bytes_are_a_client_with_random_values(pair):
 
 
 @pytest.mark.parametrize("method", ["bucketed", "pairwise", "radix"])
-def test_weighted_rounds_over_daemons(pair, method):
+def test_weighted_rounds_over_daemons(pair: Pair, method: str) -> None:
     values = updates()
     weights = {"client-1": 3, "client-2": 1, "client-3": 1}
     round_id = run(
@@ -228,7 +251,8 @@ def test_weighted_rounds_over_daemons(pair, method):
         weights=weights,
         weight_cap=0.6,
     )
-    alone = [values[0]]  # client-1 weighs more than half
+    # client-1 weighs more than half
+    alone = [values[0]]
     want = {
         "bucketed": lambda: bucketed_in_the_clear(alone, MODEL, np.float32(0.1)),
         "pairwise": lambda: exact_in_the_clear(alone),
@@ -237,8 +261,8 @@ def test_weighted_rounds_over_daemons(pair, method):
     assert np.array_equal(pair.result(round_id), want[method]())
 
 
-def test_weights_that_cannot_be(pair):
-    weighted = {"method": "radix", "dim": DIM, "max_clients": 3}
+def test_weights_that_cannot_be(pair: Pair) -> None:
+    weighted: dict[str, Any] = {"method": "radix", "dim": DIM, "max_clients": 3}
     with pytest.raises(ConfigError, match="nobody"):
         pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "nobody": 1})
     with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
@@ -255,7 +279,7 @@ def test_weights_that_cannot_be(pair):
     assert "more than weight_cap 0.333" in pair.wait("failed")["reason"]
 
 
-def test_a_rank_beyond_those_who_came_fails_the_round(pair):
+def test_a_rank_beyond_those_who_came_fails_the_round(pair: Pair) -> None:
     round_id = pair.open(method="radix", dim=DIM, max_clients=3, ranks=[3])
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1])
@@ -266,7 +290,7 @@ def test_a_rank_beyond_those_who_came_fails_the_round(pair):
 # The rules of rounds
 
 
-def test_a_second_round_waits_for_the_first_to_end(pair):
+def test_a_second_round_waits_for_the_first_to_end(pair: Pair) -> None:
     first = pair.open(**PAIRWISE)
     with pytest.raises(RoundBusy, match=first):
         pair.open(**PAIRWISE)
@@ -277,16 +301,14 @@ def test_a_second_round_waits_for_the_first_to_end(pair):
     coordinator.ask("abort", round=first, reason="changed my mind")
     assert coordinator.ask("info").fields["state"] == "idle"
     for server in ("s0", "s1"):
-        failed = wait_until(
-            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
-        )
+        failed = wait_until(partial(in_state, pair, server, "failed"))
         assert "changed my mind" in failed["reason"]
     with pytest.raises(RoundFailed, match="changed my mind"):
         pair.result(first)
     run(pair, updates(), **PAIRWISE)
 
 
-def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair):
+def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair: Pair) -> None:
     values = updates()
     round_id = pair.open(**PAIRWISE)
     pair.submit("client-1", values[0])
@@ -299,7 +321,7 @@ def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair):
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
 
 
-def test_an_upload_for_another_round_is_refused(pair):
+def test_an_upload_for_another_round_is_refused(pair: Pair) -> None:
     old = run(pair, updates(), **PAIRWISE)
     pair.open(**PAIRWISE)
     seed = {"share": np.zeros(16, np.uint8)}
@@ -323,7 +345,7 @@ def test_an_upload_for_another_round_is_refused(pair):
         assert pair.status(server)["clients"]["client-1"] == "none"
 
 
-def test_clients_at_one_server_only_are_left_out_and_named(pair):
+def test_clients_at_one_server_only_are_left_out_and_named(pair: Pair) -> None:
     values = updates()
     round_id = pair.open(**PAIRWISE)
     pair.submit("client-1", values[0])
@@ -349,15 +371,13 @@ def test_clients_at_one_server_only_are_left_out_and_named(pair):
         pair.caller("coordinator", "s0").ask("close", round=round_id)
 
 
-def test_too_few_clients_fail_the_round_at_its_deadline(pair):
+def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
     round_id = pair.open(**PAIRWISE, min_clients=3, deadline_s=3.0)
     assert 0 < pair.status()["deadline_in_s"] <= 3
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1], to=["s0"])
     for server in ("s0", "s1"):
-        status = wait_until(
-            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
-        )
+        status = wait_until(partial(in_state, pair, server, "failed"))
         assert "1 complete uploads" in status["reason"] and "at least 3" in status["reason"]
         assert status["left_out"] == {
             "client-2": "its upload reached only s0",
@@ -387,13 +407,15 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair):
         ({"deadline_s": 0}, ConfigError, "deadline_s"),
     ],
 )
-def test_a_round_with_bad_parameters_is_not_opened(pair, change, error, message):
+def test_a_round_with_bad_parameters_is_not_opened(
+    pair: Pair, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         pair.open(model=MODEL, **BUCKETED | change)
     assert pair.status()["state"] != "open"
 
 
-def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair):
+def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair: Pair) -> None:
     """And the longest that is opened arrives."""
     words = (MAX_MESSAGE_BYTES - ENVELOPE_BYTES) // 8
     with pytest.raises(ConfigError, match="max_message_bytes"):
@@ -411,7 +433,7 @@ def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair):
     wait_until(lambda: pair.status()["clients"]["client-1"] == "both")
 
 
-def test_a_long_request_is_refused_shortly_and_ends_no_server(pair):
+def test_a_long_request_is_refused_shortly_and_ends_no_server(pair: Pair) -> None:
     long = "x" * 900_000
     for server in ("s0", "s1"):
         client = pair.caller("client-1", server)
@@ -421,23 +443,22 @@ def test_a_long_request_is_refused_shortly_and_ends_no_server(pair):
         with pytest.raises(FrameError):
             client.ask(long)
         with pytest.raises(ConfigError):
-            client.ask("status", **{long: 1})
+            fields: dict[str, Any] = {long: 1}
+            client.ask("status", **fields)
         assert client.ask("info").fields["peer_linked"]
         assert all(len(line) < 10_000 for line in pair.output(server).splitlines())
 
 
-def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair):
+def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair: Pair) -> None:
     round_id = pair.open(**PAIRWISE)
     pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="x" * 900_000)
     for server in ("s0", "s1"):
-        failed = wait_until(
-            lambda server=server: (now := pair.status(server))["state"] == "failed" and now
-        )
+        failed = wait_until(partial(in_state, pair, server, "failed"))
         assert "aborted by coordinator: xxx" in failed["reason"]
         assert len(failed["reason"]) < 3000 and failed["opened"] == "nothing"
 
 
-def test_malformed_messages_of_the_peer_end_no_server(alone):
+def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     """With S0's own key, at S1's port for S0."""
     alone.start("s1")
     s0 = alone.intruder("s0")
@@ -447,7 +468,7 @@ def test_malformed_messages_of_the_peer_end_no_server(alone):
     fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
     fields["start_over"] = False
     before = set(alone.folder.rglob("*"))
-    frames = [
+    frames: list[Sequence[wire.Part]] = [
         [b"junk"],
         wire.pack("hello", hello | {"agreement": {b"lanes": 1, "lanes": 2}}),
         wire.pack("held", {"round": "1-0000000a", "held": 7}),
@@ -464,7 +485,8 @@ def test_malformed_messages_of_the_peer_end_no_server(alone):
     wait_until(lambda: client.ask("info").fields["peer_linked"])
     for parts in frames:
         s0.tell(parts)
-    s0.tell(wire.pack("open", fields | {"round": "1-0000000b"}))  # and a good one
+    # and a good one
+    s0.tell(wire.pack("open", fields | {"round": "1-0000000b"}))
     opened = wait_until(lambda: client.ask("status").fields["round"])
     assert opened == "1-0000000b"
     s0.close()
@@ -476,20 +498,20 @@ def test_malformed_messages_of_the_peer_end_no_server(alone):
 @pytest.mark.parametrize(
     "range_", [{"initial": 0}, {"initial": -0.1}, {"policy": "wide"}, {"initial": "0.1"}]
 )
-def test_a_bad_range_is_refused(pair, range_):
+def test_a_bad_range_is_refused(pair: Pair, range_: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        pair.open(model=MODEL, range=range_, **BUCKETED)
+        pair.open(model=MODEL, bucket_range=range_, **BUCKETED)
 
 
 @pytest.mark.parametrize(
     "model", [MODEL.astype(np.float64), MODEL[:-1], np.full(DIM, np.nan, np.float32)]
 )
-def test_a_bad_model_is_refused(pair, model):
+def test_a_bad_model_is_refused(pair: Pair, model: Any) -> None:
     with pytest.raises(InputError, match="global model"):
         pair.open(model=model, **BUCKETED)
 
 
-def test_nan_does_not_leave_the_client(pair):
+def test_nan_does_not_leave_the_client(pair: Pair) -> None:
     round_id = pair.open(model=MODEL, **BUCKETED)
     values = updates()
     bad = values[0].copy()
@@ -504,7 +526,7 @@ def test_nan_does_not_leave_the_client(pair):
     )
 
 
-def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair):
+def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair: Pair) -> None:
     round_id = pair.open(model=MODEL, **BUCKETED)
     values = updates()
     params = RoundParams.from_dict(BUCKETED)
@@ -512,7 +534,7 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
     words = np.zeros((layout.rows, layout.row_words), np.uint64)
     wrong_dim = share.Layout(layout.rows, DIM * 2, layout.bits)
     wrong_ring = share.Layout(layout.rows, DIM, layout.bits * 2)
-    uploads = [
+    uploads: list[tuple[str, np.ndarray]] = [
         ("words", np.zeros((layout.rows, wrong_dim.row_words), np.uint64)),
         ("words", np.zeros((layout.rows, wrong_ring.row_words), np.uint64)),
         ("words", words[:-1]),
@@ -527,11 +549,12 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
         for form, array in uploads:
             with pytest.raises(BadUpload):
                 client.ask("upload", {"share": array}, round=round_id, params=digest, form=form)
+        # of the same size on the wire, some of them
         for other in (
             {"ring_bits": 5},
             {"max_clients": 4},
             {"buckets": 9},
-        ):  # of the same size on the wire, some of them
+        ):
             with pytest.raises(BadUpload, match="other parameters"):
                 wrong = RoundParams.from_dict(BUCKETED | other).digest
                 client.ask("upload", {"share": words}, round=round_id, params=wrong, form="words")
@@ -557,11 +580,11 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
     )
 
 
-def test_frames_that_are_none_get_a_typed_error(pair):
+def test_frames_that_are_none_get_a_typed_error(pair: Pair) -> None:
     header, array = wire.pack(
         "upload", {"id": 9, "round": "", "form": "words"}, {"share": np.zeros(4, np.uint64)}
     )
-    frames = {
+    frames: dict[str, Sequence[wire.Part]] = {
         "random": [np.random.default_rng(1).bytes(100)],
         "empty": [b""],
         "truncated header": [header[: len(header) // 2], array],
@@ -586,49 +609,52 @@ def test_frames_that_are_none_get_a_typed_error(pair):
             pair.caller("client-1", server).ask("info", more=1)
 
 
-def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair):
+def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair: Pair) -> None:
     caller = pair.caller("client-2", "s0")
     assert caller.is_ignored([b"", bytes(MAX_MESSAGE_BYTES + 1)])
     assert pair.caller("client-1", "s0").ask("info").fields["name"] == "client-1"
-    assert (
-        caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES
-    )  # zmq has connected again
+    # zmq has connected again
+    assert caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES
 
 
-def test_a_key_that_is_not_on_the_list_gets_no_answer(pair):
+def logged(pair: Pair, server: str, fields: dict[str, Any]) -> bool:
+    """Tell whether a server has logged an event with these fields."""
+    return any(fields.items() <= event.items() for event in pair.events(server))
+
+
+def test_a_key_that_is_not_on_the_list_gets_no_answer(pair: Pair) -> None:
     keys = KeyPair(*zmq.curve_keypair())
     for server in ("s0", "s1"):
         stranger = pair.stranger(keys, server)
         assert stranger.is_ignored(wire.pack("info", {"id": 1}))
         stranger.close()
         refused = {"event": "key-refused", "port": "clients", "key": keys.public.decode()}
-        wait_until(
-            lambda server=server, refused=refused: any(
-                refused.items() <= event.items() for event in pair.events(server)
-            )
-        )
+        wait_until(partial(logged, pair, server, refused))
 
 
-def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
+def test_a_clients_key_is_no_peers_and_no_coordinators(pair: Pair) -> None:
     client = pair.caller("client-1", "s0")
     with pytest.raises(NotAllowed, match="coordinator"):
         client.ask("open", params=PAIRWISE, range={}, reset=False)
     round_id = pair.open(**PAIRWISE)
-    for op, fields in (("close", {}), ("abort", {"reason": "mine"})):
+    asked: list[tuple[str, dict[str, Any]]] = [("close", {}), ("abort", {"reason": "mine"})]
+    for op, fields in asked:
         with pytest.raises(NotAllowed, match="coordinator"):
             client.ask(op, round=round_id, **fields)
     with pytest.raises(NotAllowed, match="client"):
         pair.caller("coordinator", "s0").ask(
             "upload", {"share": np.zeros(16, np.uint8)}, round=round_id, params=b"", form="seed"
         )
-    for op, fields in (
+    asked = [
         ("open", {"params": PAIRWISE, "range": {}}),
         ("close", {"round": round_id}),
         ("abort", {"round": round_id, "reason": ""}),
-    ):
+    ]
+    for op, fields in asked:
         with pytest.raises(NotAllowed, match="s0"):
             pair.caller("coordinator", "s1").ask(op, **fields)
-    intruder = pair.intruder("client-1")  # at the peer's port, in the peer's place
+    # at the peer's port, in the peer's place
+    intruder = pair.intruder("client-1")
     assert intruder.is_ignored(
         wire.pack("failed", {"round": round_id, "code": "closed", "reason": "mine"})
     )
@@ -645,7 +671,7 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair):
 # Servers that are not there, not alike, or stop
 
 
-def test_s0_waits_for_s1_says_so_and_gives_up(alone):
+def test_s0_waits_for_s1_says_so_and_gives_up(alone: Pair) -> None:
     alone.configure("s0", peer_wait_s=6)
     alone.start("s0")
     coordinator = alone.caller("coordinator", "s0")
@@ -670,7 +696,7 @@ def test_s0_waits_for_s1_says_so_and_gives_up(alone):
     )
 
 
-def test_servers_that_are_configured_differently_say_how(alone):
+def test_servers_that_are_configured_differently_say_how(alone: Pair) -> None:
     alone.configure("s1", text="\n[protocol]\nlanes = 3\not_field_bits = 2\n")
     alone.start("s0", "s1")
     alone.link()
@@ -685,11 +711,13 @@ def test_servers_that_are_configured_differently_say_how(alone):
         assert alone.stop(server) == 0
 
 
-LONG = {
-    "method": "pairwise",
-    "dim": 150_000,
-    "max_clients": 3,
-}  # seconds of protocol, in many chunks
+# Seconds of protocol, in many chunks.
+LONG: dict[str, Any] = {"method": "pairwise", "dim": 150_000, "max_clients": 3}
+
+
+def has_begun(pair: Pair, server: str) -> bool:
+    """Tell whether a server has computed a chunk of a round."""
+    return bool(in_state(pair, server, "running").get("progress", [0])[0])
 
 
 def start_long_round(pair: Pair) -> str:
@@ -698,16 +726,15 @@ def start_long_round(pair: Pair) -> str:
     for name in pair.names:
         pair.submit(name, values)
     for server in ("s0", "s1"):
-        wait_until(
-            lambda server=server: (
-                (now := pair.status(server))["state"] == "running" and now["progress"][0] > 0
-            )
-        )
+        wait_until(partial(has_begun, pair, server))
     return round_id
 
 
-def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(alone):
-    silent = '\n[protocol]\not_extension = "silent"\n'  # nowhere else over real daemons
+def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(
+    alone: Pair,
+) -> None:
+    # nowhere else over real daemons
+    silent = '\n[protocol]\not_extension = "silent"\n'
     alone.configure("s0", text=f"{silent}chunk = 4096\n")
     alone.configure("s1", text=silent)
     alone.start("s0", "s1")

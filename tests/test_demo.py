@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from securemedian import cli
+from securemedian.mpc.methods.radix import Radix
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.slow
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 COMMAND = [sys.executable, "-m", "securemedian", "demo"]
-LIMIT_S = 240  # the first start on a machine compiles the kernels
+# the first start on a machine compiles the kernels
+LIMIT_S = 240
 
 
 def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
@@ -85,8 +87,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         clients=4,
         images=200,
         seed=1,
-        params=RoundParams("radix", 10, 4),
-        range=None,
+        params=RoundParams(Radix(), 10, 4),
+        policy=None,
         fault=NO_ATTACK,
         faulty=0,
         model=models.MODELS["digits"],

@@ -26,7 +26,7 @@ FLOOD_S = 2.0
 MAX_MESSAGE_BYTES = 1 << 24
 MEMORY_SLACK = 64 << 20
 DESCRIPTOR_SLACK = 12
-PARAMS = {"method": "pairwise", "dim": 1000, "max_clients": 3}
+PARAMS: dict[str, Any] = {"method": "pairwise", "dim": 1000, "max_clients": 3}
 VALUES = [
     np.random.default_rng(client).normal(0, 0.1, PARAMS["dim"]).astype(np.float32)
     for client in range(3)

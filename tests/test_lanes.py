@@ -1,4 +1,4 @@
-"""Lanes that hang: the cause that was seen is closed, and a server goes on without one that does."""
+"""Lanes that hang: the cause that was seen is closed, and a server goes on without them."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from securemedian.mpc import share, wire
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.protocol import ProtocolParams
@@ -66,7 +67,7 @@ os._exit(0)
 """
 
 
-def test_lanes_that_start_together_do_not_start_zmqs_collector_twice():
+def test_lanes_that_start_together_do_not_start_zmqs_collector_twice() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SWITCHED], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
     )
@@ -74,7 +75,7 @@ def test_lanes_that_start_together_do_not_start_zmqs_collector_twice():
 
 
 def uncopied_sends(source: str) -> list[int]:
-    """The lines of calls of `send..` with `copy` other than True."""
+    """Return the lines of calls of `send..` with `copy` other than True."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -88,7 +89,7 @@ def uncopied_sends(source: str) -> list[int]:
     ]
 
 
-def test_only_the_loop_of_a_daemon_sends_without_copying():
+def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
     assert uncopied_sends("s.send(b'', copy=False)") == [1]
     folders = ("mpc", "servers", "clients", "benchmarks", "laboratory", "scripts", "settings")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
@@ -105,13 +106,13 @@ def test_only_the_loop_of_a_daemon_sends_without_copying():
 
 
 SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
-PARAMS = RoundParams("bucketed", 300, 3, buckets=6)
+PARAMS = RoundParams(Bucketed(buckets=6), 300, 3)
 
 
 class Pipe:
-    """One lane of an engine in this process, whose `send` blocks for as long as `blocked` is set."""
+    """One lane of an engine in this process, whose `send` blocks while `blocked` is set."""
 
-    def __init__(self, channel, blocked: threading.Event) -> None:
+    def __init__(self, channel: Any, blocked: threading.Event) -> None:
         self._link, self._blocked = channel._link, blocked
         self.recv = self._link.recv
         self.closed = self.released = False
@@ -145,7 +146,8 @@ class Servers:
         self.pipes: dict[bytes, list[tuple[Pipe, Pipe]]] = {}
         self._blocked: list[threading.Event] = []
         self.engines = [
-            Engine(party, SMALL, 1 << 30, self._opener(party), lambda: None) for party in (0, 1)
+            Engine(party, SMALL, 1 << 30, cast(Any, self._opener(party)), lambda: None)
+            for party in (0, 1)
         ]
 
     def _opener(self, party: int) -> Callable[[bytes, int], Pipe]:
@@ -187,7 +189,7 @@ class Servers:
 
 
 @pytest.fixture
-def pair_of_engines(monkeypatch) -> Iterator[Servers]:
+def pair_of_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     monkeypatch.setattr(engine, "STOP_S", 0.3)
     made = Servers()
     yield made
@@ -200,7 +202,7 @@ def session(number: int) -> bytes:
     return bytes([number]) * 16
 
 
-def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines):
+def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines: Servers) -> None:
     servers = pair_of_engines
     servers.hangs = True
     servers.prepare(session(1))
@@ -215,17 +217,23 @@ def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines):
     assert all(other.released for _, other in hung)
     assert not servers.engines[0].close() and servers.engines[1].close()
     servers.let_go()
-    wait_until(lambda: servers.engines[0].check() or all(one.released for one, _ in hung))
+
+    def released() -> bool:
+        servers.engines[0].check()
+        return all(one.released for one, _ in hung)
+
+    wait_until(released)
     assert servers.engines[0].close()
 
 
-def test_a_hung_computation_is_abandoned_without_another_round(pair_of_engines):
+def test_a_hung_computation_is_abandoned_without_another_round(pair_of_engines: Servers) -> None:
     servers = pair_of_engines
     servers.hangs = True
     servers.prepare(session(1))
     servers.drop()
     servers.engines[0].check()
-    assert not servers.engines[0]._abandoned  # it has its time to stop
+    # it has its time to stop
+    assert not servers.engines[0]._abandoned
     time.sleep(0.4)
     servers.engines[0].check()
     assert len(servers.engines[0]._abandoned) == 1
@@ -234,7 +242,7 @@ def test_a_hung_computation_is_abandoned_without_another_round(pair_of_engines):
     assert time.monotonic() - start < 0.3
 
 
-def test_so_many_hung_computations_end_the_server(pair_of_engines):
+def test_so_many_hung_computations_end_the_server(pair_of_engines: Servers) -> None:
     servers = pair_of_engines
     servers.hangs = True
     for number in range(1, MOST_ABANDONED + 1):
@@ -283,9 +291,9 @@ transport.ZmqLink.send = send_or_hang
 sys.exit(main())
 """
 DIM = 500
-OPEN = {
+OPEN: dict[str, Any] = {
     "model": np.zeros(DIM, np.float32),
-    "range": {"policy": "coordinate"},
+    "bucket_range": {"policy": "coordinate"},
     "reset": True,
     "method": "bucketed",
     "dim": DIM,
@@ -303,7 +311,7 @@ class HangingPair(Pair):
 
     @contextmanager
     def hang(self, server: str) -> Iterator[None]:
-        """What `server` sends on a lane in this time hangs, for good."""
+        """Let what `server` sends on a lane in this time hang, for good."""
         file = self.folder / f"{server}.hang"
         file.touch()
         yield
@@ -318,7 +326,7 @@ class HangingPair(Pair):
         assert "sent nothing for 2 s" in self.status()["reason"]
 
     def publish_a_round(self) -> None:
-        """The median of three is the second, to half a bucket."""
+        """Publish a round, whose median of three is the second, to half a bucket."""
         round_id = self.open(**OPEN)
         for name, value in zip(self.names, VALUES, strict=True):
             self.submit(name, np.full(DIM, value, np.float32))
@@ -327,7 +335,7 @@ class HangingPair(Pair):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Iterator[HangingPair]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HangingPair]:
     settings = SETTINGS | {"channel_timeout_s": 2}
     made = HangingPair(tmp_path_factory.mktemp("hanging") / "keys", settings=settings)
     try:
@@ -337,7 +345,7 @@ def pair(tmp_path_factory) -> Iterator[HangingPair]:
         made.close()
 
 
-def test_a_server_ends_itself_when_too_much_hangs_and_serves_again(pair):
+def test_a_server_ends_itself_when_too_much_hangs_and_serves_again(pair: HangingPair) -> None:
     with pair.hang("s0"):
         for _ in range(MOST_ABANDONED):
             pair.fail_a_round()
@@ -348,7 +356,7 @@ def test_a_server_ends_itself_when_too_much_hangs_and_serves_again(pair):
     pair.publish_a_round()
 
 
-def test_a_server_whose_lanes_hang_goes_on_and_stops(pair):
+def test_a_server_whose_lanes_hang_goes_on_and_stops(pair: HangingPair) -> None:
     for server in ("s0", "s1"):
         before = len(pair.named(server, "computation-abandoned"))
         # the lanes of the session that was kept, then those of a new one

@@ -1,8 +1,9 @@
-"""servers.logs: one line an event, for machines or for people."""
+"""servers.logs: one line per event, for machines or for people."""
 
 import io
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,8 +16,10 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(params=(io.StringIO, Terminal))
-def stream(request, monkeypatch):
-    """Standard error as a file and as a terminal; pytest's own logging is put back."""
+def stream(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[io.StringIO]:
+    """Give standard error as a file and as a terminal, and put pytest's own logging back."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     made = request.param()
@@ -27,7 +30,7 @@ def stream(request, monkeypatch):
     root.handlers[:], root.level = handlers, level
 
 
-def test_an_event_is_one_line(stream):
+def test_an_event_is_one_line(stream: io.StringIO) -> None:
     logs.event("round-open", round="1-a", number=1)
     logs.event("engine-error", logging.ERROR, ValueError("odd"))
     first, second = stream.getvalue().splitlines()[:2]

@@ -1,13 +1,14 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc import ring, share
-from securemedian.mpc.channel import local_pair
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.mean import Mean
@@ -17,7 +18,7 @@ from securemedian.mpc.pipeline import run_round
 from securemedian.mpc.protocol import ProtocolParams
 from tests.daemons import Pair
 from tests.parties import make_parties, run_both
-from tests.test_privacy import Recorder, looks_uniform
+from tests.test_privacy import looks_uniform, recorders
 
 Lanes = tuple[list[Party], list[Party]]
 
@@ -28,7 +29,7 @@ def lanes() -> Lanes:
 
 
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
-    """What both servers open of the clients' values (n, d), signed."""
+    """Return what both servers open of the clients' values (n, d), signed."""
     weights = params.weights_of(list(params.weights) or [""] * len(values))
     uploads = [
         share.split(params.method.encode(row, params.max_clients, Published()), params.width)
@@ -72,12 +73,12 @@ def test_weights_multiply_and_divide(lanes: Lanes) -> None:
     params = RoundParams(Mean(weights=weights, weight_cap=0.5), 300, 3)
     values = np.random.default_rng(1).normal(size=(3, 300))
     total = opened_sum(lanes, params, values)
-    got = params.method.decode(ring.reduce(total, 64)[None], 10, Published())[0]
+    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 10, Published())[0]
     assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4]), atol=2**-23, rtol=0)
 
 
 def test_the_ring_holds_the_sum_of_all() -> None:
-    """Headroom is for the total weight: 8 clients of 2^24 fractions fit in 31 bits and not in 28."""
+    """Headroom is for the total weight: 8 clients of 24 fraction bits fit 31 bits, not 28."""
     RoundParams(Mean(ring_bits=31), 10, 8)
     with pytest.raises(ConfigError, match="fraction_bits must be a whole number from 0 to 23"):
         RoundParams(Mean(ring_bits=28), 10, 8)
@@ -88,11 +89,11 @@ def test_the_ring_holds_the_sum_of_all() -> None:
 
 def test_the_sum_alone_is_opened() -> None:
     """Each server hears the sizes and the other's share of the sum, which is uniform."""
-    pairs = [tuple(Recorder(end) for end in local_pair())]
+    pair = recorders()
     params = RoundParams(Mean(), 4096, 4)
-    opened_sum(make_parties(pairs=pairs), params, np.zeros((4, 4096)))  # type: ignore[arg-type]
-    for end in pairs[0]:
-        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]  # type: ignore[attr-defined]
+    opened_sum(make_parties(pairs=[pair]), params, np.zeros((4, 4096)))
+    for end in pair:
+        heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
         assert [label for label, _ in heard] == ["sizes", "open.ring"]
         assert looks_uniform(heard[1][1])
 
@@ -112,8 +113,9 @@ def test_through_real_daemons(pair: Pair) -> None:
     """Unweighted, and weighted by name: the servers know which weight is whose."""
     updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
     shares = dict(zip(pair.names, [3, 1, 2], strict=True))
-    for options in ({}, {"weights": shares, "weight_cap": 0.6}):
-        given = {"method": "mean", "dim": 200, "max_clients": 3} | options
+    weighted = {"weights": shares, "weight_cap": 0.6}
+    for options in ({}, weighted):
+        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 3} | options
         round_id = pair.open(reset=True, **given)
         for name, update in zip(pair.names, updates, strict=True):
             pair.submit(name, update)

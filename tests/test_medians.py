@@ -1,9 +1,10 @@
-"""The medians, over the in-process channel, against numpy: random and edge inputs, every chunking, all parameters."""
+"""The medians against numpy, in process: edge and random inputs, chunkings, all parameters."""
 
 import numpy as np
 import pytest
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.methods import bucketed, pairwise
 from securemedian.mpc.methods.bucketed import Bucketed
@@ -16,7 +17,8 @@ from tests import reference
 from tests.parties import additive, make_parties, run_both, run_rounds
 
 CLIENTS = range(2, 18)
-COLUMNS = 40  # random cases a combination: 16 client numbers, thousands in all
+# random cases a combination: 16 client numbers, thousands in all
+COLUMNS = 40
 Lanes = tuple[list[Party], list[Party]]
 
 
@@ -71,9 +73,8 @@ def test_bucketed_is_the_bucketed_median_in_the_clear(
         one, other = bucketed_round(lanes, index, buckets, schedule)
         want = reference.bucketed_median(index, buckets)
         assert (one.values == want).all() and (other.values == want).all()
-        assert (
-            want == reference.lower_median(index)
-        ).all()  # the bucket of the median is the median of the buckets
+        # the bucket of the median is the median of the buckets
+        assert (want == reference.lower_median(index)).all()
 
 
 @pytest.mark.slow
@@ -132,14 +133,14 @@ def test_any_rank(clients: int) -> None:
     counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
     for rank in range(1, clients + 1):
         one, other = run_both(
-            lambda j, r=rank: pairwise.median(parties[j], halves[j], 32, "oblivious", r)
-        )  # type: ignore[misc]
+            lambda j: pairwise.median(parties[j], halves[j], 32, "oblivious", rank)  # noqa: B023
+        )
         assert (
             ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)
         ).all()
         got, _ = run_both(
-            lambda j, r=rank: bucketed.median(parties[j], counts[j], clients, 8, "scan", r)
-        )  # type: ignore[misc]
+            lambda j: bucketed.median(parties[j], counts[j], clients, 8, "scan", rank)  # noqa: B023
+        )
         assert (got == reference.rank_element(index, rank)).all()
 
 
@@ -147,7 +148,9 @@ def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     values = columns(np.random.default_rng(2), 4, -1000, 1000)
     one, other = pairwise_round(lanes, values, 32, result_to="clients")
     want = reference.lower_median(values)
-    assert (ring.signed(share.combine(one.values, other.values, 32), 32) == want).all()
+    assert (
+        ring.signed(share.combine(RingShare(one.values), RingShare(other.values), 32), 32) == want
+    ).all()
     assert (
         (ring.signed(one.values, 32) == want).mean()
         < 0.1
@@ -238,7 +241,7 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
     ],
 )
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
-    """Nothing is made on the spot after `reserve`, and what is left over is less than one alignment of each kind."""
+    """Nothing is made after `reserve`, and less than one alignment of each kind is left over."""
     both = make_parties()
     shares = [
         share.split(

@@ -1,8 +1,10 @@
-"""What every method and every range policy must be: asked of the registries, so that a new one is
-tested too.
+"""What every method and every range policy must be.
+
+The registries are asked for them, so that a new one is tested too.
 """
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +17,7 @@ from securemedian.mpc import compare
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published
+from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published, Weighted
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
@@ -44,7 +46,7 @@ def variants() -> list[Method]:
 
 
 def published_round(params: RoundParams, updates: np.ndarray, protocol: ProtocolParams) -> Any:
-    """A round from clients' updates to what S0 publishes, in process; and what it should publish."""
+    """Run a round in process; return what S0 publishes and what it should publish."""
     dim = params.dim
     model = np.random.default_rng(MODEL_SEED).normal(size=dim).astype(np.float32)
     width = np.full(dim, 2, np.float32)
@@ -100,7 +102,8 @@ def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clien
 )
 def test_a_weighted_round_too(method: Method) -> None:
     weights = {"a": 3, "b": 1, "c": 4, "d": 2, "e": 5}
-    weighted = type(method)(weights=weights, weight_cap=0.5)
+    assert isinstance(method, Weighted)
+    weighted = replace(method, weights=weights, weight_cap=0.5)
     updates = np.random.default_rng(3).normal(size=(5, 150))
     got, want = published_round(RoundParams(weighted, 150, 5), updates, ProtocolParams(lanes=1))
     assert np.array_equal(got, want)
@@ -191,7 +194,8 @@ def test_results_that_no_server_should_decode_are_refused() -> None:
         RoundParams(Radix(midpoint=True), most, 3)
 
 
-MANY = 20  # clients, whose 190 comparisons of 128 coordinates are 24,320
+# clients, whose 190 comparisons of 128 coordinates are 24,320
+MANY = 20
 BATCH = 4096
 
 
@@ -233,7 +237,7 @@ def test_batch_bounds_a_lane_however_many_clients_there_are(
 
 
 def test_a_round_whose_chunks_fit_is_not_cut() -> None:
-    """Sizes below the bound send what they always sent: no group, however a chunk was rounded up."""
+    """Sizes below the bound are not cut into groups, however a chunk was rounded up."""
     params = RoundParams(Pairwise(), 1 << 20, 10)
     protocol = ProtocolParams()
     for dim in (1, 128, 11_776):

@@ -28,7 +28,7 @@ def test_the_registry() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_and_shapes(name: str) -> None:
-    """The size is the built network's, and it takes rows of the length it says and gives a value a class."""
+    """The size is the built network's, which gives one value per class for rows of its length."""
     import torch
 
     model = models.MODELS[name]
@@ -63,7 +63,7 @@ def test_convolutions_train_and_are_deterministic(name: str, epochs: int) -> Non
 
 
 def test_a_convolution_sees_rows_as_images() -> None:
-    """The first layer of each, on a row, against the convolution of the reshaped image written out at one pixel."""
+    """The first layer of each is the convolution of the reshaped image, written out at a pixel."""
     import torch
 
     for name, row, column, padding in (("cnn-mnist", 3, 5, 2), ("cnn-cifar10", 3, 5, 0)):
@@ -72,10 +72,13 @@ def test_a_convolution_sees_rows_as_images() -> None:
         assert isinstance(network, torch.nn.Sequential)
         image = np.random.default_rng(1).uniform(0, 1, model.shape).astype(np.float32)
         with torch.no_grad():
-            seen = network[1](network[0](torch.from_numpy(image.reshape(1, -1))))[
-                0, :, row, column
-            ].numpy()
-        kernel, bias = network[1].weight.detach().numpy(), network[1].bias.detach().numpy()
+            outputs = torch.nn.Sequential(*list(network)[:2])(
+                torch.from_numpy(image.reshape(1, -1))
+            )
+            seen = outputs[0, :, row, column].numpy()
+        layer = network[1]
+        assert isinstance(layer, torch.nn.Conv2d) and layer.bias is not None
+        kernel, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
         top, left = row - padding, column - padding
         window = image[:, top : top + 5, left : left + 5]
         assert np.allclose(seen, (kernel * window).sum(axis=(1, 2, 3)) + bias, atol=1e-5)
@@ -97,10 +100,11 @@ def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str])
     digits = data.load()
     models.check_fits(models.MODELS["digits"], digits)
     with pytest.raises(
-        ConfigError, match=r"images of 784 values .* digits has 10 of 64: choose another"
+        ConfigError,
+        match=r"images of 784 values in 10 .* digits has images of 64 in 10: choose another",
     ):
         models.check_fits(models.MODELS["mlp"], digits)
-    with pytest.raises(ConfigError, match="tells 3 classes"):
+    with pytest.raises(ConfigError, match="in 3 classes"):
         models.check_fits(
             Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits
         )

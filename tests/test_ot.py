@@ -31,11 +31,11 @@ def extension(field_bits: int, lane: int = 0) -> tuple[SoftSpokenSender, SoftSpo
             sender_setup(one, SESSION, field_bits)
             if j == 0
             else receiver_setup(two, SESSION, field_bits)
-        )  # type: ignore[arg-type,return-value]
+        )
     )
     return SoftSpokenSender(one, SESSION, delta, holes, lane, 0), SoftSpokenReceiver(
         two, SESSION, leaves, lane, 0
-    )  # type: ignore[arg-type]
+    )
 
 
 def bits_of(words: np.ndarray, count: int) -> np.ndarray:
@@ -51,9 +51,10 @@ def test_base_ot_gives_the_chosen_key_alone() -> None:
     sender.announce()
     pairs, keys = run_both(
         lambda j: sender.keys(40) if j == 0 else BaseOtReceiver(two, SESSION).keys(choices)
-    )  # type: ignore[arg-type,return-value]
+    )
     flat = [key for pair in pairs for key in pair]
-    assert len(set(flat)) == 80  # no two keys agree, so the receiver's key tells which it is
+    # no two keys agree, so the receiver's key tells which it is
+    assert len(set(flat)) == 80
     assert [pair[choice] for pair, choice in zip(pairs, choices, strict=True)] == keys
 
 
@@ -67,7 +68,7 @@ def test_base_ot_keys_are_bound_to_the_session() -> None:
             if j == 0
             else BaseOtReceiver(two, b"another").keys(np.zeros(2, np.uint8))
         )
-    )  # type: ignore[arg-type,return-value]
+    )
     assert not {key for pair in pairs for key in pair} & set(keys)
 
 
@@ -95,7 +96,7 @@ def prime_order_point() -> bytes:
 
 
 def refused_points() -> dict[str, bytes]:
-    """Encodings that no honest party sends, by what is wrong with them."""
+    """Return encodings that no honest party sends, by what is wrong with them."""
     points = {f"small order {i}": point for i, point in enumerate(TORSION)}
     for i, point in enumerate(TORSION[1:], 1):
         mixed = sodium.crypto_core_ed25519_add(prime_order_point(), point)
@@ -173,7 +174,8 @@ def test_extension_gives_the_chosen_key(field_bits: int) -> None:
         assert (keys0 != keys1).any(axis=1).all()
         assert 0.4 < bits.mean() < 0.6 or count == ALIGN
         seen |= {key.tobytes() for key in keys0} | {key.tobytes() for key in keys1}
-    assert len(seen) == 2 * (4 * ALIGN + (1 << 13))  # no key twice
+    # no key twice
+    assert len(seen) == 2 * (4 * ALIGN + (1 << 13))
 
 
 def test_extension_wire_bits() -> None:
@@ -192,10 +194,10 @@ def test_lanes_share_nothing() -> None:
     one, two = local_pair()
     leaves, (delta, holes) = run_both(
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
-    )  # type: ignore[arg-type,return-value]
+    )
     keys = [
         SoftSpokenReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
-    ]  # type: ignore[arg-type]
+    ]
     assert not (keys[0] == keys[1]).any()
     del delta, holes
 

@@ -1,5 +1,6 @@
-"""Test what a server ends with: its share of every output is uniform whatever the inputs are, and
-so is all that it can unmask of what it was sent.
+"""Test that what a server ends with is uniform, whatever the inputs are.
+
+That is its share of every output, and all that it can unmask of what it was sent.
 
 Bytes on the wire say too little: a share that is not masked never travels. Each test here fixes the
 inputs *and* how they are shared, so that nothing but the protocol's own masks can make an output
@@ -8,7 +9,7 @@ share uniform, and looks at it alone, beside the secrets, and beside the shares 
 tests/test_masks.py shows which mask each of them guards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +17,22 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
+from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.base import Kind
 from securemedian.mpc.correlations.dabits import DaBits
 from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
+from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
 from securemedian.mpc.ot.extension import ALIGN
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS
+from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS
 from tests.parties import run_both
 from tests.test_privacy import Recorder
 from tests.uniformity import (
@@ -41,9 +46,11 @@ from tests.uniformity import (
     windows,
 )
 
-COUNT = 8192  # items of a batch: 4096 in either direction
+# items of a batch: 4096 in either direction
+COUNT = 8192
 Columns = dict[str, np.ndarray]
-RNG = np.random.default_rng(17)  # of inputs alone
+# of inputs alone
+RNG = np.random.default_rng(17)
 
 # What depends on how `mpc` is laid out stands here: where a party's secrets go, how a pool is
 # asked, where a method
@@ -51,10 +58,8 @@ RNG = np.random.default_rng(17)  # of inputs alone
 
 
 def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, list[list[bytes]]]:
-    """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would
-    give them.
-    """
-    blocks = softspoken.SECURITY_BITS // field_bits
+    """Return all leaves, Delta, and the leaves without those at Delta; no base OT is computed."""
+    blocks = SECURITY_BITS // field_bits
     leaves = [[os_entropy(16) for _ in range(1 << field_bits)] for _ in range(blocks)]
     delta = np.unpackbits(np.frombuffer(os_entropy(16), np.uint8), bitorder="little")
     missing = (delta.reshape(blocks, -1) << np.arange(field_bits)).sum(axis=1)
@@ -81,24 +86,21 @@ def sender_of(party: Party) -> Any:
     return party.pool._ends.sender
 
 
-def number_of(party: Party) -> int:
-    return party.number
-
-
 radix_conjunction = radix._conjunction
 
 
 def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:
     leaves = millionaire.leaves_of(bits, equality)
-    gt, eq = millionaire._leaf_shares(party, *own, leaves)
+    as_sender, as_receiver = own
+    gt, eq = millionaire._leaf_shares(party, as_sender, as_receiver, leaves)
     return [words for words in (*gt, *eq) if words.size]
 
 
-def pairwise_median(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+def pairwise_median(party: Party, values: RingShare, bits: int) -> np.ndarray:
     return pairwise.median(party, values, bits, "oblivious")
 
 
-def kept_sum(party: Party, values: np.ndarray, bits: int) -> np.ndarray:
+def kept_sum(party: Party, values: RingShare, bits: int) -> np.ndarray:
     return trimmed_mean.kept_sum(party, values, bits, 0.25)
 
 
@@ -154,39 +156,51 @@ def test_the_statistics_refuse_to_judge_on_too_little() -> None:
 # Protocols on shares
 
 
+# Bits per item of each part of a message, and which items these are.
+Message = tuple[tuple[int, ...], str]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """Hold one protocol function, with inputs that the test knows.
 
-    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns an entry per
-    item; `run` gives a party's output shares, as arrays of an entry per item or of packed bits.
-    `bits`: of an output share; `packed`: bits come 64 to a word. `messages`: label -> (bits per
-    item of each part of the message, which items these are at its receiver: the half in which it is
-    "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border for the
-    half in which it receives).
+    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns of one entry
+    per item; `run` gives a party's output shares, as arrays of one entry per item or of packed
+    bits. `bits`: of an output share; `packed`: bits come 64 per word. `messages`: label -> (bits
+    per item of each part of the message, which items these are at its receiver: the half in which
+    it is "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border
+    for the half in which it receives).
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
-    run: Callable[[Party, Any], Sequence[np.ndarray]]
+    run: Callable[[Party, Any], Sequence[Any]]
     bits: int
     packed: bool = True
     items: int = COUNT
-    messages: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    messages: Mapping[str, Message] = field(default_factory=dict)
 
 
-KINDS = ("low", "high", "differing", "mixed")
+# `differing` alone is for --fast: the other kinds look for what it might miss.
+KINDS = [
+    "differing",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("low", "high", "mixed")),
+]
 
 
 def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
-    """Return two unsigned values per item: both least, both greatest, greatest and least, or random
-    and near each other.
+    """Return two unsigned values per item.
+
+    They are both least, both greatest, the greatest and the least, or random and near each other.
     """
     top = (1 << bits) - 1
     if kind != "mixed":
-        x, y = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
-        return np.full(count, x, ring.dtype(bits)), np.full(count, y, ring.dtype(bits))
+        fixed = {"low": (0, 0), "high": (top, top), "differing": (top, 0)}[kind]
+        return np.full(count, fixed[0], ring.dtype(bits)), np.full(
+            count, fixed[1], ring.dtype(bits)
+        )
     x, y = (RNG.integers(0, top, count, np.uint64, endpoint=True) for _ in range(2))
-    return tuple(v.astype(ring.dtype(bits)) for v in (x, np.where(x & np.uint64(4), x, y)))
+    near = np.where(x & np.uint64(4), x, y)
+    return x.astype(ring.dtype(bits)), near.astype(ring.dtype(bits))
 
 
 def secrets_of(bits: int, result: np.ndarray, **inputs: np.ndarray) -> Columns:
@@ -271,7 +285,7 @@ def placed(kind: str, parties: list[Party]) -> tuple[list[Any], Columns]:
     return shares, secrets_of(2, (x >= 1) & (x < 3), x=x)
 
 
-def flat(products: list[list[np.ndarray]]) -> list[np.ndarray]:
+def flat(products: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the products of all terms, one after the other."""
     return [product for term in products for product in term]
 
@@ -280,11 +294,21 @@ def borders(value: int) -> np.ndarray:
     return np.array([[value]])
 
 
+def on_own(protocol: Callable[..., Any], *options: Any) -> Callable[[Party, Any], list[Any]]:
+    """Return what runs a protocol on all of a party's own inputs, with these options last."""
+    return lambda party, own: [protocol(party, *own, *options)]
+
+
+def first_to_ring(party: Party, x: XorBits, _: XorBits, bits: int) -> RingShare:
+    """Convert the first of two inputs to the ring."""
+    return boolean.to_ring(party, x, COUNT, bits)
+
+
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
             private(bits, np.greater),
-            lambda party, own, bits=bits: [millionaire.greater(party, *own, bits)],
+            on_own(millionaire.greater, bits),
             1,
             messages=messages,
         )
@@ -298,7 +322,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"equal-{bits}": Protocol(
             private(bits, np.equal),
-            lambda party, own, bits=bits: [millionaire.equal(party, *own, bits)],
+            on_own(millionaire.equal, bits),
             1,
             messages=messages,
         )
@@ -317,15 +341,9 @@ PROTOCOLS: dict[str, Protocol] = {
     "msb": Protocol(
         elements(5, lambda x, y: x < 0), lambda party, own: [compare.msb(party, own[0], 5)], 1
     ),
-    "shared-greater": Protocol(
-        elements(9, np.greater, 7), lambda party, own: [compare.greater(party, *own, 9)], 1
-    ),
-    "shared-at-least": Protocol(
-        elements(9, np.greater_equal, 7), lambda party, own: [compare.at_least(party, *own, 9)], 1
-    ),
-    "shared-equal": Protocol(
-        elements(6, np.equal), lambda party, own: [equal.equal(party, *own, 6)], 1
-    ),
+    "shared-greater": Protocol(elements(9, np.greater, 7), on_own(compare.greater, 9), 1),
+    "shared-at-least": Protocol(elements(9, np.greater_equal, 7), on_own(compare.at_least, 9), 1),
+    "shared-equal": Protocol(elements(6, np.equal), on_own(equal.equal, 6), 1),
     "conjunctions": Protocol(
         packed_bits,
         lambda party, own: flat(
@@ -342,7 +360,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"to-ring-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [boolean.to_ring(party, own[0], COUNT, bits)],
+            on_own(first_to_ring, bits),
             bits,
             packed=False,
             messages={"b2a": ((1,), "whole")},
@@ -352,7 +370,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"multiplex-{bits}": Protocol(
             selected(bits),
-            lambda party, own, bits=bits: [boolean.multiplex(party, *own, bits)],
+            on_own(boolean.multiplex, bits),
             bits,
             packed=False,
             messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
@@ -362,7 +380,7 @@ PROTOCOLS: dict[str, Protocol] = {
     **{
         f"radix-conjunction-{bits}": Protocol(
             packed_bits,
-            lambda party, own, bits=bits: [radix_conjunction(party, *own, bits)],
+            on_own(radix_conjunction, bits),
             bits,
             packed=False,
             messages={"quad.request": ((2,), "sending"), "quad.reply": ((bits,), "thrice")},
@@ -397,7 +415,7 @@ def output_share(name: str, kind: str = "differing", extension: str = "softspoke
     for party, outputs in zip(parties, results, strict=True):
         for number, output in enumerate(outputs):
             values = entries(protocol, output)
-            title = f"share {number} of party {number_of(party)}"
+            title = f"share {number} of party {party.number}"
             for part in party.halves(protocol.items):
                 for columns in windows(title, values[part], protocol.bits):
                     check_uniform(columns, of_part(secrets, part))
@@ -406,8 +424,10 @@ def output_share(name: str, kind: str = "differing", extension: str = "softspoke
 
 
 def received(name: str, kind: str = "differing", extension: str = "softspoken") -> None:
-    """Run a protocol and check what each party is sent online: all bits of an item together, and
-    beside the party's own output share, which is what it makes of them.
+    """Run a protocol and check what each party is sent online.
+
+    All bits of an item are judged together, and next to the party's own output share, which is what
+    it makes of them.
     """
     protocol = PROTOCOLS[name]
     parties, ends = recorded_parties(extension)
@@ -481,19 +501,20 @@ def test_what_is_received_says_nothing(name: str, kind: str) -> None:
 # Correlations as the pool hands them out
 
 
-def both_ways(take: Callable[[Party, int, int], Any], extension: str) -> list[tuple[Any, Any]]:
-    """Take COUNT items in each direction; return per party what it got and what the other got."""
+def both_ways(kind: Kind[Any], extension: str, count: int = COUNT) -> list[tuple[Any, Any]]:
+    """Take `count` items in each direction; return per party what it got and what the other got."""
     parties, _ = recorded_parties(extension)
-    one, other = run_both(lambda j: take(parties[j], COUNT, COUNT))
+    one, other = run_both(lambda j: parties[j].pool.take(kind, count, count))
     return [(one, other), (other, one)]
 
 
 def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
-    """Check the pads at unread positions beside the position and the pad that the receiver has; and
-    its position beside the whole table of the sender.
+    """Check the pads at unread positions next to the position and the pad that the receiver has.
+
+    Check its position next to the whole table of the sender, too.
     """
     wide = np.uint64((1 << kind.width) - 1)
-    for (sent, _), (_, own) in both_ways(lambda p, s, r: p.pool.take(kind, s, r), extension):
+    for (sent, _), (_, own) in both_ways(kind, extension):
         table, choice = sent.astype(np.uint64), own & np.uint8((1 << kind.index_bits) - 1)
         slot = np.uint64(one_of_n.slot_bits(kind.width))
         at = [
@@ -518,9 +539,7 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
 
 def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the three unread pads beside the receiver's position and pad."""
-    for (pads, *_), (_, choice, own) in both_ways(
-        lambda p, s, r: p.pool.take(Quads(bits), s, r), extension
-    ):
+    for (pads, *_), (_, choice, own) in both_ways(Quads(bits), extension):
         at = [pads[choice ^ np.uint8(i), np.arange(COUNT)] for i in range(4)]
         assert (at[0] == own).all()
         for first in range(0, bits, 3):
@@ -534,8 +553,9 @@ def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 
 def triples_handed_out(width: int, extension: str = "softspoken") -> None:
-    """Check a party's shares of a, b and a & b beside the other's of a and b: five bits of six, and
-    the sixth is what the product says.
+    """Check a party's shares of a, b and a & b next to the other's of a and b.
+
+    These are five bits of six, and the sixth is what the product says.
     """
 
     def columns(whose: str, named: str, shares: np.ndarray) -> Columns:
@@ -545,10 +565,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
             for k, row in enumerate(rows)
         }
 
-    words = COUNT // 64
-    for (a, b, c), (a1, b1, _) in both_ways(
-        lambda p, s, r: p.pool.take(Triples(width), words, words), extension
-    ):
+    for (a, b, c), (a1, b1, _) in both_ways(Triples(width), extension, COUNT // 64):
         own = columns("own", "a", a) | columns("own", "b", b) | columns("own", "ab", c)
         check_uniform(own | columns("the other's", "a", a1) | columns("the other's", "b", b1))
         check_uniform(beside_the_next(dict(list(own.items())[:: width + 1][:3])))
@@ -556,9 +573,7 @@ def triples_handed_out(width: int, extension: str = "softspoken") -> None:
 
 def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check the key that was not chosen beside the choice and the chosen key."""
-    for (sender, _), (_, receiver) in both_ways(
-        lambda p, s, r: p.pool.take(RandomOts(bits), s, r), extension
-    ):
+    for (sender, _), (_, receiver) in both_ways(RandomOts(bits), extension):
         chosen = receiver.choices.astype(bool)
         other = np.where(chosen, sender.keys0, sender.keys1)
         for first in range(0, bits, 6):
@@ -571,10 +586,9 @@ def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check a party's bit and ring share, whose low bit is that bit, beside the other's bit."""
-    for (own, in_ring), (other, _) in both_ways(
-        lambda p, s, r: p.pool.take(DaBits(bits), s, r), extension
-    ):
-        for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):  # made as sender, as receiver
+    for (own, in_ring), (other, _) in both_ways(DaBits(bits), extension):
+        # made as sender, as receiver
+        for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):
             for first in range(1, bits, 6):
                 seen = bits_of("ring share", in_ring[part], first, min(first + 6, bits))
                 check_uniform(seen | {"own bit": own[part], "other bit": other[part]})
@@ -582,9 +596,7 @@ def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 
 def dabit_corrections(bits: int = 8) -> None:
-    """Check the corrections that make ring shares, beside both bits: the one message of a pool's
-    own.
-    """
+    """Check the corrections of DaBits, the one message of a pool's own, next to both bits."""
     parties, ends = recorded_parties()
     handed = run_both(lambda j: parties[j].pool.take(DaBits(bits), COUNT, COUNT))
     for j, end in enumerate(ends):
@@ -608,7 +620,9 @@ HAND_OUTS: list[tuple[Callable[..., None], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+@pytest.mark.parametrize(
+    "extension", [OT_EXTENSIONS[0], pytest.param(OT_EXTENSIONS[1], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("check, of", HAND_OUTS, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_a_correlation_says_nothing_of_the_other_half(
     check: Callable[..., None], of: Any, extension: str
@@ -661,9 +675,7 @@ def extension_keys(extension: str = "softspoken", count: int = COUNT) -> None:
 
 
 def expanded_keys(extension: str = "softspoken") -> None:
-    """Check keys stretched to 256 bits: the part that was not chosen beside the part that was, and
-    block by block.
-    """
+    """Check of keys stretched to 256 bits the part not chosen next to the part that was."""
     sender, receiver, _ = ends(extension)
     (keys0, keys1), (words, keys) = run_both(lambda j: (sender, receiver)[j].extend(COUNT))
     wide0, wide1 = sender.expand(keys0, 2), sender.expand(keys1, 2)
@@ -701,9 +713,7 @@ def lanes_apart(extension: str = "softspoken", count: int = COUNT) -> None:
 
 
 def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
-    """Check each unread pad of a 1-of-N OT beside what the receiver's raw keys say at its
-    position.
-    """
+    """Check each unread pad of a 1-of-N OT next to what the receiver's raw keys say there."""
     sender, receiver, _ = ends()
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     extend = receiver.extend
@@ -751,9 +761,7 @@ def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
 
 
 def chosen_messages(bits: int = 8) -> None:
-    """Check the request of a 1-of-2 OT beside the choice, and the whole reply beside both
-    messages.
-    """
+    """Check a 1-of-2 OT's request next to the choice, and its reply next to both messages."""
     sender, receiver = one_way(bits)
     for choice in (0, 1):
         wanted = np.full(COUNT, choice, np.uint8)
@@ -794,9 +802,7 @@ def one_way(bits: int) -> tuple[Any, Any]:
 
 
 def one_of_n_messages(index_bits: int = 3, width: int = 1) -> None:
-    """Check the request of a 1-of-N OT beside the choice, and the whole reply beside the
-    messages.
-    """
+    """Check a 1-of-N OT's request next to the choice, and its reply next to the messages."""
     sender, receiver, pair = ends()
     count = 4096
     choices = np.full(count, 5 % (1 << index_bits), np.uint8)
@@ -907,12 +913,14 @@ def xor_of(these: list[bytes]) -> bytes:
 
 
 def tree_sums(field_bits: int = 1) -> None:
-    """Check the masks on the sums of the last level: of the side on Delta's path beside that of the
-    other side, whose mask the sender knows; and the missing leaf beside what the sender knows of
-    its tree.
+    """Check the masks on the sums of the last level, and the missing leaf.
+
+    The mask of the side on Delta's path is judged next to that of the other side, which the sender
+    knows, and the missing leaf next to what the sender knows of its tree.
     """
     delta, leaves, holes, sums = set_up(field_bits)
-    masks: dict[int, list[bytes]] = {0: [], 1: []}  # off the path, on it
+    # off the path, on it
+    masks: dict[int, list[bytes]] = {0: [], 1: []}
     known, missing, sent = [], [], []
     for block, tree in enumerate(leaves):
         hole = holes[block].index(b"")
@@ -946,13 +954,11 @@ def sessions_apart() -> None:
 
 
 def streams_apart(extension: str = "softspoken") -> None:
-    """Check that the parties of two sessions draw their masks, and silent OT its roots, from
-    unrelated streams.
-    """
+    """Check that parties and sessions draw masks and silent OT's roots from unrelated streams."""
     seen: Columns = {}
     for number in (0, 1):
         for party in recorded_parties(extension)[0]:
-            owner = f"of party {number_of(party)} in session {number}"
+            owner = f"of party {party.number} in session {number}"
             seen |= bits_of(f"mask {owner}", party.randomness.words(1024), 0, 2)
             roots = getattr(sender_of(party), "_roots", None)
             if roots is not None:
@@ -961,8 +967,9 @@ def streams_apart(extension: str = "softspoken") -> None:
 
 
 def silent_sums(count: int) -> None:
-    """Check the masks on the sums of silent OT's trees, and what its receiver unmasks beside the
-    side it learns.
+    """Check the masks on the sums of silent OT's trees.
+
+    Check what its receiver unmasks next to the side that it learns, too.
     """
     sender, receiver, pair = ends("silent")
     plain: list[np.ndarray] = []
@@ -1046,15 +1053,36 @@ def upload_shares(bits: int, xor: bool = False) -> None:
 
 
 def opened_bits_alone() -> None:
-    """Check that of packed shares no bit beyond those opened is sent: it may be a share of
-    something else.
-    """
+    """Check that no bit beyond those opened is sent: it may be a share of something else."""
     parties, pair = recorded_parties()
     shares = RNG.integers(0, 2**64, 128, np.uint64)
-    run_both(lambda j: reveal.open_bits(parties[j], shares, 64 * 127 + 3))
+    run_both(lambda j: reveal.open_bits(parties[j], XorBits(shares), 64 * 127 + 3))
     for end in pair:
         if int(end.of("open.bits")[-1]) >> 3:
             raise Leak("bits beyond those opened were sent")
+
+
+def opens_the_sum_alone() -> None:
+    """Check that for a mean each server is sent one share per coordinate, of the sum."""
+    method, dim = Mean(ring_bits=12, fraction_bits=0), COUNT
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.stack([plain_pair("differing", 4, dim)[i % 2] for i in range(CLIENTS)])
+    halves = [share.split(row[None].astype(np.uint16), 12) for row in values]
+    parties, pair = recorded_parties()
+    opened = run_both(
+        lambda j: method.compute(
+            parties[j], params.chunk([half[j] for half in halves], [1] * CLIENTS, 0, dim, dim)
+        )
+    )
+    total = values.sum(axis=0)
+    for end, result in zip(pair, opened, strict=True):
+        assert (result[0] == total).all()
+        sent = [array for label, array in end.received if label.startswith("open")]
+        if len(end.received) != 1 or sum(array.size for array in sent) * 64 != 12 * dim:
+            raise Leak("more is sent than one share of the sum")
+        theirs = ring.unpack(sent[0], 12, dim)
+        for columns in windows("share of the sum", theirs, 12):
+            check_uniform(columns, bits_of("x0", values[0], 0, 1))
 
 
 def opens_nothing(name: str) -> None:
@@ -1078,6 +1106,10 @@ def test_a_share_of_an_upload_says_nothing(bits: int, xor: bool) -> None:
 
 def test_only_the_bits_opened_are_sent() -> None:
     opened_bits_alone()
+
+
+def test_the_mean_opens_the_sum_alone() -> None:
+    opens_the_sum_alone()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -1,5 +1,6 @@
-"""What crosses the wire between the servers: bytes that are uniform until something is opened,
-whatever the inputs, and then the bits of the result.
+"""What crosses the wire between the servers is uniform until something is opened.
+
+That is so whatever the inputs are, and what is then opened are bits of the result.
 
 Uniform is said of each kind of message alone, byte by byte and beside the next (`tests.uniformity`,
 which says what a false alarm costs). It says nothing of what a server can make of a message with
@@ -8,12 +9,18 @@ all correlations and masks zero every kind of message fails it.
 """
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import PublicBits, XorBits
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.correlations.base import Half, Kind
 from securemedian.mpc.correlations.dabits import DaBits
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.correlations.quads import Quads
@@ -27,12 +34,14 @@ from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.mpc.party import Party
+from securemedian.mpc.prg import Entropy, Stream, os_entropy
 from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
 from tests.uniformity import looks_uniform
 
-CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
+# whole words everywhere: padding is zero and not uniform
+CLIENTS, DIM = 4, 8192
 MASKED = {
     "leaf.request",
     "leaf.reply",
@@ -69,18 +78,25 @@ class Recorder(Channel):
         super().__init__(channel._link)
         self.received: list[tuple[str, np.ndarray]] = []
 
-    def recv(self, label, dtype, shape):  # type: ignore[no-untyped-def]
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Receive as a channel does, and keep a copy."""
         array = super().recv(label, dtype, shape)
         self.received.append((label, array.copy()))
         return array
 
     def of(self, label: str) -> np.ndarray:
-        """The messages of a label, one after the other."""
+        """Return the messages of a label, one after the other."""
         return np.concatenate([array.reshape(-1) for seen, array in self.received if seen == label])
 
 
+def recorders() -> tuple[Recorder, Recorder]:
+    """Return two connected channels that keep what they receive."""
+    one, other = local_pair()
+    return Recorder(one), Recorder(other)
+
+
 def inputs(params: RoundParams, kind: str) -> np.ndarray:
-    """One row of plain values a client."""
+    """Return plain values, one row per client."""
     method = params.method
     headroom = method.headroom(CLIENTS) if isinstance(method, FixedPoint) else 0
     top = 2 ** (params.ring_bits - 2 - headroom) - 1
@@ -95,8 +111,8 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
 
 
 def shares_of(
-    params: RoundParams, values: np.ndarray, entropy=None
-) -> list[tuple[share.Upload, share.Upload]]:  # type: ignore[no-untyped-def]
+    params: RoundParams, values: np.ndarray, entropy: Entropy | None = None
+) -> list[tuple[share.Upload, share.Upload]]:
     rows = [
         encode.cumulative(row.astype(np.uint16), params.method.buckets)
         if isinstance(params.method, Bucketed)
@@ -112,9 +128,9 @@ def views(
     params: RoundParams, values: np.ndarray, extension: str = "softspoken"
 ) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
     """Everything each party received in a round."""
-    pairs = [tuple(Recorder(end) for end in local_pair())]
-    run_rounds(make_parties(pairs=pairs, extension=extension), params, shares_of(params, values))  # type: ignore[arg-type]
-    return pairs[0][0].received, pairs[0][1].received  # type: ignore[attr-defined]
+    pair = recorders()
+    run_rounds(make_parties(pairs=[pair], extension=extension), params, shares_of(params, values))
+    return pair[0].received, pair[1].received
 
 
 @pytest.mark.slow
@@ -158,8 +174,8 @@ def test_silent_ots_show_no_more(name: str) -> None:
     assert shapes[0] == shapes[1]
 
 
-def zero_halves(kind, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
-    """Halves of the kind as `Kind.send` and `Kind.finish` make them, of zeros."""
+def zero_halves(kind: Kind[Any], as_sender: int, as_receiver: int) -> tuple[Half, Half]:
+    """Return halves of the kind as `Kind.send` and `Kind.finish` make them, of zeros."""
     match kind:
         case Tables(index_bits, width):
             return (np.zeros(as_sender, ring.dtype(width << index_bits)),), (
@@ -171,7 +187,7 @@ def zero_halves(kind, as_sender: int, as_receiver: int):  # type: ignore[no-unty
         case RandomOts(bits) | Quads(bits) | DaBits(bits):
             keys, bytes_ = np.zeros(as_sender, ring.dtype(bits)), np.zeros(as_receiver, np.uint8)
             received = (bytes_, np.zeros(as_receiver, keys.dtype))
-            sent = {
+            sent: dict[type, Half] = {
                 RandomOts: (keys, keys),
                 Quads: (np.zeros((4, as_sender), keys.dtype),),
                 DaBits: (np.zeros(as_sender, np.uint8), keys),
@@ -185,7 +201,7 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Pool, "reserve", lambda self, demand: None)
     monkeypatch.setattr(Stream, "words", lambda self, count: np.zeros(count, np.uint64))
 
-    def take(self, kind, as_sender: int, as_receiver: int):  # type: ignore[no-untyped-def]
+    def take(self: Pool, kind: Kind[Any], as_sender: int, as_receiver: int) -> Any:
         sent, received = zero_halves(kind, as_sender, as_receiver)
         return kind.hand_out(0, sent, received)
 
@@ -196,12 +212,12 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     )
     for name in ("pairwise", "radix"):
         params = ROUNDS[name]
-        pairs = [tuple(Recorder(end) for end in local_pair())]
+        pair = recorders()
         values = inputs(params, "extreme")
-        outcomes = run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+        outcomes = run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
         want = ring.reduce(reference.lower_median(values), params.width)
         assert (outcomes[0].values == want).all()
-        for view in (end.received for end in pairs[0]):  # type: ignore[attr-defined]
+        for view in (end.received for end in pair):
             for label in MASKED & {label for label, _ in view}:
                 seen = np.concatenate(
                     [array.reshape(-1).view(np.uint8) for other, array in view if other == label]
@@ -251,31 +267,32 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
     opened: list[np.ndarray] = []
     original = bucketed.open_bits
 
-    def record(party, shares, count):  # type: ignore[no-untyped-def]
+    def record(party: Party, shares: XorBits, count: int) -> PublicBits:
         bits = original(party, shares, count)
         if party.number == 0:
             opened.append(bits)
         return bits
 
     monkeypatch.setattr(bucketed, "open_bits", record)
-    params = RoundParams(Bucketed(schedule=schedule), DIM, CLIENTS)
+    method = Bucketed(schedule=schedule)
+    params = RoundParams(method, DIM, CLIENTS)
     values = inputs(params, "random")
     run_rounds(make_parties(), params, shares_of(params, values))
     result = reference.lower_median(values)
     if schedule == "scan":
         assert (
-            opened[0].reshape(params.method.buckets - 1, DIM)
-            == (np.arange(params.method.buckets - 1)[:, None] >= result)
+            opened[0].reshape(method.buckets - 1, DIM)
+            == (np.arange(method.buckets - 1)[:, None] >= result)
         ).all() and len(opened) == 1
         return
     # replay the bisection on the result alone: it asks for the same thresholds and gets the same
     # bits
-    low, high = np.zeros(DIM, int), np.full(DIM, params.method.buckets - 1)
+    low, high = np.zeros(DIM, int), np.full(DIM, method.buckets - 1)
     for bits in opened:
-        middle = np.minimum((low + high) // 2, params.method.buckets - 2)
+        middle = np.minimum((low + high) // 2, method.buckets - 2)
         assert (bits == (middle >= result)).all()
         low, high = np.where(bits, low, middle + 1), np.where(bits, middle, high)
-    assert len(opened) == bucketed.steps(params.method.buckets)
+    assert len(opened) == bucketed.steps(method.buckets)
 
 
 @pytest.mark.parametrize("selection", ["oblivious", "opened"])
@@ -285,16 +302,13 @@ def test_what_pairwise_opens(
 ) -> None:
     """Oblivious: the result or nothing at all. Opened: also who holds it, as its docstring says."""
     opened: list[str] = []
-    for module, name in ((pairwise, "open_bits"), (pairwise, "open_ring")):
-        original = getattr(module, name)
-        monkeypatch.setattr(
-            module,
-            name,
-            lambda party, *rest, name=name, original=original: (
-                opened.append(name),
-                original(party, *rest),
-            )[1],
-        )
+
+    def noting(name: str, original: Callable[..., Any], *rest: Any) -> Any:
+        opened.append(name)
+        return original(*rest)
+
+    for name in ("open_bits", "open_ring"):
+        monkeypatch.setattr(pairwise, name, partial(noting, name, getattr(pairwise, name)))
     params = RoundParams(
         Pairwise(ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to),
         DIM,
@@ -316,30 +330,32 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
 ) -> None:
     opened: list[np.ndarray] = []
     original = radix.open_bits
-    monkeypatch.setattr(
-        radix,
-        "open_bits",
-        lambda party, shares, count: (opened.append(original(party, shares, count)), opened[-1])[1],
-    )
+
+    def record(party: Party, shares: XorBits, count: int) -> PublicBits:
+        opened.append(original(party, shares, count))
+        return PublicBits(opened[-1])
+
+    monkeypatch.setattr(radix, "open_bits", record)
     params = ROUNDS["radix"]
     values = inputs(params, "random")
-    pairs = [tuple(Recorder(end) for end in local_pair())]
-    run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
+    pair = recorders()
+    run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
     result = reference.lower_median(values)
     want = [
         (result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)
     ]
-    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)  # by both parties
-    labels = [label for label, _ in pairs[0][0].received]  # type: ignore[attr-defined]
+    # by both parties
+    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)
+    labels = [label for label, _ in pair[0].received]
     assert labels.count("open.bits") == params.width and "open.ring" not in labels
 
 
 def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     params = ROUNDS["trimmed-mean"]
     values = inputs(params, "random")
-    pairs = [tuple(Recorder(end) for end in local_pair())]
-    outcomes = run_rounds(make_parties(pairs=pairs), params, shares_of(params, values))  # type: ignore[arg-type]
-    labels = [label for label, _ in pairs[0][0].received]  # type: ignore[attr-defined]
+    pair = recorders()
+    outcomes = run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
+    labels = [label for label, _ in pair[0].received]
     assert [label for label in labels if label.startswith("open")] == ["open.ring"]
     assert ring.signed(outcomes[0].values, 32)[0].tolist() == reference.trimmed_sum(values, 1)
 
@@ -355,16 +371,17 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_are_pinned(name: str) -> None:
-    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of
-    the protocol, and needs a new release number on the wire.
+    """Under repeatable randomness a round sends exactly these bytes.
+
+    A change here is a change of the protocol, and needs a new release number on the wire.
     """
     params = ROUNDS[name]
-    pairs = [tuple(Recorder(end) for end in local_pair())]
+    pair = recorders()
     entropy = [deterministic_entropy(seed) for seed in (1, 2)]
-    both = make_parties(pairs=pairs, entropy=entropy, session_id=b"pinned by a test")  # type: ignore[arg-type]
+    both = make_parties(pairs=[pair], entropy=entropy, session_id=b"pinned by a test")
     run_rounds(both, params, shares_of(params, inputs(params, "random"), deterministic_entropy(3)))
     digest = hashlib.sha256()
-    for end in pairs[0]:
-        for label, array in end.received:  # type: ignore[attr-defined]
+    for end in pair:
+        for label, array in end.received:
             digest.update(label.encode() + array.tobytes())
     assert digest.hexdigest()[:32] == PINNED[name]

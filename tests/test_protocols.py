@@ -1,9 +1,12 @@
-"""Protocols on shares against plain numpy: every width, batch sizes around words and halves, both parties' edges."""
+"""Protocols on shares against numpy: every width, batches around words and halves, edges."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring
+from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.methods.reveal import open_bits, open_ring
 from securemedian.mpc.party import Party
 from securemedian.mpc.protocol import OT_EXTENSIONS
@@ -18,13 +21,13 @@ def parties(request: pytest.FixtureRequest) -> list[Party]:
     return [lanes[0] for lanes in make_parties(extension=request.param)]
 
 
-def shared_bits(count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+def shared_bits(count: int) -> tuple[np.ndarray, list[XorBits]]:
     bits = RNG.integers(0, 2, count).astype(np.uint8)
     mask = RNG.integers(0, 2**64, -(-count // 64), np.uint64)
-    return bits, [mask, mask ^ boolean.pack_bits(bits)]
+    return bits, [XorBits(mask), XorBits(mask ^ boolean.pack_bits(bits))]
 
 
-def opened(parties: list[Party], shares: tuple[np.ndarray, np.ndarray], count: int) -> np.ndarray:
+def opened(parties: list[Party], shares: Sequence[XorBits], count: int) -> np.ndarray:
     one, other = run_both(lambda j: open_bits(parties[j], shares[j], count))
     assert (one == other).all()
     return one
@@ -56,7 +59,8 @@ def values(bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 def test_millionaires(parties: list[Party], bits: int) -> None:
     count = 300
     a, c = values(bits, count)
-    sides = [parties[j].halves(count) for j in (0, 1)]  # who holds a and who c swaps at the half
+    # who holds a and who c swaps at the half
+    sides = [parties[j].halves(count) for j in (0, 1)]
     shares = run_both(
         lambda j: millionaire.greater(parties[j], a[sides[j][0]], c[sides[j][1]], bits)
     )
@@ -162,7 +166,7 @@ def test_opened_bits_carry_nothing_beyond_their_count(parties: list[Party]) -> N
 
 
 def test_leaves_and_ots_of_a_31_bit_comparison() -> None:
-    """protocols.md 8: 31 OTs for the leaves and 14 for the ANDs of a 31-bit instance; 3 and none for 3 bits."""
+    """An instance of 31 bits takes 31 OTs for its leaves and 14 for its ANDs (protocols.md 8)."""
     for bits, leaf_ots, and_ots in ((31, 31, 14), (3, 3, 0), (4, 4, 0), (5, 5, 2)):
         demand = millionaire.greater_demand(64 * 100, bits).counts
         leaf = sum(

@@ -1,5 +1,6 @@
-"""servers.round_state: a round at both servers, as the table alone; servers.peer and
-servers.control beside it.
+"""servers.round_state: a round at both servers, as the table alone.
+
+servers.peer and servers.control are tested here, too.
 """
 
 import copy
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     MAX_TEXT,
     ClientsDiffer,
@@ -107,22 +109,34 @@ OWN: tuple[Event, ...] = (
 )
 
 
+def received(message: RoundMessage) -> RoundMessage:
+    """Return a message as the other server takes it from the wire."""
+    taken = control.decode(control.encode(message))
+    assert isinstance(taken, RoundMessage)
+    return taken
+
+
 class Both:
     """Two servers' rounds. Messages are passed at once, and Start is noted."""
 
-    def __init__(self, floors=(2, 2), repeats=((), ()), **changes) -> None:
+    def __init__(
+        self,
+        floors: tuple[int, int] = (2, 2),
+        repeats: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+        **changes: Any,
+    ) -> None:
         self.rounds = [
             a_round(party, None, floors[party], repeats[party], **changes) for party in (0, 1)
         ]
         self.started: list[int] = []
         self.feed(0, OpenAsked())
 
-    def feed(self, party: int, event, now: float = 1.0) -> None:
+    def feed(self, party: int, event: Event, now: float = 1.0) -> None:
         for action in self.rounds[party].handle(event, now):
             if action is Effect.START:
                 self.started.append(party)
-            elif is_message(action):
-                self.feed(1 - party, control.decode(control.encode(action)), now)
+            elif not isinstance(action, Effect):
+                self.feed(1 - party, received(action), now)
 
     def upload(self, client: str, *parties: int) -> None:
         for party in parties or (0, 1):
@@ -134,16 +148,18 @@ class Both:
         return tuple(round_.state for round_ in self.rounds)
 
 
-def test_a_round_from_opening_to_result():
+def test_a_round_from_opening_to_result() -> None:
     both = Both()
     for client in ("key-a", "key-b"):
         both.upload(client)
     assert both.states == (State.OPEN, State.OPEN)
     assert {round_.opened for round_ in both.rounds} == {"nothing"}
-    both.upload("key-c")  # the last that the round takes
+    # the last that the round takes
+    both.upload("key-c")
     assert both.states == (State.RUNNING, State.RUNNING)
     assert {round_.opened for round_ in both.rounds} == {"maybe"}
-    assert both.started == [1, 0]  # S1's lanes are there before S0's
+    # S1's lanes are there before S0's
+    assert both.started == [1, 0]
     both.feed(0, Computed())
     assert both.states == (State.RUNNING, State.RUNNING)
     both.feed(1, Computed())
@@ -153,7 +169,7 @@ def test_a_round_from_opening_to_result():
     assert both.rounds[0].left_out == {"dora": "its upload reached neither server"}
 
 
-def test_a_client_that_reached_one_server_is_left_out_and_named():
+def test_a_client_that_reached_one_server_is_left_out_and_named() -> None:
     both = Both(max_clients=4)
     both.upload("key-a")
     both.upload("key-b")
@@ -172,7 +188,7 @@ def test_a_client_that_reached_one_server_is_left_out_and_named():
 
 
 @pytest.mark.parametrize("floors", [(2, 2), (4, 2), (2, 4)])
-def test_each_server_refuses_too_few_clients_on_its_own_account(floors):
+def test_each_server_refuses_too_few_clients_on_its_own_account(floors: tuple[int, int]) -> None:
     both = Both(floors=floors, max_clients=4, min_clients=2 if max(floors) > 2 else 4)
     for client in ("key-a", "key-b", "key-c"):
         both.upload(client)
@@ -183,7 +199,7 @@ def test_each_server_refuses_too_few_clients_on_its_own_account(floors):
     assert "3 complete uploads" in both.rounds[0].reason and "at least 4" in both.rounds[0].reason
 
 
-def test_s1_refuses_a_digest_that_is_not_its_own():
+def test_s1_refuses_a_digest_that_is_not_its_own() -> None:
     both = Both()
     both.rounds[0].params = params(buckets=9)
     for client in ("key-a", "key-b", "key-c"):
@@ -198,19 +214,20 @@ def test_s1_refuses_a_digest_that_is_not_its_own():
     assert len(digests | {number.digest, included.digest}) == 4
 
 
-def test_clients_beyond_the_most_are_cut_alike_at_both():
+def test_clients_beyond_the_most_are_cut_alike_at_both() -> None:
     both = Both(max_clients=2)
     leader, follower = both.rounds
+    # the reports of S1 still on their way
     leader.here, follower.here = (
         {"key-a", "key-b", "key-c"},
         {"key-a", "key-b", "key-c"},
-    )  # the reports of S1 still on their way
+    )
     both.feed(0, CloseAsked())
     assert leader.included == follower.included == ["key-a", "key-b"]
     assert "max_clients" in leader.left_out["cleo"] and leader.left_out == follower.left_out
 
 
-def test_uploads_are_refused_twice_and_out_of_time():
+def test_uploads_are_refused_twice_and_out_of_time() -> None:
     both = Both()
     both.upload("key-a")
     with pytest.raises(DuplicateUpload):
@@ -222,7 +239,7 @@ def test_uploads_are_refused_twice_and_out_of_time():
             a_round(0, state).check_close()
 
 
-def test_the_deadline_closes_at_s0_and_every_other_limit_fails():
+def test_the_deadline_closes_at_s0_and_every_other_limit_fails() -> None:
     leader = a_round(0)
     leader.handle(OpenAsked(), 0.0)
     assert leader.deadline == ANSWER_S
@@ -244,7 +261,7 @@ def test_the_deadline_closes_at_s0_and_every_other_limit_fails():
 
 @pytest.mark.parametrize("state", LIVE)
 @pytest.mark.parametrize("party", (0, 1))
-def test_a_failure_anywhere_fails_both(party, state):
+def test_a_failure_anywhere_fails_both(party: int, state: State) -> None:
     if (state, Failure) not in TABLE[party]:
         assert party == 1 and state in (State.OPENING, State.STARTING)
         return
@@ -254,7 +271,7 @@ def test_a_failure_anywhere_fails_both(party, state):
     assert isinstance(message, Failed)
     actions = there.handle(message, 1.0)
     assert set(actions) >= {Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS}
-    assert not any(map(is_message, actions))
+    assert all(isinstance(action, Effect) for action in actions)
     assert here.state is there.state is State.FAILED
     assert (here.code, here.reason) == ("closed", "the link broke")
     assert (there.code, there.reason) == ("closed", f"s{party}: the link broke")
@@ -263,7 +280,7 @@ def test_a_failure_anywhere_fails_both(party, state):
 # The table itself
 
 
-def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else():
+def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> None:
     """And what is refused changes nothing."""
     seen = {"transition": 0, "late": 0, "refused": 0}
     for party, state, event in itertools.product((0, 1), State, MESSAGES + OWN):
@@ -289,7 +306,7 @@ def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else():
     assert sum(seen.values()) == 2 * len(State) * len(MESSAGES + OWN) and min(seen.values()) > 10
 
 
-def test_all_messages_and_events_are_in_the_table():
+def test_all_messages_and_events_are_in_the_table() -> None:
     kinds = {type(event) for event in MESSAGES + OWN}
     assert kinds == {event for table in TABLE for _, event in table}
     assert set(State) == {state for table in TABLE for state, _ in table} | {
@@ -298,13 +315,13 @@ def test_all_messages_and_events_are_in_the_table():
     }
 
 
-def test_only_s0_leads():
+def test_only_s0_leads() -> None:
     told = {Opened, Held, Ready, OpenAsked, CloseAsked}
     assert {event for _, event in TABLE[0]} - {event for _, event in TABLE[1]} == told
     assert {event for _, event in TABLE[1]} - {event for _, event in TABLE[0]} == {Open, Close, Run}
 
 
-def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads():
+def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads() -> None:
     for table in TABLE:
         for (state, _), lines in table.items():
             for line in lines:
@@ -314,7 +331,8 @@ def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads()
                 assert (Effect.DROP_SESSION in line.actions) == (line.to is State.FAILED)
                 starts = line.to is State.RUNNING and state is not State.RUNNING
                 assert (Effect.BIND in line.actions) == starts
-                if starts:  # what is remembered is remembered before anything can be opened
+                # what is remembered is remembered before anything can be opened
+                if starts:
                     assert line.actions.index(Effect.BIND) < line.actions.index(Effect.START)
 
 
@@ -357,7 +375,7 @@ class Walk:
         return made
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """What may happen next at either server."""
+        """Yield what may happen next at either server."""
         for party, here in enumerate(self.rounds):
             if self.queues[party]:
                 yield party, self.queues[party][0]
@@ -387,7 +405,7 @@ class Walk:
         self.queues[1 - party] += [action for action in actions if not isinstance(action, Effect)]
 
 
-def test_no_order_of_events_makes_an_honest_server_refuse():
+def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     """Nor does a line or a late pair stand there that no order reaches."""
     taken: set[tuple[int, Any, Line]] = set()
     late: set[tuple[int, Any]] = set()
@@ -407,7 +425,8 @@ def test_no_order_of_events_makes_an_honest_server_refuse():
         for party, event in more:
             then = now.copy()
             pair = then.rounds[party].state, type(event)
-            then.happen(party, event)  # raises if it is refused
+            # raises if it is refused
+            then.happen(party, event)
             if event is Walk.NO:
                 pass
             elif pair in LATE[party]:
@@ -431,7 +450,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse():
 
 
 def documented() -> str:
-    """The tables as docs/wire.md shows them: states with the same line together."""
+    """Return the tables as docs/wire.md shows them: states with the same line together."""
     text = []
     for party, table in enumerate(TABLE):
         rows: dict[tuple[str, ...], list[str]] = {}
@@ -479,7 +498,7 @@ def _sentence(what: Any) -> str:
     return sentence[0].lower() + sentence[1:]
 
 
-def test_the_documentation_shows_the_tables():
+def test_the_documentation_shows_the_tables() -> None:
     page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text("utf-8")
     assert documented() in page, f"put this into docs/wire.md:\n{documented()}"
 
@@ -487,7 +506,7 @@ def test_the_documentation_shows_the_tables():
 # An attempt that may have opened values
 
 
-def test_an_abort_is_refused_once_values_may_have_been_opened():
+def test_an_abort_is_refused_once_values_may_have_been_opened() -> None:
     for state in State:
         asked = a_round(0, state)
         if state in (State.OPENING, State.OPEN, State.CLOSING):
@@ -498,9 +517,12 @@ def test_an_abort_is_refused_once_values_may_have_been_opened():
 
 
 @pytest.mark.parametrize("bound", [(0,), (1,), (0, 1)])
-def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_only(bound):
+def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_only(
+    bound: tuple[int, ...],
+) -> None:
     """Whichever server remembers."""
-    repeats = tuple(("key-a", "key-b", "key-c") if party in bound else () for party in (0, 1))
+    clients = "key-a", "key-b", "key-c"
+    repeats = clients if 0 in bound else (), clients if 1 in bound else ()
     both = Both(repeats=repeats, max_clients=4)
     for party in bound:
         with pytest.raises(NotAllowed, match="anna, ben, cleo"):
@@ -515,10 +537,12 @@ def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_onl
     both = Both(repeats=repeats, max_clients=4)
     for client in ("key-a", "key-b", "key-c"):
         both.upload(client)
-    if 0 in bound:  # S0 waits for nobody else
+    # S0 waits for nobody else
+    if 0 in bound:
         assert both.states == (State.RUNNING, State.RUNNING)
     both = Both(repeats=repeats, max_clients=4)
-    for party in (0, 1):  # one that got in before the server remembered
+    # one that got in before the server remembered
+    for party in (0, 1):
         both.rounds[party].here.add("key-d")
         both.rounds[party].there.add("key-d")
     for client in ("key-a", "key-b", "key-c"):
@@ -528,16 +552,17 @@ def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_onl
     if bound == (0, 1):
         assert both.rounds[0].included == both.rounds[1].included == ["key-a", "key-b", "key-c"]
         assert both.states == (State.RUNNING, State.RUNNING)
-    else:  # no agreement, no run
+    # no agreement, no run
+    else:
         assert both.states == (State.FAILED, State.FAILED)
 
 
-def test_a_round_too_small_for_the_clients_of_the_attempt_is_refused():
+def test_a_round_too_small_for_the_clients_of_the_attempt_is_refused() -> None:
     with pytest.raises(ClientsDiffer, match="max_clients is 2"):
         a_round(0, repeats=("key-a", "key-b", "key-c"), max_clients=2)
 
 
-def test_a_round_below_the_servers_own_floor_is_refused():
+def test_a_round_below_the_servers_own_floor_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 4"):
         a_round(0, floor=4)
 
@@ -561,32 +586,32 @@ WRONG = "x" * 900_000
     [
         [],
         [b"junk"],
-        control.wire.pack("nonsense", {}),
-        control.wire.pack(WRONG, {}),
-        control.wire.pack("opened", {}),
-        control.wire.pack("opened", {"round": ID, "more": 1}),
-        control.wire.pack("opened", {"round": ID, WRONG: 1}),
-        control.wire.pack("opened", {"round": 7}),
-        control.wire.pack("opened", {"round": WRONG}),
-        control.wire.pack("held", {"round": ID, "held": [["key"]]}),
-        control.wire.pack("held", {"round": ID, "held": 7}),
-        control.wire.pack("held", {"round": ID, "held": None}),
-        control.wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2}}),
-        control.wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2, "lanes": 2}}),
-        control.wire.pack("open", OPEN_FIELDS | {"round": "1-../../../etc"}),
-        control.wire.pack("open", OPEN_FIELDS | {"number": 2}),
-        control.wire.pack("open", OPEN_FIELDS | {"session": bytes(300)}),
-        control.wire.pack("open", OPEN_FIELDS | {"start_over": 1}),
+        wire.pack("nonsense", {}),
+        wire.pack(WRONG, {}),
+        wire.pack("opened", {}),
+        wire.pack("opened", {"round": ID, "more": 1}),
+        wire.pack("opened", {"round": ID, WRONG: 1}),
+        wire.pack("opened", {"round": 7}),
+        wire.pack("opened", {"round": WRONG}),
+        wire.pack("held", {"round": ID, "held": [["key"]]}),
+        wire.pack("held", {"round": ID, "held": 7}),
+        wire.pack("held", {"round": ID, "held": None}),
+        wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2}}),
+        wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2, "lanes": 2}}),
+        wire.pack("open", OPEN_FIELDS | {"round": "1-../../../etc"}),
+        wire.pack("open", OPEN_FIELDS | {"number": 2}),
+        wire.pack("open", OPEN_FIELDS | {"session": bytes(300)}),
+        wire.pack("open", OPEN_FIELDS | {"start_over": 1}),
     ],
 )
-def test_control_refuses_what_is_no_message(parts):
-    control.decode(control.wire.pack("open", OPEN_FIELDS))
+def test_control_refuses_what_is_no_message(parts: list[wire.Part]) -> None:
+    control.decode(wire.pack("open", OPEN_FIELDS))
     with pytest.raises(FrameError) as caught:
         control.decode([bytes(part) for part in parts])
     assert len(str(caught.value)) < 2 * MAX_TEXT
 
 
-def test_a_frame_of_impossible_shape_is_refused():
+def test_a_frame_of_impossible_shape_is_refused() -> None:
     for shape in ([1 << 40, 1 << 40, 0], [0, 1 << 47, 1 << 47]):
         head = control.wire._header("opened", {"round": ID}, [("a", "<u8", shape)])
         with pytest.raises(FrameError, match="shape"):
@@ -613,11 +638,11 @@ def test_a_frame_of_impossible_shape_is_refused():
         ("1" * 1000 + "-0000000a", False),
     ],
 )
-def test_a_round_id_is_a_number_and_eight_hex_digits(text, is_id):
+def test_a_round_id_is_a_number_and_eight_hex_digits(text: str, is_id: bool) -> None:
     assert control.is_round_id(text) == is_id
 
 
-def test_the_peer_is_watched():
+def test_the_peer_is_watched() -> None:
     watch = PeerWatch("s1", {"lanes": 2}, wait_s=30, timeout_s=5, now=0.0)
     assert watch.tick(29.0) is None
     with pytest.raises(PeerUnavailable, match="not appeared"):
@@ -633,12 +658,12 @@ def test_the_peer_is_watched():
     assert watch.bye() is Change.LOST and watch.bye() is None
 
 
-def test_a_peer_that_never_appears_ends_the_wait():
+def test_a_peer_that_never_appears_ends_the_wait() -> None:
     with pytest.raises(PeerUnavailable, match="peer_wait_s"):
         PeerWatch("s1", {}, wait_s=30, timeout_s=5, now=0.0).tick(30.0)
 
 
-def test_differences_name_the_fields():
+def test_differences_name_the_fields() -> None:
     assert differences({"a": 1, "b": 2}, {"a": 1, "b": 2}) == ""
     assert (
         differences({"a": 1, "b": 2}, {"a": 3, "c": 4})
@@ -647,11 +672,11 @@ def test_differences_name_the_fields():
     assert len(differences({"a": 1}, {WRONG: WRONG, "a": WRONG})) < 2 * MAX_TEXT
 
 
-def test_the_reasons_of_a_failure_are_cut():
+def test_the_reasons_of_a_failure_are_cut() -> None:
     here, there = a_round(0, State.OPEN), a_round(1, State.OPEN)
     message = here.handle(Failure("closed", WRONG), 1.0)[-1]
     assert isinstance(message, Failed)
-    there.handle(control.decode(control.encode(message)), 1.0)
+    there.handle(received(message), 1.0)
     assert len(here.reason) < 2 * MAX_TEXT and len(there.reason) < 2 * MAX_TEXT
     there = a_round(1, State.OPEN)
     there.handle(Failed(ID, WRONG, WRONG), 1.0)

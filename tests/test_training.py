@@ -1,9 +1,13 @@
 """servers.training and servers.store: the model and range over rounds, and what is on disk."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from securemedian.mpc import encode, share
+from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import BadUpload, ConfigError, InputError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -22,7 +26,13 @@ MODEL = np.linspace(-1, 1, DIM, dtype=np.float32)
 INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
 
 
-def test_a_new_model_starts_with_the_initial_range():
+def model_of(training: Training) -> np.ndarray:
+    """Return the model that a training run must have."""
+    assert training.model is not None
+    return training.model
+
+
+def test_a_new_model_starts_with_the_initial_range() -> None:
     started = begin(
         Training(), BUCKETED, {"policy": "mean", "initial": 0.5, "decay": 0.2}, False, MODEL
     )
@@ -33,9 +43,9 @@ def test_a_new_model_starts_with_the_initial_range():
     )
 
 
-def test_rounds_follow_each_other_and_reset_starts_again():
+def test_rounds_follow_each_other_and_reset_starts_again() -> None:
     first = begin(Training(), BUCKETED, {}, False, MODEL)
-    after = finish(first, BUCKETED, INDEX[None], 3)[0]
+    after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
     assert after.number == 2 and after.model is not None
     assert np.array_equal(
         after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32)
@@ -51,35 +61,42 @@ def test_rounds_follow_each_other_and_reset_starts_again():
     assert again.number == 1 and again.width == np.float32(0.1) and again.model is after.model
 
 
-def test_pairwise_makes_the_first_model():
+def test_pairwise_makes_the_first_model() -> None:
     elements = encode.to_fixed(MODEL, 32, 8)
     first, results = finish(
-        begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, elements[None], 3
+        begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, PublicValues(elements[None]), 3
     )
     assert (
-        np.array_equal(first.model, encode.from_fixed(elements, 32, 8).astype(np.float32))
+        np.array_equal(model_of(first), encode.from_fixed(elements, 32, 8).astype(np.float32))
         and first.number == 2
     )
-    assert np.array_equal(results, first.model[None])
+    assert np.array_equal(results, model_of(first)[None])
 
 
-def test_the_first_of_several_results_is_the_model():
-    params = RoundParams(Radix(ranks=[2, 1, 3]), DIM, 3)
-    words = np.stack([params.method.words(MODEL + shift) for shift in range(3)])
+def test_the_first_of_several_results_is_the_model() -> None:
+    method = Radix(ranks=[2, 1, 3])
+    params = RoundParams(method, DIM, 3)
+    words = PublicValues(np.stack([method.words(MODEL + shift) for shift in range(3)]))
     after, results = finish(Training(), params, words, 3)
-    assert np.array_equal(after.model, MODEL) and np.array_equal(results[2], MODEL + np.float32(2))
+    assert np.array_equal(model_of(after), MODEL) and np.array_equal(
+        results[2], MODEL + np.float32(2)
+    )
 
 
-def test_midpoint_and_trimmed_mean_divide_at_the_end():
-    midpoint = RoundParams(Radix(midpoint=True), DIM, 4)
-    words = np.stack([midpoint.method.words(MODEL + shift) for shift in (0, 1)])
-    assert np.array_equal(finish(Training(), midpoint, words, 4)[0].model, MODEL + np.float32(0.5))
+def test_midpoint_and_trimmed_mean_divide_at_the_end() -> None:
+    method = Radix(midpoint=True)
+    midpoint = RoundParams(method, DIM, 4)
+    words = PublicValues(np.stack([method.words(MODEL + shift) for shift in (0, 1)]))
+    after = finish(Training(), midpoint, words, 4)[0]
+    assert np.array_equal(model_of(after), MODEL + np.float32(0.5))
     trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), DIM, 5)
-    total = encode.to_fixed(3 * MODEL, 64, 8)  # of the three that are kept
-    assert np.allclose(finish(Training(), trimmed, total[None], 5)[0].model, MODEL, atol=2**-8)
+    # of the three that are kept
+    total = encode.to_fixed(3 * MODEL, 64, 8)
+    after = finish(Training(), trimmed, PublicValues(total[None]), 5)[0]
+    assert np.allclose(model_of(after), MODEL, atol=2**-8)
 
 
-def test_a_model_of_another_size():
+def test_a_model_of_another_size() -> None:
     other = RoundParams(Pairwise(), DIM + 1, 3)
     kept = Training(model=MODEL)
     with pytest.raises(InputError, match=r"\(6,\), not float32 \(5,\)"):
@@ -104,19 +121,21 @@ def test_a_model_of_another_size():
         (MODEL, {"start": 1.0}, ConfigError),
     ],
 )
-def test_what_a_bucketed_round_cannot_start_from(model, range_, error):
+def test_what_a_bucketed_round_cannot_start_from(
+    model: Any, range_: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         begin(Training(), BUCKETED, range_, False, model)
 
 
-def test_a_range_that_diverged_is_refused_until_reset():
+def test_a_range_that_diverged_is_refused_until_reset() -> None:
     diverged = Training(L1Range(), MODEL, np.array(np.inf, np.float32), 7)
     with pytest.raises(ConfigError, match="open with reset"):
         begin(diverged, BUCKETED, {}, False, None)
     assert begin(diverged, BUCKETED, {}, True, None).number == 1
 
 
-def test_the_training_run_survives_a_restart(tmp_path):
+def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     fresh = store.load_training()
     assert fresh.model is None and fresh.number == 1
@@ -132,13 +151,13 @@ def test_the_training_run_survives_a_restart(tmp_path):
             and loaded.width.shape == training.width.shape
         )
         assert (loaded.model is None) == (training.model is None)
-    assert np.array_equal(loaded.model, MODEL)
+    assert np.array_equal(model_of(loaded), MODEL)
     (tmp_path / "state" / "training.npz").write_bytes(b"junk")
     with pytest.raises(ConfigError, match="damaged"):
         store.load_training()
 
 
-def test_a_state_folder_has_one_owner(tmp_path):
+def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(ConfigError, match="another server"):
         Store(tmp_path)
@@ -146,7 +165,7 @@ def test_a_state_folder_has_one_owner(tmp_path):
     Store(tmp_path).close()
 
 
-def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path):
+def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Path) -> None:
     store = Store(tmp_path)
     layout = BUCKETED.layout
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
@@ -154,12 +173,12 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path):
     spool = store.spool("1-0000000a", layout)
     spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8))
     spool.put("b", "words", words.packed)
-    halves = [share.read(spool.get(client), layout, 0, DIM) for client in ("a", "b")]
-    assert np.array_equal(share.combine(*halves, layout.bits), values)
+    halves = [RingShare(share.read(spool.get(client), layout, 0, DIM)) for client in ("a", "b")]
+    assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
     assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1
     spool.drop()
     assert not (tmp_path / "spool" / "1-0000000a").exists()
-    assert np.array_equal(share.combine(*halves, layout.bits), values)
+    assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +192,9 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path):
         ("both", np.zeros(16, np.uint8)),
     ],
 )
-def test_an_upload_of_another_shape_leaves_nothing_behind(tmp_path, form, array):
+def test_an_upload_of_another_shape_leaves_nothing_behind(
+    tmp_path: Path, form: str, array: np.ndarray
+) -> None:
     spool = Store(tmp_path).spool("1-0000000a", BUCKETED.layout)
     with pytest.raises(BadUpload):
         spool.put("a", form, array)
@@ -182,7 +203,7 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(tmp_path, form, array)
         spool.get("a")
 
 
-def test_a_start_clears_what_a_round_in_hand_left(tmp_path):
+def test_a_start_clears_what_a_round_in_hand_left(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.spool("1-0000000a", BUCKETED.layout)
     store.close()

@@ -156,8 +156,8 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     for line in checked.stdout.splitlines():
         place, *rest = line.split(": ")
         if rest and rest[0] == "error":
-            path, number = place.rsplit(":", 1)
-            found[Path(path).stem].add(int(number))
+            source, number = place.rsplit(":", 1)
+            found[Path(source).stem].add(int(number))
     return found
 
 

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from securemedian.clients import upload
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 
-D = 700  # neither a multiple of a word nor of a block
+# neither a multiple of a word nor of a block
+D = 700
 BUCKETED = RoundParams(Bucketed(buckets=6), D, 5)
 PAIRWISE = RoundParams(Pairwise(ring_bits=37, fraction_bits=12), D, 5)
 
@@ -49,7 +51,8 @@ def test_halves_combine_to_the_values_and_the_seed_alternates(index: int) -> Non
         }
         one, other = (as_server_reads(half, params) for half in halves)
         assert np.array_equal(
-            share.combine(one, other, params.ring_bits), ring.reduce(values, params.ring_bits)
+            share.combine(RingShare(one), RingShare(other), params.ring_bits),
+            ring.reduce(values, params.ring_bits),
         )
 
 
@@ -74,7 +77,8 @@ def test_fixed_point_result_comes_back_within_its_precision() -> None:
 
 def test_shares_of_a_result_of_another_length_are_refused() -> None:
     words = np.zeros(ring.packed_words(D, 37), np.uint64)
-    for wrong in (words[:-1], words.astype(np.uint32), np.empty(0)):
+    wrongs: list[Any] = [words[:-1], words.astype(np.uint32), np.empty(0)]
+    for wrong in wrongs:
         with pytest.raises(PeerProtocolError, match="S1"):
             upload.combine(words, wrong, PAIRWISE)
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
@@ -131,8 +132,8 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
     assert (layout.columns, layout.bits) == (seed.layout.columns, seed.layout.bits)
     for start in range(0, columns, share.SLICE_ALIGN):
         stop = min(columns, start + 200)
-        halves = [share.read(half, seed.layout, start, stop) for half in (seed, words)]
-        assert (share.combine(*halves, bits) == values[:, start:stop]).all()
+        halves = [RingShare(share.read(half, seed.layout, start, stop)) for half in (seed, words)]
+        assert (share.combine(halves[0], halves[1], bits) == values[:, start:stop]).all()
 
 
 @pytest.mark.parametrize("bits", [*range(2, 18), 31, 32, 33, 47, 63, 64])
@@ -153,14 +154,14 @@ def test_weighted_sums_of_packed_shares(bits: int) -> None:
             for j in (0, 1)
         ]
         assert both[0].dtype == ring.dtype(bits)
-        assert (share.combine(*both, bits) == plain[:, start:stop]).all()
+        assert (share.combine(both[0], both[1], bits) == plain[:, start:stop]).all()
     with pytest.raises(InputError, match="starts at a multiple"):
         share.weighted_sum([half[0] for half in halves], weights, layout, 64, 70)
 
 
 def test_shares_of_different_shapes_do_not_combine() -> None:
     with pytest.raises(InputError, match="do not belong together"):
-        share.combine(np.zeros(3, np.uint8), np.zeros(4, np.uint8), 4)
+        share.combine(RingShare(np.zeros(3, np.uint8)), RingShare(np.zeros(4, np.uint8)), 4)
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 16, 31, 32, 64])

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def together(functions: list[Callable[[], Any]]) -> list[Any]:
-    """What the functions return, called at the same time."""
+    """Return what the functions return, called at the same time."""
     results: dict[int, Any] = {}
     threads = [
         threading.Thread(target=lambda i=i, f=f: results.update({i: f()}), daemon=True)
@@ -112,7 +113,7 @@ def test_a_round_by_verbs_alone(
             ]
         )
 
-    assert together([lambda name=name: submit(name) for name in pair.names]) == [0, 0, 0]
+    assert together([partial(submit, name) for name in pair.names]) == [0, 0, 0]
     assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
     result = files.read_vector(tmp_path / "result.npy")
     assert np.array_equal(
@@ -158,9 +159,8 @@ def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None
             client.submit(UPDATES[0])
             other.submit(UPDATES[1])
             assert cli.main(["round", "close", coordinator]) == 0
-            assert np.allclose(
-                client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6
-            )  # the lower median of two
+            # the lower median of two
+            assert np.allclose(client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6)
 
 
 def test_open_needs_a_size(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:

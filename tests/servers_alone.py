@@ -1,0 +1,153 @@
+"""One server without sockets and without an engine.
+
+What it is told and asked goes in, and what it says comes out.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+import securemedian
+from securemedian.mpc import wire
+from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.share import Upload
+from securemedian.servers import config, control
+from securemedian.servers.control import Hello, Message, Open, Opened
+from securemedian.servers.engine import Engine
+from securemedian.servers.register import Entry
+from securemedian.servers.requests import Desk
+from securemedian.servers.rounds import Rounds
+from securemedian.servers.store import Store
+
+SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
+DIM = 4
+PARAMS = RoundParams(Pairwise(), DIM, 3)
+ALIKE = ProtocolParams().agreement() | {"release": securemedian.__version__}
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class FakeEngine:
+    """An engine that computes nothing; the test says when it has ended and how."""
+
+    def __init__(self) -> None:
+        self.session_id: bytes | None = None
+        self.result: Outcome | SecureMedianError | None = None
+        self.uploads: Sequence[Upload] | None = None
+        self.dropped = 0
+        self.refusal: Exception | None = None
+        self.phase, self.progress = "", (0, 0)
+
+    def prepare(self, session_id: bytes, params: RoundParams) -> None:
+        """Keep the session, or raise what the test wants."""
+        if self.refusal:
+            raise self.refusal
+        self.session_id = session_id
+
+    def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
+        """Note the uploads."""
+        self.uploads = uploads
+
+    def poll(self) -> Outcome | SecureMedianError | None:
+        """Return what the test has put there, once."""
+        result, self.result = self.result, None
+        return result
+
+    def drop(self) -> None:
+        """Forget the session."""
+        self.session_id = None
+        self.dropped += 1
+
+
+@functools.cache
+def _sample(party: int) -> config.ServerConfig:
+    return config.load(SAMPLES / f"s{party}.toml")
+
+
+class Server:
+    """One server and everything it says. It is linked from the start."""
+
+    def __init__(self, party: int, folder: Path, **changes: Any) -> None:
+        self.config = replace(_sample(party), **changes)
+        self.folder = folder
+        self.engine, self.now = FakeEngine(), 0.0
+        # The test of a message looks at fields of the kind that it expects: Any.
+        self.sent: list[Any] = []
+        self.replies: list[wire.Message] = []
+        self.store = Store(folder)
+        engine = cast(Engine, self.engine)
+        self.rounds = Rounds(self.config, self.store, engine, self.sent.append, lambda: self.now)
+        self.desk = Desk(
+            self.config,
+            self.rounds,
+            engine,
+            lambda address, parts: self.replies.append(wire.unpack(parts)),
+        )
+        self.hear(Hello("one", ALIKE))
+
+    def hear(self, *messages: Message) -> None:
+        """Take messages of the other server."""
+        for message in messages:
+            self.rounds.control(control.encode(message))
+
+    def ask(self, key: str, op: str, arrays: Arrays | None = None, **fields: Any) -> wire.Message:
+        """Send a request and return its answer.
+
+        `open` may have none yet: then the latest one that there is, or an empty message.
+        """
+        self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
+        return self.replies[-1] if self.replies else wire.Message("")
+
+    def ask_to_open(self, arrays: Arrays | None = None, reset: bool = False) -> None:
+        """Ask S0 for a round, which S1 has to agree to."""
+        self.ask(self.coordinator, "open", arrays, params=PARAMS.to_dict(), range={}, reset=reset)
+
+    def open(self, arrays: Arrays | None = None, reset: bool = False) -> str:
+        """Open a round at S0, with S1's consent, and return its id."""
+        self.ask_to_open(arrays, reset)
+        if not self.sent or not isinstance(self.sent[-1], Open):
+            return ""
+        round_id = self.sent[-1].round
+        self.hear(Opened(round_id))
+        return round_id
+
+    def upload(self, key: str, round_id: str) -> wire.Message:
+        """Upload a client's share, all zeros."""
+        share = {"share": np.zeros(16, np.uint8)}
+        return self.ask(key, "upload", share, round=round_id, params=PARAMS.digest, form="seed")
+
+    def upload_all(self, round_id: str) -> None:
+        """Upload a share of each client."""
+        for client in self.config.clients:
+            self.upload(client.public_key, round_id)
+
+    @property
+    def coordinator(self) -> str:
+        """The key of the coordinator."""
+        return self.config.coordinators[0].public_key
+
+    @property
+    def keys(self) -> list[str]:
+        """The clients' keys, sorted."""
+        return sorted(client.public_key for client in self.config.clients)
+
+    @property
+    def latest(self) -> Entry:
+        """The latest round."""
+        entry = self.rounds.register.latest
+        assert entry is not None, "there has been no round"
+        return entry
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """State and reason of the latest round."""
+        return str(self.latest.server_round.state), self.latest.server_round.reason

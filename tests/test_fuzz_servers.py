@@ -1,0 +1,333 @@
+"""Both servers under requests and messages that nobody should send, in each state of a round.
+
+Whatever comes, nothing leaves the server's methods, no defect is logged, each request has an answer
+that fits a frame, nothing is written outside the state folder, and nothing piles up. Inputs are
+those of tests/fuzzing.py.
+"""
+
+import itertools
+import logging
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from securemedian.mpc import errors, wire
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.ranges.registry import POLICIES, policy_from
+from securemedian.servers import control
+from securemedian.servers.control import (
+    Bye,
+    Close,
+    Done,
+    Failed,
+    Held,
+    Hello,
+    Open,
+    Opened,
+    Ready,
+    Run,
+    Uploaded,
+)
+from securemedian.servers.register import KEPT_ROUNDS
+from securemedian.servers.requests import OPS
+from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
+from tests.servers_alone import ALIKE, DIM, PARAMS, Server
+
+pytestmark = pytest.mark.slow
+
+ROUND = "1-0000000a"
+# What a server logs where its own code is at fault.
+DEFECTS = {"request-error", "control-error", "action-error", "action-failed", "answer-lost"}
+CODES = {
+    error.code
+    for error in vars(errors).values()
+    if isinstance(error, type) and issubclass(error, SecureMedianError)
+}
+
+STATES = {
+    0: ("none", "opening", "open", "closing", "starting", "running", "published", "failed"),
+    1: ("none", "open", "closing", "running", "published", "failed"),
+}
+PLACES = [(party, state) for party, states in STATES.items() for state in states]
+
+
+def bring(server: Server, state: str) -> None:
+    """Bring a new server's first round to a state."""
+    steps = _leading(server) if server.config.party == 0 else _following(server)
+    if state == "none":
+        return
+    for reached in steps:
+        if reached == ("open" if state == "failed" else state):
+            break
+    if state == "failed":
+        server.rounds.fail("had enough")
+    assert server.state[0] == state
+
+
+def _leading(s0: Server) -> Iterator[str]:
+    s0.ask_to_open()
+    yield "opening"
+    round_id = s0.latest.server_round.round_id
+    s0.hear(Opened(round_id))
+    yield "open"
+    s0.upload_all(round_id)
+    s0.hear(*(Uploaded(round_id, key) for key in s0.keys))
+    yield "closing"
+    s0.hear(Held(round_id, s0.keys))
+    yield "starting"
+    s0.hear(Ready(round_id))
+    yield "running"
+    yield _published(s0)
+
+
+def _following(s1: Server) -> Iterator[str]:
+    s1.hear(Open(ROUND, 1, PARAMS.to_dict(), bytes(16), True, False))
+    yield "open"
+    s1.upload_all(ROUND)
+    s1.hear(Close(ROUND, s1.keys))
+    yield "closing"
+    s1.hear(Run(ROUND, s1.latest.server_round.digest))
+    yield "running"
+    yield _published(s1)
+
+
+def _published(server: Server) -> str:
+    server.engine.result = Outcome(PublicValues(np.zeros((1, DIM), np.uint64)), Cost())
+    server.rounds.engine_ended()
+    server.hear(Done(server.latest.server_round.round_id))
+    return "published"
+
+
+class Watching(logging.Handler):
+    """Notes the events of a server, and how long the texts are that they carry."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.names: list[str] = []
+        self.longest = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one event."""
+        self.names.append(record.getMessage())
+        fields = vars(record).get("fields", {})
+        self.longest = max([self.longest, *(len(str(value)) for value in fields.values())])
+
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def a_server(party: int, state: str, folder: Path) -> Iterator[Server]:
+    """Give a server in a state; afterwards look at its log, its folder and what it keeps."""
+    own = folder / f"s{next(_numbers)}"
+    logger, watching = logging.getLogger("securemedian"), Watching()
+    level, propagates = logger.level, logger.propagate
+    server = Server(party, own)
+    try:
+        bring(server, state)
+        logger.addHandler(watching)
+        logger.setLevel(logging.INFO)
+        # what a terminal would print is not looked at, only slow
+        logger.propagate = False
+        yield server
+        assert not DEFECTS & set(watching.names)
+        assert watching.longest < LONGEST_TEXT, "a log quotes all it was given"
+        assert [path.name for path in folder.iterdir()] == [own.name]
+        assert {path.name for path in own.iterdir()} <= {"lock", "spool", "training.npz"}
+        check_what_is_kept(server)
+    finally:
+        logger.removeHandler(watching)
+        logger.propagate = propagates
+        logger.setLevel(level)
+        server.store.close()
+        shutil.rmtree(own)
+
+
+def check_what_is_kept(server: Server) -> None:
+    """Check that the server keeps no more than its latest rounds, and uploads of a live one."""
+    register = server.rounds.register
+    spooled = [path.name for path in (server.folder / "spool").iterdir()]
+    assert spooled == ([register.live.server_round.round_id] if register.live else [])
+    entries = list(register._entries.values())
+    assert len(entries) <= KEPT_ROUNDS
+    for entry in entries:
+        assert entry.server_round.here | entry.server_round.there <= set(server.keys)
+        assert len(entry.server_round.reason) < LONGEST_TEXT
+
+
+def check_answers(server: Server, before: int) -> None:
+    """Check the answers since `before`: each is an answer, or a typed error of bounded length."""
+    for answer in server.replies[before:]:
+        assert answer.type in {*OPS, "error"}
+        if answer.type == "error":
+            assert answer.fields["code"] in CODES
+            assert len(answer.fields["message"]) < LONGEST_TEXT
+    assert server.ask(server.keys[0], "info").type == "info"
+
+
+# Requests
+
+ARRAYS: list[NDArray[Any]] = [
+    np.zeros(16, np.uint8),
+    np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64),
+    np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words + 1), np.uint64),
+    np.zeros(DIM, np.float32),
+    np.full(DIM, np.nan, np.float32),
+    np.full(DIM, np.float32(3e38)),
+    np.zeros((DIM, 1), np.float32),
+    np.zeros(DIM + 1, np.float64),
+    np.zeros(0, np.uint8),
+    np.zeros((0, 1 << 40), np.uint64),
+    np.zeros((1,) * 8, np.int32),
+]
+# Every method and every range policy, each with all its options.
+ROUNDS = [
+    RoundParams.from_dict({"method": name, "dim": DIM, "max_clients": 3}).to_dict()
+    for name in METHODS
+]
+RANGES: list[dict[str, Any]] = [{}, *(policy_from({"policy": name}).to_dict() for name in POLICIES)]
+
+
+@st.composite
+def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
+    """Draw a caller and a request, which is nearly right."""
+    latest = server.rounds.register.latest
+    params = draw(st.sampled_from(ROUNDS))
+    fields = {
+        "round": latest.server_round.round_id if latest else ROUND,
+        "params": latest.server_round.params.digest if latest else bytes(32),
+        "form": draw(st.sampled_from(["seed", "words"])),
+        "reason": "why",
+        "range": draw(st.sampled_from(RANGES)),
+        "reset": draw(st.booleans()),
+    }
+    op = draw(st.sampled_from(sorted(OPS)))
+    takes = {name: fields[name] for name in get_type_hints(OPS[op].fields)}
+    if op == "open":
+        inner = draw(st.sampled_from(sorted(params)))
+        takes |= {"params": draw(st.sampled_from([params, params | {inner: draw(VALUES)}]))}
+        takes |= {"range": draw(st.sampled_from([takes["range"], {"policy": draw(VALUES)}]))}
+    names = draw(st.sets(st.sampled_from([*OPS[op].arrays, "x"]), max_size=2))
+    arrays = {name: draw(st.sampled_from(ARRAYS)) for name in sorted(names)}
+    key = draw(st.sampled_from([server.keys[0], server.keys[-1], server.coordinator]))
+    return key, draw(frames(op, takes | {"id": 1}, arrays))
+
+
+@pytest.mark.parametrize("party, state", PLACES)
+def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) -> None:
+    @fuzz(fuzz_examples, st.data())
+    def check(data: st.DataObject) -> None:
+        with a_server(party, state, tmp_path) as server:
+            for _ in range(data.draw(st.integers(1, 3))):
+                before = len(server.replies)
+                key, parts = data.draw(requests(server))
+                server.desk.request(b"", key, parts)
+                # an `open` is answered when S1 has spoken
+                waits = (
+                    server.rounds.live is not None and server.latest.server_round.state == "opening"
+                )
+                assert waits or len(server.replies) > before
+                check_answers(server, before)
+
+
+# Messages between the servers
+
+
+def all_messages(server: Server) -> list[control.Message]:
+    """Return a message of every kind, which fits the server's latest round or opens another."""
+    latest = server.rounds.register.latest
+    round_id = latest.server_round.round_id if latest else ROUND
+    digest = latest.server_round.digest if latest else bytes(32)
+    another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False)
+    return [
+        Hello("one", ALIKE),
+        Hello("two", ALIKE),
+        Bye(),
+        another,
+        *(Open("3-0000000c", 3, params, bytes(16), False, True) for params in ROUNDS),
+        Opened(round_id),
+        *(Uploaded(round_id, key) for key in server.keys),
+        Close(round_id, server.keys),
+        Held(round_id, server.keys),
+        Run(round_id, digest),
+        Ready(round_id),
+        Done(round_id),
+        Failed(round_id, "timeout", "why"),
+    ]
+
+
+@st.composite
+def messages(draw: st.DrawFn, server: Server) -> list[bytes]:
+    """Draw a message of the other server, which is nearly right."""
+    valid = wire.unpack(control.encode(draw(st.sampled_from(all_messages(server)))))
+    fields = valid.fields
+    if "params" in fields and draw(st.booleans()):
+        params = fields["params"]
+        fields = fields | {"params": params | {draw(st.sampled_from(sorted(params))): draw(VALUES)}}
+    return draw(frames(valid.type, fields))
+
+
+def test_every_kind_of_message_is_tried(tmp_path: Path) -> None:
+    with a_server(0, "none", tmp_path) as server:
+        kinds = {type(message) for message in all_messages(server)}
+    assert kinds == set(control._KINDS.values())
+
+
+@pytest.mark.parametrize("party, state", PLACES)
+def test_messages_of_the_peer(party: int, state: str, tmp_path: Path, fuzz_examples: int) -> None:
+    @fuzz(fuzz_examples, st.data())
+    def check(data: st.DataObject) -> None:
+        with a_server(party, state, tmp_path) as server:
+            for _ in range(data.draw(st.integers(1, 3))):
+                before = len(server.replies)
+                server.rounds.control(data.draw(messages(server)))
+                server.rounds.tick()
+                check_answers(server, before)
+                for message in server.sent:
+                    assert sum(map(len, control.encode(message))) < wire.MAX_HEADER_BYTES
+
+
+@pytest.mark.parametrize("party, state", PLACES)
+def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
+    """A server that is told the longest things again and again keeps none of them."""
+    text = "x" * 20_000
+    with a_server(party, state, tmp_path) as server:
+        rounds = [
+            entry.server_round.round_id for entry in server.rounds.register._entries.values()
+        ] or [ROUND]
+
+        def tell(number: int) -> None:
+            own = f"{text}{number}"
+            for message in (
+                Uploaded(rounds[0], own),
+                Close(rounds[0], [own]),
+                Held(rounds[0], [own]),
+                Failed(rounds[0], own, own),
+                Hello("one", ALIKE | {own: own}),
+                Open(f"{number}-0000000b", number, {own: own}, bytes(16), True, False),
+            ):
+                server.hear(message)
+                server.sent.clear()
+            server.desk.request(b"", server.keys[0], wire.pack("status", {"id": 1, "round": own}))
+            server.replies.clear()
+
+        # the first of a kind may be kept: the last instance of the peer, the reason of a failure
+        tell(1)
+        tracemalloc.start()
+        for number in range(2, 40):
+            tell(number)
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert kept < 10 * len(text)
