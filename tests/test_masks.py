@@ -574,9 +574,9 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "Mean.compute",
-                "chunk.weighted_sum(party)[0]",
+                "chunk.weighted_sum(party)",
                 "(open_ring(party, chunk.rows(party).reshape(-1),"
-                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party)[0])[1]",
+                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party))[1]",
             ),
         ),
         (shares.opens_the_sum_alone,),
@@ -650,7 +650,6 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "Radix.encode",
         "self.words(vector, *(published.around() if self.uses_range else ()))",
     ): "a client's own values as words",
-    ("Radix.compute", "chunk.words(party)"): "this party's shares of the uploaded words",
     ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
