@@ -833,10 +833,12 @@ def rounds_are_right(silent_ots: bool) -> None:
     )
     rng = np.random.default_rng(8)
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:
-        top = 2 ** min(params.width, 6) - 1
+        top = 2 ** min(params.share_bits, 6) - 1
         values = rng.integers(0, top, (CLIENTS, params.dim), endpoint=True)
         uploads = [
-            share.split(ring.reduce(row[None], params.width), params.width, xor=params.xor_shared)
+            share.split(
+                ring.reduce(row[None], params.share_bits), params.share_bits, xor=params.xor_shared
+            )
             for row in values
         ]
         for outcome in run_rounds(both, params, uploads):

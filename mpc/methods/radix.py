@@ -135,7 +135,7 @@ class Radix(Counting):
         }
         return widths[self.encoding]
 
-    def width_for(self, max_clients: int) -> int:
+    def share_bits_for(self, max_clients: int) -> int:
         return self.word_width
 
     @property
