@@ -654,6 +654,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
     ("read", "upload.words(row, first, last)"): "reads a share",
+    ("Radix.compute", "chunk.words(party)"): "reads shares",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
     ("weighted_sum", "member.words(row, first, last)"): "reads a share",
     ("is_zero", "np.zeros_like(shares) - shares"): "minus one's own share",

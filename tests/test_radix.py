@@ -308,7 +308,7 @@ def test_the_weight_cap() -> None:
     with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
         # the third stayed away
         params.weights_of(["a", "b"])
-    with pytest.raises(ConfigError, match="weight of a"):
+    with pytest.raises(ConfigError, match="weight of 'a'"):
         RoundParams(Radix(weights=named | {"a": 0}), 10, 3)
 
 
