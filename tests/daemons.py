@@ -261,7 +261,7 @@ class Pair:
         valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
         published = Published(valid.get("model"), valid.get("range"))
         shared = params.method.encode(values, params.max_clients, published)
-        seeded, words = share.split(shared, params.width, xor=params.xor_shared)
+        seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
         uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]
         for server in to:
             form, array = uploads[(int(server[1]) + current["index"]) % 2]

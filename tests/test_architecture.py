@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,23 @@ def test_the_service_needs_no_torch() -> None:
         "sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
+
+
+def sources() -> list[Path]:
+    """Return every Python file of the repository, each by its real path."""
+    folders = [*FLOORS, "tests"]
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return found + sorted((ROOT / "securemedian").glob("*.py"))
+
+
+def test_comments_stand_above_the_line() -> None:
+    machine = ("# noqa", "# type: ignore", "# pragma")
+    behind = []
+    for path in sources():
+        with tokenize.open(path) as file:
+            for token in tokenize.generate_tokens(file.readline):
+                code = token.line[: token.start[1]].strip()
+                ours = token.type == tokenize.COMMENT and not token.string.startswith(machine)
+                if code and ours:
+                    behind.append(f"{path.relative_to(ROOT)}:{token.start[0]}")
+    assert not behind

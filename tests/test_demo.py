@@ -88,7 +88,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         images=200,
         seed=1,
         params=RoundParams(Radix(), 10, 4),
-        range=None,
+        policy=None,
         fault=NO_ATTACK,
         faulty=0,
         model=models.MODELS["digits"],

@@ -84,12 +84,12 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     radix = secure.run(1, "radix", "gaussian")
     with Service(3, nothing) as service:
-        through = {radix.id: runner.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        through = {radix.run_id: runner.carry_out(radix, 2, digits, service, tmp_path, nothing)}
         with pytest.raises(KeyboardInterrupt):
             runner.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
         # these servers are at this very run: but it is another's turn first
         runner.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
-        through[bucketed.id] = runner.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
+        through[bucketed.run_id] = runner.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
         other = replace(bucketed, seed=2)
         with monkeypatch.context() as patch, pytest.raises(SecureMedianError, match="defect"):
             patch.setattr(
@@ -102,9 +102,9 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     for run, rounds in ((radix, 2), (bucketed, 3)):
         plain = replace(run, secure=False)
         clear = runner.carry_out(plain, rounds, digits, None, tmp_path, nothing)
-        assert models_of(through[run.id]) == models_of(clear)
+        assert models_of(through[run.run_id]) == models_of(clear)
         assert len(set(models_of(clear))) == rounds
-        assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.id].rounds)
+        assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.run_id].rounds)
         assert all(figures.cost is None for figures in clear.rounds)
 
 
@@ -125,7 +125,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: dat
     assert models_of(resumed) == models_of(whole)
     assert saved.load(tmp_path, run) == resumed
     # no checkpoint of what is finished
-    assert [path.name for path in tmp_path.iterdir()] == [f"{run.id}.json"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{run.run_id}.json"]
 
 
 def test_ctrl_c_leaves_what_was_finished(
@@ -167,7 +167,7 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "seed": 2,
         "method": "radix",
         "options": {"method": "bucketed", "buckets": 9},
-        "range": MeanRange(),
+        "policy": MeanRange(),
         "attack": "gaussian",
         "attackers": 2,
         "first": 4,
@@ -175,7 +175,9 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "extensions": {"a.py": "x"},
     }
     assert set(changed) == set(Run.__dataclass_fields__)
-    ids = {replace(first, **{name: value}).id for name, value in changed.items()} | {first.id}
+    ids = {replace(first, **{name: value}).run_id for name, value in changed.items()} | {
+        first.run_id
+    }
     assert len(ids) == len(changed) + 1
 
 
@@ -193,11 +195,11 @@ def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path)
 def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
     run = design(digits).run(1, "mean")
     for ending, look in ((".json", saved.load), (".npz", saved.load_checkpoint)):
-        (tmp_path / f"{run.id}{ending}").write_text("{")
-        with pytest.raises(ConfigError, match=re.escape(f"{run.id}{ending} is damaged")):
+        (tmp_path / f"{run.run_id}{ending}").write_text("{")
+        with pytest.raises(ConfigError, match=re.escape(f"{run.run_id}{ending} is damaged")):
             look(tmp_path, run)
     saved.finish(tmp_path, run, Record())
-    (tmp_path / f"{run.id}.json").rename(tmp_path / f"{replace(run, seed=9).id}.json")
+    (tmp_path / f"{run.run_id}.json").rename(tmp_path / f"{replace(run, seed=9).run_id}.json")
     with pytest.raises(ConfigError, match="another run"):
         saved.load(tmp_path, replace(run, seed=9))
 

@@ -12,8 +12,8 @@ import pytest
 from securemedian import cli
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES
+from securemedian.laboratory.experiments.aggregation import SECURE
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
-from securemedian.laboratory.experiments.methods import SECURE
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.methods.registry import METHODS
 

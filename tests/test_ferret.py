@@ -335,8 +335,8 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
         used[party] |= fresh
         original(keys, index, stream, out)
 
-    # a session of its own, whose lanes are 0 and 1
-    sides = make_parties(lanes=2, extension="silent", session_id=b"tweaks of a test")
+    # a session of its own, whose lanes are counted from 0
+    sides = make_parties(lanes=2, extension="silent", session_id=bytes(16))
     demand = Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)})
     monkeypatch.setattr(kernels, "sigma_and_tweak", record)
     for lane in range(2):

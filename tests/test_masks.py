@@ -593,7 +593,7 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "kept_sum",
-                "multiplex(party, kept, values.reshape(-1), bits)",
+                "multiplex(party, kept, RingShare(values.reshape(-1)), bits)",
                 "values.reshape(-1) * np.unpackbits("
                 "(kept ^ party.channel.exchange('open.bits', kept)).view(np.uint8),"
                 " bitorder='little')[:values.size]",
@@ -650,6 +650,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "Radix.encode",
         "self.words(vector, *(published.around() if self.uses_range else ()))",
     ): "a client's own values as words",
+    ("Radix.compute", "chunk.words(party)"): "this party's shares of the uploaded words",
     ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
@@ -834,10 +835,12 @@ def rounds_are_right(silent_ots: bool) -> None:
     )
     rng = np.random.default_rng(8)
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:
-        top = 2 ** min(params.width, 6) - 1
+        top = 2 ** min(params.share_bits, 6) - 1
         values = rng.integers(0, top, (CLIENTS, params.dim), endpoint=True)
         uploads = [
-            share.split(ring.reduce(row[None], params.width), params.width, xor=params.xor_shared)
+            share.split(
+                ring.reduce(row[None], params.share_bits), params.share_bits, xor=params.xor_shared
+            )
             for row in values
         ]
         for outcome in run_rounds(both, params, uploads):

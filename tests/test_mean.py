@@ -32,7 +32,7 @@ def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndar
     """Return what both servers open of the clients' values (n, d), signed."""
     weights = params.weights_of(list(params.weights) or [""] * len(values))
     uploads = [
-        share.split(params.method.encode(row, params.max_clients, Published()), params.width)
+        share.split(params.method.encode(row, params.max_clients, Published()), params.share_bits)
         for row in values
     ]
     one, other = run_both(

@@ -100,10 +100,11 @@ def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str])
     digits = data.load()
     models.check_fits(models.MODELS["digits"], digits)
     with pytest.raises(
-        ConfigError, match=r"images of 784 values .* digits has 10 of 64: choose another"
+        ConfigError,
+        match=r"images of 784 values in 10 .* digits has images of 64 in 10: choose another",
     ):
         models.check_fits(models.MODELS["mlp"], digits)
-    with pytest.raises(ConfigError, match="tells 3 classes"):
+    with pytest.raises(ConfigError, match="in 3 classes"):
         models.check_fits(
             Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits
         )

@@ -69,7 +69,7 @@ def computed(sides: Sides, params: RoundParams, clients: int = CLIENTS) -> tuple
     published = Published(np.zeros(DIM, np.float32), np.full(DIM, 2, np.float32))
     updates = RNG.uniform(-1.2, 1.2, (clients, DIM)).astype(np.float32)
     shares = [params.method.encode(update, CLIENTS, published) for update in updates]
-    halves = [share.split(values, params.width, xor=params.xor_shared) for values in shares]
+    halves = [share.split(values, params.share_bits, xor=params.xor_shared) for values in shares]
     outcomes = run_both(lambda j: run_round(sides[j], params, SMALL, [half[j] for half in halves]))
     alone: Sides = make_parties(lanes=2)
     expected = run_both(lambda j: run_round(alone[j], params, SMALL, [half[j] for half in halves]))[

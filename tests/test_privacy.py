@@ -100,7 +100,7 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
     method = params.method
     headroom = method.headroom(CLIENTS) if isinstance(method, FixedPoint) else 0
     top = 2 ** (params.ring_bits - 2 - headroom) - 1
-    low, high = (0, 2**params.width - 1) if params.xor_shared else (-top, top)
+    low, high = (0, 2**params.share_bits - 1) if params.xor_shared else (-top, top)
     if isinstance(method, Bucketed):
         low, high = 0, method.buckets - 1
     if kind == "zero":
@@ -116,11 +116,12 @@ def shares_of(
     rows = [
         encode.cumulative(row.astype(np.uint16), params.method.buckets)
         if isinstance(params.method, Bucketed)
-        else ring.reduce(row[None], params.width)
+        else ring.reduce(row[None], params.share_bits)
         for row in values
     ]
     return [
-        share.split(row, params.width, entropy or os_entropy, params.xor_shared) for row in rows
+        share.split(row, params.share_bits, entropy or os_entropy, params.xor_shared)
+        for row in rows
     ]
 
 
@@ -215,7 +216,7 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
         pair = recorders()
         values = inputs(params, "extreme")
         outcomes = run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
-        want = ring.reduce(reference.lower_median(values), params.width)
+        want = ring.reduce(reference.lower_median(values), params.share_bits)
         assert (outcomes[0].values == want).all()
         for view in (end.received for end in pair):
             for label in MASKED & {label for label, _ in view}:
@@ -342,12 +343,13 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
     run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
     result = reference.lower_median(values)
     want = [
-        (result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)
+        (result >> bit & 1).astype(np.uint8).tolist()
+        for bit in range(params.share_bits - 1, -1, -1)
     ]
     # by both parties
     assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)
     labels = [label for label, _ in pair[0].received]
-    assert labels.count("open.bits") == params.width and "open.ring" not in labels
+    assert labels.count("open.bits") == params.share_bits and "open.ring" not in labels
 
 
 def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ def radix_round(
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
     params = RoundParams(Radix(weights=named, **options), dim, clients)
     uploads = [
-        share.split(method_of(params).words(row)[None], params.width, xor=True) for row in values
+        share.split(method_of(params).words(row)[None], params.share_bits, xor=True)
+        for row in values
     ]
     one, other = run_both(
         lambda j: run_round(
@@ -184,10 +185,10 @@ def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> Non
     rng = np.random.default_rng(buckets)
     values = rng.normal(size=(7, 300))
     params = RoundParams(Radix(encoding="buckets", buckets=buckets), 300, 7)
-    assert params.width == math.ceil(math.log2(buckets)) and params.layout.rows == 1
+    assert params.share_bits == math.ceil(math.log2(buckets)) and params.layout.rows == 1
     index = encode.bucketize(values, 0.1, 2.0, buckets)
     uploads = [
-        share.split(method_of(params).words(row, 0.1, 2.0)[None], params.width, xor=True)
+        share.split(method_of(params).words(row, 0.1, 2.0)[None], params.share_bits, xor=True)
         for row in values
     ]
     one, _ = run_both(

@@ -114,7 +114,7 @@ def test_labels_of_a_given_number_of_images() -> None:
         (3, "labels:0", None, "1 or more"),
         (3, "labels:x", None, "a split is iid"),
         (3, "labels:11", None, "10 labels"),
-        (3, "labels:2", 1, "1 images cannot be of 2 labels"),
+        (3, "labels:2", 1, "1 images cannot have 2 labels"),
         (3, "labels:2", 121, "choose fewer images"),
         (700, "labels:1", None, "choose fewer"),
         (3, "random", None, "a split is iid"),
