@@ -574,9 +574,9 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "Mean.compute",
-                "chunk.weighted_sum(party)[0]",
-                "(open_ring(party, chunk.rows(party).reshape(-1),"
-                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party)[0])[1]",
+                "chunk.weighted_sum(party)",
+                "(open_ring(party, chunk.rows(party), self.bits_for(chunk.max_clients)),"
+                " chunk.weighted_sum(party))[1]",
             ),
         ),
         (shares.opens_the_sum_alone,),
@@ -655,7 +655,6 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
     ("read", "upload.words(row, first, last)"): "reads a share",
-    ("Radix.compute", "chunk.words(party)"): "reads shares",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
     ("weighted_sum", "member.words(row, first, last)"): "reads a share",
     ("is_zero", "np.zeros_like(shares) - shares"): "minus one's own share",
