@@ -143,8 +143,9 @@ def frames(
     valid: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]] | None = None,
 ) -> list[bytes]:
-    """Draw a frame of this kind with changed fields, and sometimes with a damaged header."""
-    fields, sent = draw(changed(valid)), arrays or {}
+    """Draw a frame of this kind, often with changed fields, sometimes with a damaged header."""
+    # whole ones too: what is valid may come when it must not
+    fields, sent = draw(st.just(dict(valid)) | changed(valid)), arrays or {}
     described: Sequence[Any] = [(n, a.dtype.str, a.shape) for n, a in sent.items()]
     described = [(n, dtype.replace("|", "<"), list(shape)) for n, dtype, shape in described]
     parts = [np.ascontiguousarray(array).tobytes() for array in sent.values()]
