@@ -11,7 +11,7 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
-from securemedian.settings.keys import check_public_key
+from securemedian.settings.keys import check_key_places, check_public_key
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names.
@@ -174,6 +174,7 @@ def load(path: Path) -> ServerConfig:
     """
     values = read_toml(path)
     where = str(path)
+    check_key_places(values, where)
     nested: dict[str, Any] = {
         table: _callers(values, table, where) for table in ("clients", "coordinators")
     }
