@@ -266,7 +266,8 @@ def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
     for setting, value in (("public_key", key.key), ("name", key.name)):
         part = re.sub(
             rf'^([ \t]*{setting}[ \t]*=[ \t]*")[^"]*"',
-            lambda match, value=value: f'{match[1]}{value}"',
+            # neither keys nor names have a backslash, which would mean something here
+            rf'\g<1>{value}"',
             part,
             count=1,
             flags=re.MULTILINE,

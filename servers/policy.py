@@ -98,9 +98,10 @@ class Policy:
                 f"{', '.join(self.methods)}; not in {values['method']}: [policy] methods"
             )
         refusals += [
-            f"rounds with {name} {' or '.join(map(str, allowed))}; not {values[name]}: [policy] allowed"
-            for name, allowed in self.allowed.items()
-            if name in values and values[name] not in allowed
+            f"rounds with {name} {' or '.join(map(str, choices))}; "
+            f"not {values[name]}: [policy] allowed"
+            for name, choices in self.allowed.items()
+            if name in values and values[name] not in choices
         ]
         refusals += [
             f"rounds with {name} up to {most}; not {sizes[name]}: [policy] at_most"
