@@ -72,7 +72,7 @@ class SeedUpload:
 class WordsUpload:
     """A share given in full: packed words of shape (rows, row_words).
 
-    They are in memory or mapped from a file.
+    They are in memory.
     """
 
     layout: Layout

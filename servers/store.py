@@ -9,16 +9,18 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import BadUpload, ConfigError, SecureMedianError, quoted
 from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
-from securemedian.mpc.share import Layout, SeedUpload, Upload, WordsUpload
+from securemedian.mpc.share import Layout, SeedUpload, Upload
 from securemedian.servers.control import is_round_id
 from securemedian.servers.training import Training
 
@@ -28,10 +30,56 @@ _TRAINING = "training.npz"
 Opening = Callable[[], AbstractContextManager[None]]
 
 
+class WordsFile:
+    """One file of packed words, which many uploads share.
+
+    It needs one descriptor however many clients there are, so that nobody who takes descriptors
+    decides whose upload is stored. It is closed when the last upload that reads it is gone, which
+    may be later than its folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self._end = 0
+
+    def append(self, words: Words) -> int:
+        """Write words at the end and return where they begin, in bytes.
+
+        Raises OSError if they cannot all be written; what was written is overwritten by the next.
+        """
+        left, at = words.data.cast("B"), self._end
+        while left:
+            written = os.pwrite(self._file.fileno(), left, at)
+            left, at = left[written:], at + written
+        begin, self._end = self._end, at
+        return begin
+
+    def read(self, begin: int, count: int) -> Words:
+        """Return `count` words from byte `begin` on."""
+        data = os.pread(self._file.fileno(), 8 * count, begin)
+        if len(data) != 8 * count:
+            raise SecureMedianError("a stored upload is shorter than when it was written")
+        return np.frombuffer(data, np.uint64)
+
+
+@dataclass(frozen=True)
+class StoredUpload:
+    """A share that was given in full, as packed words on disk."""
+
+    layout: Layout
+    source: WordsFile = field(repr=False)
+    begin: int
+
+    def words(self, row: int, start: int, stop: int) -> Words:
+        """Read words [start, stop) of row `row` from the disk."""
+        first = row * self.layout.row_words + start
+        return self.source.read(self.begin + 8 * first, stop - start)
+
+
 class Spool:
     """The uploads of one round, by client.
 
-    Packed words are written to disk and mapped to be read; seeds stay in memory.
+    Packed words are on disk, in one file per round; seeds stay in memory.
     """
 
     def __init__(self, folder: Path, layout: Layout, opening: Opening = nullcontext) -> None:
@@ -39,6 +87,8 @@ class Spool:
         self._uploads: dict[str, Upload] = {}
         try:
             folder.mkdir(mode=0o700)
+            with opening():
+                self._file_of_words: WordsFile | None = WordsFile(folder / "uploads.words")
         except OSError as error:
             raise SecureMedianError(
                 f"this server cannot store uploads: {error.strerror}"
@@ -66,31 +116,27 @@ class Spool:
         if form == "seed":
             self._uploads[client] = SeedUpload(self._layout, share.tobytes())
             return
-        path = self._folder / f"{len(self._uploads)}.words"
+        if self._file_of_words is None:
+            raise SecureMedianError("this round has ended, and its uploads are deleted")
         try:
-            with self._opening():
-                file = path.open("w+b")
-            with file:
-                file.write(share.data)
-                file.flush()
-                with self._opening():
-                    mapped = np.memmap(file, np.uint64, "r", shape=shape)
+            begin = self._file_of_words.append(np.ascontiguousarray(share).reshape(-1))
         except OSError as error:
-            path.unlink(missing_ok=True)
             raise SecureMedianError(
                 f"this server cannot store the upload: {error.strerror}"
             ) from error
-        self._uploads[client] = WordsUpload(self._layout, mapped)
+        self._uploads[client] = StoredUpload(self._layout, self._file_of_words, begin)
 
     def get(self, client: str) -> Upload:
+        """Return the upload of a client."""
         return self._uploads[client]
 
     def drop(self) -> None:
         """Delete everything.
 
-        A run that still reads a mapped file keeps the file's pages until it stops.
+        A run that still reads keeps the file, which then has no name, until it stops.
         """
         self._uploads.clear()
+        self._file_of_words = None
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""servers.policy: what a server takes no part in is refused by name, at open and by either server."""
+"""Test servers.policy: either server refuses by name, at `open`, what it takes no part in."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,8 +220,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) -> None:
-    radix = {"method": "radix", "dim": 4, "max_clients": 3}
-    pairwise = {"method": "pairwise", "dim": 4, "max_clients": 3}
+    radix: dict[str, Any] = {"method": "radix", "dim": 4, "max_clients": 3}
+    pairwise: dict[str, Any] = {"method": "pairwise", "dim": 4, "max_clients": 3}
     with pytest.raises(PolicyRefused, match="^s0 takes part in rounds with selection oblivious"):
         pair.open(**pairwise, selection="opened")
     assert pair.status()["state"] == "none"

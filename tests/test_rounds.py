@@ -5,6 +5,7 @@ The tests say what a server does when peer, engine or disk fail it.
 
 import itertools
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -224,12 +225,16 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
 ) -> None:
     round_id = s0.open()
 
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
+    written = os.pwrite
 
-    words = np.zeros((1, PARAMS.layout.row_words), np.uint64)
+    def full(file: int, data: memoryview, at: int) -> int:
+        if at:
+            raise OSError(28, "No space left on device")
+        return written(file, data[:8], at)
+
+    words = np.arange(PARAMS.layout.row_words, dtype=np.uint64)[None]
     client = s0.config.clients[0].public_key
-    monkeypatch.setattr("numpy.memmap", full)
+    monkeypatch.setattr("os.pwrite", full)
     refused = s0.ask(
         client, "upload", {"share": words}, round=round_id, params=PARAMS.digest, form="words"
     )
@@ -241,6 +246,9 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
         ).type
         == "upload"
     )
+    # what was written before the disk was full is no part of it
+    assert s0.rounds.live is not None
+    assert (s0.rounds.live.spool.get(client).words(0, 0, words.size) == words).all()
 
 
 def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(

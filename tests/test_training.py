@@ -176,8 +176,13 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     halves = [RingShare(share.read(spool.get(client), layout, 0, DIM)) for client in ("a", "b")]
     assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
     assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1
+    running = spool.get("b")
     spool.drop()
     assert not (tmp_path / "spool" / "1-0000000a").exists()
+    # a run that has not stopped reads on, and reads nothing else
+    (tmp_path / "other").write_bytes(bytes(1 << 20))
+    with (tmp_path / "other").open("rb"):
+        assert (running.words(0, 0, layout.row_words) == words.packed[0]).all()
     assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
 
 
@@ -198,7 +203,8 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(
     spool = Store(tmp_path).spool("1-0000000a", BUCKETED.layout)
     with pytest.raises(BadUpload):
         spool.put("a", form, array)
-    assert not list((tmp_path / "spool" / "1-0000000a").iterdir())
+    files = (tmp_path / "spool" / "1-0000000a").iterdir()
+    assert sum(path.stat().st_size for path in files) == 0
     with pytest.raises(KeyError):
         spool.get("a")
 
