@@ -70,10 +70,7 @@ class SeedUpload:
 
 @dataclass(frozen=True)
 class WordsUpload:
-    """A share given in full: packed words of shape (rows, row_words).
-
-    They are in memory.
-    """
+    """A share given in full: packed words of shape (rows, row_words), in memory."""
 
     layout: Layout
     packed: Words = field(repr=False)

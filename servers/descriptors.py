@@ -34,7 +34,8 @@ class Descriptors:
         """Let a `with` block take reserved descriptors.
 
         Connections that are accepted during the block take some of them too, and keep them until
-        their handshakes have failed. So blocks are short, and the reserve is large.
+        their handshakes have failed: at once all that wait, of which libzmq lets 100 queue per
+        port. So blocks are short, and the reserve is larger than the queues.
         """
         self._set(self.limit)
         try:
