@@ -223,7 +223,7 @@ class Client(_Member):
         """Take part in rounds with a model that is trained in place, and return in how many.
 
         In each round the published model is loaded into `model`, `train(model)` is called, the
-        trained parameters are submitted, and the result is loaded into `model`. Where a round
+        trained parameters are submitted, and the (first) result is loaded into `model`. Where a round
         publishes no model, training starts from the parameters that `model` has. A round that
         holds an upload of this client already, from before a restart, is not trained again.
         `report` gets a line per step.

@@ -54,7 +54,7 @@ def _find(source: str) -> Any:
         ) from error
     build = getattr(module, function, None)
     if not callable(build):
-        raise ConfigError(f"{module.__file__} has no function {function!r}")
+        raise ConfigError(f"the module {name!r} has no function {function!r}")
     return build
 
 

@@ -1,11 +1,11 @@
 """The conversion of a model in any of the usual forms to one flat vector, and back.
 
 A model is a PyTorch module, its `state_dict` or another mapping of names to arrays, a list or tuple
-of arrays, or one array. Its real-valued entries are sent, in the order given. Entries of whole numbers or
-truth values (BatchNorm's `num_batches_tracked`, masks) have no meaningful median across clients:
-they are not sent, and come back with the values that this client put in. torch is never imported
-here: a tensor brings it along. The way back gives the same names, shapes and dtypes; that of a
-module is a state_dict.
+of arrays, or one array. Its real-valued entries are sent, in the order given. Entries of whole
+numbers or truth values (BatchNorm's `num_batches_tracked`, masks) have no meaningful median across
+clients: they are not sent, and come back with the values that this client put in. torch is never
+imported here: a tensor brings it along. The way back gives the same names, shapes and dtypes, for a
+module as a state_dict.
 """
 
 import sys
@@ -58,22 +58,23 @@ def load(vector: NDArray[Any], model: Any) -> None:
     """Put the values of `vector` into a model, in place.
 
     `model` is anything that `flatten` takes. Entries that are not sent keep their values. Raises
-    InputError if there are too few values or too many, or an array cannot be written to.
+    InputError if there are too few values or too many, or an array cannot be written to; the model
+    is as it was then.
     """
     spec = _spec(model)
     values = _values(vector, spec)
     if _has_state_dict(model):
         model.load_state_dict(values)
         return
-    for name, entry in spec.entries.items():
-        if not _is_real(entry):
-            continue
+    real = {name: entry for name, entry in spec.entries.items() if _is_real(entry)}
+    for name, entry in real.items():
+        if not (_is_tensor(entry) or entry.flags.writeable):
+            raise InputError(f"{name!r} is an array that cannot be written to: give a copy of it")
+    for name, entry in real.items():
         if _is_tensor(entry):
             entry.detach().copy_(values[name])
-        elif entry.flags.writeable:
-            entry[...] = values[name]
         else:
-            raise InputError(f"{name!r} is an array that cannot be written to: give a copy of it")
+            entry[...] = values[name]
 
 
 def _values(vector: NDArray[Any], spec: Spec) -> dict[Any, Any]:

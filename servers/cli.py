@@ -30,7 +30,7 @@ def add_verbs(verbs: "Verbs") -> None:
         metavar="CONFIG",
         help="the server's TOML file (see docs/samples/s0.toml)",
     )
-    # nobody may be there to start a server again in development mode
+    # nobody is there to start it again in development mode
     serve.set_defaults(run=_serve, traceback=True)
 
 

@@ -57,9 +57,10 @@ def test_a_model_that_does_not_fit_is_refused_and_stays_as_it_was() -> None:
     with pytest.raises(InputError, match="round 7-0123abcd does not fit.* 5 real values.*6"):
         current.load_into(model)
     assert not model["w"].any()
-    model["w"].flags.writeable = False
-    with pytest.raises(InputError, match="'w' is an array that cannot be written to"):
+    model["b"].flags.writeable = False
+    with pytest.raises(InputError, match="'b' is an array that cannot be written to"):
         update.load(START, model)
+    assert not model["w"].any()
     with pytest.raises(ConfigError, match="publishes no model"):
         Round("7-0123abcd", 7, PARAMS, 0).load_into(model)
 
