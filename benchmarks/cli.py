@@ -1,22 +1,26 @@
-"""`securemedian bench`: what the protocols cost on this machine. Each kind is a module of its own."""
+"""The verb `bench`, which times the protocols on this machine; each kind is a module of its own."""
 
 from typing import Any
 
 from securemedian.benchmarks import fig3, fig12, links, parts, points, table1
 from securemedian.benchmarks.peers import cli as peers
 
-KINDS = (fig3, fig12, table1, links, peers, parts, points)  # each has add_kinds(kinds)
+# each module has add_kinds(kinds)
+KINDS = (fig3, fig12, table1, links, peers, parts, points)
 
 
 def add_verbs(verbs: Any) -> None:
+    """Add `bench` to the `securemedian` command."""
     bench = verbs.add_parser(
         "bench",
         help="time the protocols between two processes: the paper's figures, or any parameters",
-        description="Time the protocols between two processes on this machine, with the servers' own sockets and "
-        "encryption, over loopback or a shaped link. Seconds, OTs, bytes each way and rounds are counted in the "
-        "channel; the median of the repetitions is kept. Set-up (base OTs, compilation) is not counted.",
-        epilog="All but ot, compare and median save JSON to --out DIR, with the machine and the command, and most a "
-        "plot as PNG and SVG. Other users of the machine are in all seconds: measure on a quiet one.",
+        description="Time the protocols between two processes on this machine, with the servers' "
+        "own sockets and encryption, over loopback or a shaped link. Seconds, OTs, bytes each way "
+        "and rounds are counted in the channel; the median of the repetitions is kept. Set-up "
+        "(base OTs, compilation) is not counted.",
+        epilog="All but ot, compare and median save JSON to --out DIR, with the machine and the "
+        "command, and most also save a plot as PNG and SVG. Whatever else runs on the machine "
+        "adds to all seconds: measure on a quiet one.",
     )
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     for module in KINDS:

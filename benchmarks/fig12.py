@@ -1,8 +1,11 @@
-"""`securemedian bench fig12`: how much of a server's time is the secure computation? The paper's Figure 12: the MLP's
-199,210 coordinates, n = 10..160, bucketed (b = 8), all with the count ring that the most clients need.
+"""`securemedian bench fig12`: the part of a server's time that is secure computation.
 
-The secure computation (MPC) is all that takes both servers. Besides, a server reads the uploads, packed or as seeds to
-expand, and sums them, which grows with the clients; and S0 turns the opened buckets into the new model and range.
+This is the paper's Figure 12: the MLP's 199,210 coordinates, n = 10..160, bucketed (b = 8), all
+with the count ring that the most clients need.
+
+The secure computation (MPC) is everything that takes both servers. In addition, a server reads the
+uploads, packed or as seeds to expand, and sums them, which grows with the clients; and S0 turns the
+opened buckets into the new model and range.
 """
 
 import argparse
@@ -17,7 +20,9 @@ from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 
-MLP = 199_210  # 784-200-200-10
+# parameters of the network 784-200-200-10
+MLP = 199_210
+# a field of a result -> its name in the plot
 PARTS = {
     "total_seconds": "total server time",
     "mpc_seconds": "MPC, preprocessing included",
@@ -27,19 +32,21 @@ PARTS = {
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `fig12` to `bench`."""
     fig12 = kinds.add_parser(
         "fig12",
         help="the paper's Figure 12: server time, and the MPC part of it, by number of clients",
-        description="The paper's Figure 12: a server's time for one bucketed median of the MLP's parameters, and the "
-        "part of it that is secure computation, by the number of clients, at one width of the count ring. "
-        "Correlations are made before the round starts, and their seconds are in both.",
+        description="The paper's Figure 12: a server's time for one bucketed median of the MLP's "
+        "parameters, and the part of it that is secure computation, by the number of clients, at "
+        "one width of the count ring. Correlations are made before the round starts, and their "
+        "seconds are in both.",
     )
     fig12.add_argument(
         "--clients",
         type=settings.numbers,
         default=list(range(10, 161, 30)),
         metavar="N,..",
-        help="(default: 10,40,..160)",
+        help="numbers of clients (default: 10,40,..160)",
     )
     fig12.add_argument(
         "--dim",
@@ -54,6 +61,7 @@ def add_kinds(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Time all points, print a table, save the JSON and the plot."""
     chosen = settings.read(options)
     stem = options.out / "fig12"
     file = report.prepare(stem)
@@ -77,13 +85,14 @@ def run(options: argparse.Namespace) -> None:
     ]
     title = f"Figure 12: bucketed median, d = {options.dim:,}, count ring of {bits} bits"
     note = (
-        "MPC: preprocessing included; uploads: reading and summing; quantize: and the next range; "
-        "MB: both directions"
+        "MPC: preprocessing included; uploads: reading and summing them; "
+        "quantize: the next range included; MB: both directions"
     )
     console.print(report.table(title, columns, rows, note))
     first, last = results[0]["clients"], results[-1]["clients"]
     console.print(
-        f"the MPC part changes by {grown:+.1%} from {first} to {last} clients; the paper has it constant"
+        f"the MPC part changes by {grown:+.1%} from {first} to {last} clients; "
+        "in the paper it is constant"
     )
     console.print(
         f"saved to {file}, {report.draw(stem, 'Figure 12: server time', [_panel(results)])}"
@@ -91,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def growth(results: Sequence[Mapping[str, Any]]) -> float:
-    """Of the MPC part, from the first point to the last."""
+    """Return the relative growth of the MPC part from the first point to the last."""
     return float(results[-1]["mpc_seconds"] / results[0]["mpc_seconds"] - 1)
 
 

@@ -1,5 +1,7 @@
-"""`securemedian bench fig3`: how does the cost grow with the clients? The paper's Figure 3: d = 1000, n = 2..10,
-bucketed (b = 8) and pairwise (l = 64) medians, time and megabytes; and the radix median, which the paper does not have.
+"""`securemedian bench fig3`: the growth of the cost with the clients.
+
+This is the paper's Figure 3: time and megabytes of bucketed (b = 8) and pairwise (l = 64) medians
+for d = 1000 and n = 2..10; and of the radix median, which the paper does not have.
 """
 
 import argparse
@@ -21,18 +23,19 @@ Result = Mapping[str, Any]
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `fig3` to `bench`."""
     fig3 = kinds.add_parser(
         "fig3",
         help="the paper's Figure 3: cost by number of clients",
-        description="The paper's Figure 3: seconds and megabytes of bucketed and pairwise medians by the number of "
-        "clients, and of the radix median. Preprocessing is included.",
+        description="The paper's Figure 3: seconds and megabytes of bucketed and pairwise medians "
+        "by the number of clients, and of the radix median. Preprocessing is included.",
     )
     fig3.add_argument(
         "--clients",
         type=settings.numbers,
         default=list(range(2, 11)),
         metavar="N,..",
-        help="(default: 2,3,..,10)",
+        help="numbers of clients (default: 2,3,..,10)",
     )
     fig3.add_argument(
         "--dim", type=settings.count, default=1000, metavar="D", help="coordinates (default: 1000)"
@@ -43,6 +46,7 @@ def add_kinds(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Time all points, print tables, save the JSON and the plot."""
     chosen = settings.read(options)
     stem = options.out / "fig3"
     file = report.prepare(stem)
@@ -50,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     report.save(file, asdict(chosen), results)
     console = report.console()
     console.print(_table(results))
-    console.print(_beside(results))
+    console.print(_compared(results))
     for line in growth(results):
         console.print(line)
     title = f"Figure 3: medians of {options.dim:,} coordinates"
@@ -58,7 +62,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _points(clients: Sequence[int], dim: int) -> list[Point]:
-    """Bucketed medians all have the count ring of the most clients, or their cost would grow with its width."""
+    """Return the points, with one width of the count ring for all bucketed medians.
+
+    It is the width that the most clients need; otherwise the cost would grow with the width.
+    """
     bits = RoundParams(Bucketed(), dim, max(clients)).ring_bits
     return [
         *(Point("median", "bucketed", None, n, dim, 8, bits, "scan") for n in clients),
@@ -84,8 +91,8 @@ def _table(results: Sequence[Result]) -> Any:
     return report.table(title, columns, rows)
 
 
-def _beside(results: Sequence[Result]) -> Any:
-    """Ours and theirs for the most clients."""
+def _compared(results: Sequence[Result]) -> Any:
+    """Return a table of our figures for the most clients and of theirs."""
     rows = []
     for method, theirs in reported.FIGURE_3.items():
         ours = _of(results, method)[-1]
@@ -97,10 +104,9 @@ def _beside(results: Sequence[Result]) -> Any:
                 theirs.source,
             ]
         )
-    return report.table("beside others, whose figures are for d = 1,000 and n = 10", _BESIDE, rows)
-
-
-_BESIDE = ["", "s", "MB", "theirs, s", "MB", "whose"]
+    columns = ["", "s", "MB", "theirs, s", "MB", "whose"]
+    title = "compared with others, whose figures are for d = 1,000 and n = 10"
+    return report.table(title, columns, rows)
 
 
 def _panels(results: Sequence[Result]) -> list[Panel]:

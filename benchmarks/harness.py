@@ -1,4 +1,4 @@
-"""Runs points in two processes over loopback and gathers the medians of their repetitions."""
+"""Points, run in two processes over loopback, and the medians of their repetitions."""
 
 import json
 import queue
@@ -20,7 +20,8 @@ from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
 START_LIMIT_S = 180.0
-SILENCE_LIMIT_S = 600.0  # between two finished repetitions
+# between two finished repetitions
+SILENCE_LIMIT_S = 600.0
 
 Result = dict[str, Any]
 
@@ -39,23 +40,29 @@ def run(
     report: Callable[[int, Point], None],
     link: str = "loopback",
 ) -> list[Result]:
-    """One result a point, over a link as `Link.parse` reads it. `report(done, point)` is called after each repetition
-    of a point.
+    """Return one result per point, over a link that is written as `Link.parse` reads it.
+
+    `report(done, point)` is called after each repetition of a point. Raises ConfigError if a point
+    is not valid, and BenchmarkError if a process stops or falls silent.
     """
     for point in points:
         if point.bench == "median":
-            round_params(point)  # refused here, before any process starts
+            # raises for parameters that are not valid, before any process starts
+            round_params(point)
     messages: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
     with _Processes(points, repetitions, protocol, pin, link) as processes:
         for done in range(1, 2 * len(points) * repetitions + 1):
-            party, message = processes.next(SILENCE_LIMIT_S)
+            party, message = processes.next_message(SILENCE_LIMIT_S)
             messages[message["point"]][party].append(message)
             report(done // 2, points[message["point"]])
     return [_result(point, *both) for point, both in zip(points, messages, strict=True)]
 
 
 def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) -> Result:
-    """The median over the repetitions of each figure; seconds and rounds are those of the slower party."""
+    """Return the median over the repetitions of each figure.
+
+    Seconds and rounds are those of the slower party.
+    """
     costs0, costs1 = ([message["cost"] for message in messages] for messages in (s0, s1))
 
     def median(values: Iterable[float]) -> float:
@@ -70,7 +77,7 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "seconds": seconds,
         "preprocessing_seconds": preprocessing,
         "online_seconds": seconds - preprocessing,
-        # what was made before the round started, and is not in its seconds
+        # correlations that were made before the round started, which `seconds` does not include
         "ahead_seconds": slower(lambda m: m["cost"]["ahead_seconds"]),
         "uploads_seconds": slower(lambda m: m["cost"]["uploads_seconds"]),
         "publish_seconds": slower(lambda m: m["publish_seconds"]),
@@ -85,7 +92,7 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "preprocessing_bytes_s0_to_s1": median(cost["preprocessing_bytes_sent"] for cost in costs0),
         "preprocessing_bytes_s1_to_s0": median(cost["preprocessing_bytes_sent"] for cost in costs1),
         "preprocessing_rounds": slower(lambda m: m["cost"]["preprocessing_rounds"]),
-        # of the processes so far, with all points before this one
+        # of the processes so far, earlier points included
         "peak_bytes_s0": max(message["peak_bytes"] for message in s0),
         "peak_bytes_s1": max(message["peak_bytes"] for message in s1),
         "repetitions": len(s0),
@@ -99,14 +106,14 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
 
 
 def _mpc_seconds(message: dict[str, Any]) -> float:
-    """What takes both parties: all but reading and summing the uploads."""
+    """Return the seconds of what takes both parties: all but reading and summing the uploads."""
     cost = message["cost"]
     seconds: float = cost["ahead_seconds"] + cost["seconds"] - cost["uploads_seconds"]
     return seconds
 
 
 class _Processes:
-    """Both parties, ended by process id whatever happens."""
+    """The processes of both parties, which are ended by process id whatever happens."""
 
     def __init__(
         self,
@@ -142,7 +149,7 @@ class _Processes:
     def __enter__(self) -> "_Processes":
         try:
             self._start(1)
-            _, message = self.next(START_LIMIT_S)
+            _, message = self.next_message(START_LIMIT_S)
             self._jobs[0]["endpoint"] = message["endpoint"]
             self._start(0)
         except BaseException:
@@ -168,8 +175,11 @@ class _Processes:
             self._lines.put((party, line))
         self._lines.put((party, ""))
 
-    def next(self, limit_s: float) -> tuple[int, dict[str, Any]]:
-        """The next line of either party."""
+    def next_message(self, limit_s: float) -> tuple[int, dict[str, Any]]:
+        """Return the next message of either party, with the party's number.
+
+        Raises BenchmarkError if none comes within `limit_s` or a process stops.
+        """
         try:
             party, line = self._lines.get(timeout=limit_s)
         except queue.Empty:

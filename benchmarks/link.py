@@ -1,8 +1,10 @@
-"""The link between the two processes of a benchmark: loopback as it is, or shaped to a bandwidth and a round-trip time.
+"""The link between the two processes of a benchmark: loopback as it is, or a shaped link.
 
-A direction is shaped where it is sent, over all lanes together: messages leave one after another at the bandwidth, and
-each arrives half a round trip after its last byte has left. A message is sent at once, with the time when it is due
-behind it, and its receiver sleeps until then; both processes are on one machine and so have one clock.
+A shaped link has a bandwidth and a round-trip time. Each direction is shaped where it is sent, for
+all lanes together: messages leave one after another at the bandwidth, and each arrives half a round
+trip after its last byte has left. A message is in fact sent at once, followed by the time at which
+it is due, and its receiver sleeps until then. Both processes are on one machine and so have one
+clock.
 """
 
 import math
@@ -17,9 +19,8 @@ from securemedian.mpc import wire
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.servers.transport import Socket, ZmqLink
 
-BUFFER_BYTES = (
-    16 << 20
-)  # a sender may be this far ahead of the link before it has to wait, as with a socket's buffer
+# how far a sender may be ahead of the link before it has to wait, as with a socket's buffer
+BUFFER_BYTES = 16 << 20
 
 _DUE = struct.Struct("<d")
 _RATE = re.compile(r"([\d.]+)([kMG]?)(bit|B)/s")
@@ -29,14 +30,18 @@ _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 @dataclass(frozen=True)
 class Link:
-    """Between the two servers. Full duplex."""
+    """A full-duplex link between the two servers; `bits_per_second` is that of each direction."""
 
     bits_per_second: float
     rtt_s: float
 
     @classmethod
     def parse(cls, text: str) -> "Link":
-        """`loopback`, or a rate and perhaps a round-trip time: `377MB/s`, `100Mbit/s,40ms`."""
+        """Return the link that a text describes.
+
+        The text is `loopback`, or a rate and perhaps a round-trip time: `377MB/s`,
+        `100Mbit/s,40ms`. Raises ConfigError for any other.
+        """
         if text == "loopback":
             return LOOPBACK
         rate, _, rtt = text.partition(",")
@@ -46,29 +51,35 @@ class Link:
                 raise ValueError
             bits = float(bandwidth[1]) * _UNITS[bandwidth[2]] * (8 if bandwidth[3] == "B" else 1)
             seconds = float(delay[1]) / (1e3 if delay[2] == "ms" else 1)
-        except ValueError:  # also of a number with two points
+        # float() raises it, too, for a number with two points
+        except ValueError:
             bits, seconds = 0.0, 0.0
         if not bits > 0:
             raise ConfigError(
-                f"{text!r} is no link: write loopback, 377MB/s or 100Mbit/s,40ms (RATE or RATE,RTT)"
+                f"{text!r} is not a link: write loopback, or RATE or RATE,RTT like 377MB/s "
+                "or 100Mbit/s,40ms"
             )
         return cls(bits, seconds)
 
 
-LOOPBACK = Link(math.inf, 0.0)  # nothing is added to what sockets on one machine take
+# nothing is added to the time that sockets on one machine take
+LOOPBACK = Link(math.inf, 0.0)
 
 
 class Shaper:
-    """One direction of a link. All lanes that send over it share it."""
+    """One direction of a link, shared by all lanes that send over it."""
 
     def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
         self._link, self._clock = link, clock
-        self._free = 0.0  # when the last byte of all messages so far has left
+        # the time at which the last byte of all messages so far has left
+        self._free = 0.0
         self._lock = threading.Lock()
 
     def book(self, size: int) -> tuple[float, float]:
-        """A place behind all other messages for one of `size` bytes: how long its sender has to wait before there is
-        room for it in the buffer, and when it is due at the receiver.
+        """Queue a message of `size` bytes behind all others.
+
+        Returns the seconds that its sender has to wait until the buffer has room for it, and the
+        time at which it is due at the receiver.
         """
         with self._lock:
             now = self._clock()
@@ -94,7 +105,8 @@ class ShapedLink(ZmqLink):
         *parts, stamp = super().recv()
         if len(stamp) != _DUE.size:
             raise PeerProtocolError(
-                "a message over a shaped link without the time it is due: is the other end shaped?"
+                "a message over a shaped link does not say when it is due: "
+                "is the other end shaped, too?"
             )
         time.sleep(max(0.0, _DUE.unpack(stamp)[0] - time.monotonic()))
         return parts

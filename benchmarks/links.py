@@ -1,5 +1,6 @@
-"""`securemedian bench links`: which OT extension for which link? Random OTs, comparisons and a bucketed median with
-every extension over every link.
+"""`securemedian bench links`: the best OT extension for each link.
+
+It times random OTs, comparisons and a bucketed median with every extension over every link.
 """
 
 import argparse
@@ -13,21 +14,24 @@ from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
 
 LINKS = ("loopback", "377MB/s", "100Mbit/s,40ms")
+# the work of a point -> the unit of its seconds
 WORK = {
-    "ot": "seconds a million OTs",
-    "compare": "seconds a million comparisons",
-    "median": "seconds a median",
+    "ot": "seconds per million OTs",
+    "compare": "seconds per million comparisons",
+    "median": "seconds per median",
 }
 
 Result = Mapping[str, Any]
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `links` to `bench`."""
     links = kinds.add_parser(
         "links",
         help="which OT extension is best on which link",
-        description="Random OTs, signed comparisons (l = 32) and a bucketed median (8 clients, b = 8) with every OT "
-        "extension over every link, preprocessing included, and which is the fastest where.",
+        description="Time random OTs, signed comparisons (l = 32) and a bucketed median "
+        "(8 clients, b = 8) with every OT extension over every link, preprocessing included, and "
+        "name the fastest on each link.",
     )
     settings.add_extensions(links)
     links.add_argument(
@@ -39,8 +43,8 @@ def add_kinds(kinds: Any) -> None:
         help=f"loopback, RATE or RATE,RTT (default: {' '.join(LINKS)})",
     )
     for name, default, what in (
-        ("--ots", 1 << 22, "random OTs a repetition"),
-        ("--comparisons", 1 << 18, "comparisons a repetition"),
+        ("--ots", 1 << 22, "random OTs per repetition"),
+        ("--comparisons", 1 << 18, "comparisons per repetition"),
         ("--dim", 200_000, "coordinates of the median"),
     ):
         links.add_argument(
@@ -56,6 +60,7 @@ def add_kinds(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Time all points over all links, print a table, save the JSON and the plot."""
     chosen = settings.read(options)
     stem = options.out / "links"
     file = report.prepare(stem)
@@ -83,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def winners(results: Sequence[Result]) -> dict[str, str]:
-    """The fastest extension on one link, for each kind of work."""
+    """Return the fastest extension for each kind of work, from the results of one link."""
     return {
         what: min((r for r in results if r["bench"] == bench), key=seconds)["extension"]
         for bench, what in (("ot", "OTs"), ("compare", "comparisons"), ("median", "median"))
@@ -91,7 +96,10 @@ def winners(results: Sequence[Result]) -> dict[str, str]:
 
 
 def seconds(result: Result) -> float:
-    """Of a median, or a million of what is counted; what was made before the round started is included."""
+    """Return the seconds per median, or per million OTs or comparisons.
+
+    They include those of correlations that were made before the round started.
+    """
     spent = float(result["ahead_seconds"] + result["seconds"])
     return spent if result["count"] is None else spent / result["count"] * 1e6
 
@@ -120,7 +128,10 @@ def _table(results: Sequence[Result], options: argparse.Namespace) -> Any:
             report.megabytes(median),
         )
         rows.append([ot["link"], ot["extension"], *map(report.figure, figures)])
-    title = f"comparisons: l = 32; median: bucketed, n = 8, b = 8, d = {options.dim:,}; bytes of both directions"
+    title = (
+        f"comparisons: l = 32; median: bucketed, n = 8, b = 8, d = {options.dim:,}; "
+        "bytes of both directions"
+    )
     return report.table(title, columns, rows)
 
 

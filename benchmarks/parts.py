@@ -1,12 +1,12 @@
 """`securemedian bench parts`: where the time of an OT and of a comparison goes.
 
-It stands next to what the hardware could do. One party runs alone on one core
-(mpc.plan.lone_party): cryptography and kernels are real, only nobody answers. Each run is timed as
-a whole, and once more with clocks around the kernels and streams it calls, so that every part is
-timed on the shapes it is used with and in the state of the caches that it finds. Clocks count the
-processor's time of this thread, so that what else runs on the machine is not in it; what a clock
-itself takes is measured and subtracted. "other" is the whole without its parts: Python between the
-kernels, memory that is used for the first time.
+The figures are printed next to what the hardware could do. One party runs alone on one core
+(`mpc.plan.lone_party`): its cryptography and kernels are real, but nobody answers. Each run is
+timed as a whole, and once more with clocks around the kernels and streams that it calls, so that
+every part is timed on the shapes it is used with and with the caches in the state it finds them in.
+Clocks count the processor time of this thread, which does not include whatever else runs on the
+machine; the time that a clock itself takes is measured and subtracted. "other" is the whole without
+its parts: Python between the kernels, and memory that is used for the first time.
 """
 
 import argparse
@@ -41,15 +41,22 @@ from securemedian.mpc.pipeline import warm_up
 from securemedian.mpc.prg import Stream
 from securemedian.mpc.protocol import ProtocolParams
 
-Table = dict[str, dict[str, float]]  # column -> row -> figure
+# column -> row -> figure
+Table = dict[str, dict[str, float]]
+# returns the number of bytes of a call from its arguments
 Size = Callable[..., int]
 
+# per second
 NS = 1e9
-LARGE = 1 << 27  # bytes, far more than any cache
-SMALL = 1 << 14  # bytes of one row of a block: three of them are in the first-level cache
+# bytes, far more than any cache holds
+LARGE = 1 << 27
+# bytes of one row of a block, three of which fit into the first-level cache
+SMALL = 1 << 14
+# bytes
 AES_BUFFER = 1 << 16
-TRAFFIC = 1 << 28  # bytes sent over loopback
-# rings whose comparisons are timed; the last is that of the counts of a bucketed median of 8
+# bytes sent over loopback
+TRAFFIC = 1 << 28
+# widths of the rings whose comparisons are timed; the last is that of the counts of 8 clients
 BITS = (32, 64, 4)
 OTS = 16 * BLOCK
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
@@ -62,21 +69,22 @@ LAST = (SUM, OTHER, WHOLE, AES_BYTES, AES_LIMIT, LINK, TOGETHER, TWO)
 
 
 class Clocks:
-    """Count seconds and bytes by part.
+    """Clocks that count seconds and bytes by part.
 
-    Time in a clock within another one's is not counted twice: it has a name of its own,
+    Time in a clock that runs within another one is not counted twice: it has a name of its own,
     "outer: inner".
     """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.bytes: defaultdict[str, int] = defaultdict(int)
+        self.byte_counts: defaultdict[str, int] = defaultdict(int)
         self._names: list[str] = []
-        self._inside = 0.0  # in the clocks that the innermost open one has within it
+        # seconds of the clocks that ran within the innermost open one
+        self._inside = 0.0
         self._cost = self._calibrate()
 
     def _calibrate(self) -> float:
-        """What a clock adds to the part it times."""
+        """Return the seconds that a clock adds to the part it times."""
         self._cost = 0.0
         timed = self.around("", lambda: None)
         for _ in range(20_000):
@@ -86,7 +94,10 @@ class Clocks:
     def around(
         self, part: str, function: Callable[..., Any], size: Size | None = None
     ) -> Callable[..., Any]:
-        """`function`, timed; `size` gives the bytes of a call from its arguments."""
+        """Return `function` with a clock around it.
+
+        `size` returns the number of bytes of a call from its arguments.
+        """
 
         def timed(*arguments: Any, **named: Any) -> Any:
             self._names.append(part)
@@ -98,14 +109,14 @@ class Clocks:
                 spent = time.thread_time() - start
                 self.seconds[name] += spent - self._inside - self._cost
                 if size is not None:
-                    self.bytes[name] += size(*arguments, **named)
+                    self.byte_counts[name] += size(*arguments, **named)
                 self._inside = outside + spent
                 self._names.pop()
 
         return timed
 
     def streams(self, part: str) -> Callable[..., Stream]:
-        """A `Stream` class whose key streams are timed."""
+        """Return a maker of `Stream`s whose key streams are timed."""
 
         def made(*arguments: Any, **named: Any) -> Stream:
             stream = Stream(*arguments, **named)
@@ -116,7 +127,7 @@ class Clocks:
 
     @contextmanager
     def on(self, places: Sequence["Place"]) -> Iterator[None]:
-        """Clocks at `places` while the context is open."""
+        """Put clocks at `places` while the context is open."""
         with ExitStack() as stack:
             for part, owner, name, size in places:
                 original = getattr(owner, name)
@@ -128,7 +139,8 @@ class Clocks:
             yield
 
 
-Place = tuple[str, Any, str, Size | None]  # part, module or class, name there, bytes of a call
+# part, module or class, the function's name there, number of bytes of a call
+Place = tuple[str, Any, str, Size | None]
 
 EXTENDING: tuple[Place, ...] = (
     ("PRG", softspoken, "Stream", None),
@@ -166,22 +178,26 @@ ONLINE: tuple[Place, ...] = (
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `parts` to `bench`."""
     parts = kinds.add_parser(
         "parts",
         help="where the time goes, next to what the hardware could do",
         description="What one core does at its best (AES, memory, the encrypted link over "
         "loopback), and where the time of a random OT and of a comparison goes, in ns of one "
-        "party: every part, their sum, and the whole, measured apart.",
+        "party: every part, the sum of the parts, and the whole, measured separately.",
     )
     settings.add_extensions(parts)
     parts.add_argument(
-        "--ots", type=settings.count, default=OTS, help="a repetition (default: %(default)s)"
+        "--ots",
+        type=settings.count,
+        default=OTS,
+        help="random OTs per repetition (default: %(default)s)",
     )
     parts.add_argument(
         "--comparisons",
         type=settings.count,
         default=COMPARE_BATCH,
-        help="a repetition (default: %(default)s)",
+        help="comparisons per repetition (default: %(default)s)",
     )
     parts.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     settings.add_options(parts, chooses=False)
@@ -210,8 +226,8 @@ def run(options: argparse.Namespace) -> None:
     _measure_processes(chosen, protocols, options, rates, ots, comparisons)
     found = {
         "GB/s of one core": {"GB/s": rates},
-        **{f"ns a random OT, at the {role}": table for role, table in ots.items()},
-        "ns a comparison, at either party": comparisons,
+        **{f"ns per random OT, at the {role}": table for role, table in ots.items()},
+        "ns per comparison, at either party": comparisons,
     }
     points = [
         {"table": name, "column": column, "row": row, "figure": figure}
@@ -226,7 +242,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def hardware(repeat: int) -> dict[str, float]:
-    """GB/s of one core."""
+    """Return what one core does at its best, in GB/s."""
 
     def rate(size: int, function: Callable[[], Any]) -> float:
         timer = timeit.Timer(function, timer=time.thread_time)
@@ -254,7 +270,7 @@ def hardware(repeat: int) -> dict[str, float]:
 def _ot_parts(
     protocol: ProtocolParams, sending: bool, options: argparse.Namespace, rates: dict[str, float]
 ) -> dict[str, float]:
-    # of silent OT whole iterations, so that every OT has its share of them
+    # silent OT makes OTs by the iteration: whole ones, so that every OT has its share
     block = ferret.CODE.yields if protocol.silent else BLOCK
     count = -(-options.ots // block) * block
 
@@ -264,7 +280,7 @@ def _ot_parts(
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes = {AES_CTR: 0.0, AES_ECB: 0.0}
-    for name, size in clocks.bytes.items():
+    for name, size in clocks.byte_counts.items():
         aes[AES_ECB if name.endswith("hash") else AES_CTR] += size / count
     limit = sum(size / rates[name] for name, size in aes.items())
     return parts | {AES_BYTES: sum(aes.values()), AES_LIMIT: limit}
@@ -305,15 +321,16 @@ def _measure(
     repeat: int,
     count: int,
 ) -> tuple[dict[str, float], Clocks]:
-    """Return nanoseconds of each part, of their sum, of the rest and of the whole, per `count`.
+    """Return the nanoseconds of each part, of their sum, of the rest and of the whole.
 
-    They are medians of `repeat` runs, after one that is not counted. `prepare` is not timed.
+    They are per item, of which `work` does `count`: medians of `repeat` runs, after one that is not
+    counted. `prepare` is not timed.
     """
     clocks, wholes, runs = Clocks(), [], []
     plain = plan.lone_party(protocol)
     with clocks.on(places):
         clocked = plan.lone_party(protocol)
-    # turn and turn about, so that both find the machine in the same state
+    # both take turns, so that they find the machine in the same state
     for _ in range(1 + repeat):
         prepare(plain)
         start = time.thread_time()
@@ -322,7 +339,7 @@ def _measure(
         with clocks.on(places):
             prepare(clocked)
             clocks.seconds.clear()
-            clocks.bytes.clear()
+            clocks.byte_counts.clear()
             work(clocked)
         runs.append(dict(clocks.seconds))
     whole = median_low(wholes[1:])
@@ -342,7 +359,7 @@ def _measure_processes(
     ots: dict[str, Table],
     comparisons: Table,
 ) -> None:
-    """Add what two processes over loopback take: the link alone, the same OTs and comparisons."""
+    """Add what two processes take over loopback: the link alone, the same OTs and comparisons."""
     points = [Point("bytes", ways, count=TRAFFIC) for ways in ("one way", "both ways")]
     points += [
         Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS
@@ -351,7 +368,7 @@ def _measure_processes(
     rates["CURVE over loopback, one way"] = one["per_second"] / 1e9
     rates["CURVE over loopback, each of both ways at once"] = both["per_second"] / 1e9
     for rows, result in zip(comparisons.values(), compared, strict=True):
-        # bytes and the link's rate are of one direction; both run at once
+        # of one direction, like the link's rate: both directions run at the same time
         rows[LINK] = result["bytes_each"] / 2 / both["per_second"] * NS
         rows[TOGETHER] = rows[f"ahead: {WHOLE}"] + rows[f"online: {WHOLE}"] + rows[LINK]
         rows[TWO] = NS / result["per_second"]
@@ -378,7 +395,8 @@ def _one_core(pin: bool) -> Iterator[None]:
 
 def _show(console: Any, title: str, table: Table, markdown: bool) -> None:
     names = list(dict.fromkeys(row for rows in table.values() for row in rows))
-    order = sorted(names, key=_place)  # stable: parts in the order in which they ended
+    # the sort is stable: parts stay in the order in which they ended
+    order = sorted(names, key=_place)
     columns = ["", *table]
     rows = [
         [name, *(report.figure(column.get(name)) for column in table.values())] for name in order
@@ -387,7 +405,7 @@ def _show(console: Any, title: str, table: Table, markdown: bool) -> None:
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Phase by phase the parts, then what they are compared with."""
+    """Return a row's place: the parts phase by phase, then what they are compared with."""
     phase, _, rest = name.partition(": ")
     inside = phase in PHASES
     last = rest if inside else name

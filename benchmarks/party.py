@@ -1,7 +1,8 @@
-"""One of the two processes of a benchmark: `python -m securemedian.benchmarks.party`, started by `benchmarks.harness`.
+"""One of the two processes of a benchmark, which `benchmarks.harness` starts.
 
-Reads one JSON object from standard input, writes one JSON object a line to standard output: S1 first {"endpoint": ..},
-then both, a repetition at a time, {"point": i, "repetition": r, "publish_seconds": .., "peak_bytes": .., "cost":
+`python -m securemedian.benchmarks.party` reads one JSON object from standard input and writes one
+JSON object per line to standard output. S1 first writes {"endpoint": ..}. Then both write, after
+each repetition, {"point": i, "repetition": r, "publish_seconds": .., "peak_bytes": .., "cost":
 {..}}. The sockets are those of the servers, CURVE included.
 """
 
@@ -31,10 +32,12 @@ from securemedian.servers.transport import (
 )
 from securemedian.settings.keys import KeyPair
 
-TIMEOUT_S = 300.0  # the other process compiles its kernels first
+# for one message, and so long because the other process compiles its kernels first
+TIMEOUT_S = 300.0
 
 
 def main() -> None:
+    """Read the job, run all repetitions of its points, and write what each took."""
     job = json.loads(sys.stdin.readline())
     party_id = job["party"]
     protocol = ProtocolParams(**job["protocol"])
@@ -59,7 +62,7 @@ def main() -> None:
     made = 0
     for i, point in enumerate(Point(**values) for values in job["points"]):
         for repetition in range(job["repetitions"]):
-            # new lanes each time: nothing is left in stock from the repetition before
+            # new lanes each time, so that nothing is in stock from the repetition before
             parties = [session.party(made + lane, channel) for lane, channel in enumerate(channels)]
             made += len(parties)
             spent = run_point(point, parties, protocol, meet)
@@ -81,7 +84,10 @@ def _lanes(port: PeerPort, link: Link, count: int) -> list[ZmqLink]:
 
 
 def _peak_bytes() -> int:
-    """The most memory this process has had. Not getrusage's, which counts what the process had that started this."""
+    """Return the most memory that this process has had.
+
+    getrusage would also count what the process had that started this one.
+    """
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 if found else 0
 

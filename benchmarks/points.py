@@ -1,6 +1,4 @@
-"""`securemedian bench ot|compare|median`: what single steps and whole medians cost, for any
-parameters.
-"""
+"""`securemedian bench ot|compare|median`: what single steps and whole medians cost."""
 
 import argparse
 import itertools
@@ -24,9 +22,10 @@ DEFAULT_COMPARISONS = 1 << 20
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `ot`, `compare` and `median` to `bench`."""
     ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
     ot.add_argument(
-        "--count", type=count, default=DEFAULT_OTS, help="OTs a repetition (default: %(default)s)"
+        "--count", type=count, default=DEFAULT_OTS, help="OTs per repetition (default: %(default)s)"
     )
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
 
@@ -44,7 +43,7 @@ def add_kinds(kinds: Any) -> None:
         "--count",
         type=count,
         default=DEFAULT_COMPARISONS,
-        help="comparisons a repetition (default: %(default)s)",
+        help="comparisons per repetition (default: %(default)s)",
     )
     compare.set_defaults(
         points=lambda o: [
@@ -58,7 +57,7 @@ def add_kinds(kinds: Any) -> None:
         type=list_from(tuple(METHODS)),
         default=[DEFAULT_METHOD],
         metavar="M,..",
-        help=f"from {', '.join(METHODS)} (default: {DEFAULT_METHOD})",
+        help=f"one or several of {', '.join(METHODS)} (default: {DEFAULT_METHOD})",
     )
     median.add_argument(
         "--clients",
@@ -133,13 +132,18 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
             f"{result['bytes_each']:.1f}" if counted else "",
         )
     table.caption_justify = "left"
-    table.caption = "seconds = ahead of the inputs + online; MB out: S0 to S1, in: S1 to S0; k/s: thousands a second"
+    table.caption = (
+        "seconds = ahead of the inputs + online; MB out: S0 to S1, in: S1 to S0; "
+        "k/s: thousands per second"
+    )
     return table
 
 
 def growth(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How cost grows with the clients, for each method timed at three numbers of them or more: the
-    exponent of n in a least-squares fit of the logarithms, 1 for linear and 2 for quadratic.
+    """Return a sentence on how the cost grows with the clients, for each method.
+
+    A method must have been timed for three numbers of clients or more. The sentence gives the
+    exponent of n in a least-squares fit of the logarithms: 1 for linear growth, 2 for quadratic.
     """
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in results:
@@ -164,12 +168,15 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _several(option: Option) -> Any:
-    """Parse several values of an option, to time all of them."""
+    """Return a parser of several values of an option, all of which are timed."""
     return list_from(option.choices) if option.choices else numbers
 
 
 def _median_points(options: argparse.Namespace) -> list[Point]:
-    """Return all combinations of what a method has options for; what is not given has its default."""
+    """Return a point for every combination of the given values that a method has options for.
+
+    Options that are not given have their defaults.
+    """
     points: dict[str, Point] = {}
     for method in options.method:
         known = options_of(METHODS[method])
@@ -182,6 +189,6 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
         for clients, dim, *values in itertools.product(options.clients, options.dim, *varied):
             swept = dict(zip(SWEPT, values, strict=True))
             point = Point("median", method, clients=clients, dim=dim, ahead=options.ahead, **swept)
-            # options that this variant of the method has no use for make no second point
+            # an option that this variant of the method has no use for makes no second point
             points.setdefault(point.name, point)
     return list(points.values())

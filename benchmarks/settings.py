@@ -1,4 +1,4 @@
-"""The options that all benchmarks share, and points run under them with a progress bar."""
+"""The options that all benchmarks share, and a run of points under them with a progress bar."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 
 DEFAULT_OUT = Path("results/bench")
-# every OT extension by the name that results have
+# the parameters of every OT extension, by its name in results
 EXTENSIONS: dict[str, dict[str, Any]] = {
     "softspoken-2": {"ot_field_bits": 2},
     "softspoken-4": {"ot_field_bits": 4},
@@ -23,57 +23,66 @@ EXTENSIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Under what points are timed."""
+    """The conditions under which points are timed."""
 
     protocol: ProtocolParams
+    # as `Link.parse` reads it
     link: str = "loopback"
+    # repetitions per point
     repeat: int = 5
+    # whether each process is held to one core
     pin: bool = True
 
     @property
     def extension(self) -> str:
-        """The OT extension, with SoftSpokenOT's k."""
+        """The name of the OT extension, with SoftSpokenOT's k."""
         protocol = self.protocol
         return "silent" if protocol.silent else f"softspoken-{protocol.ot_field_bits}"
 
 
 def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
-    """The shared options; without `chooses`, a benchmark goes through extensions and links itself."""
+    """Add the shared options.
+
+    A benchmark that goes through OT extensions and links itself has no options for them: it passes
+    `chooses` as False.
+    """
     parser.add_argument(
         "--repeat",
         type=count,
         default=5,
         metavar="N",
-        help="repetitions a point; the median is kept (default: %(default)s)",
+        help="repetitions per point, of which the median is kept (default: %(default)s)",
     )
     if chooses:
         parser.add_argument(
             "--extension",
             choices=OT_EXTENSIONS,
             default="softspoken",
-            help="OT extension: softspoken, or silent: few bytes against more work (default: %(default)s)",
+            help="OT extension: softspoken; or silent, with few bytes but more work "
+            "(default: %(default)s)",
         )
         parser.add_argument(
             "--field-bits",
             type=int,
             default=4,
             choices=(1, 2, 4, 8),
-            help="SoftSpokenOT's k: fewer bytes against more AES (default: %(default)s)",
+            help="SoftSpokenOT's k: a larger one takes fewer bytes but more AES "
+            "(default: %(default)s)",
         )
         parser.add_argument(
             "--link",
             type=link,
             default="loopback",
             metavar="LINK",
-            help="loopback, or shaped to a RATE and perhaps a round-trip time: 377MB/s, 100Mbit/s,40ms "
-            "(default: %(default)s)",
+            help="loopback, or a link shaped to a rate and perhaps a round-trip time, like 377MB/s "
+            "or 100Mbit/s,40ms (default: %(default)s)",
         )
     parser.add_argument(
         "--lanes",
         type=count,
         default=2,
         metavar="L",
-        help="chunks in flight at once (default: %(default)s)",
+        help="chunks computed at the same time (default: %(default)s)",
     )
     parser.add_argument(
         "--no-pin", action="store_true", help="do not hold each process to one core"
@@ -81,24 +90,25 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
 
 
 def add_extensions(parser: argparse.ArgumentParser) -> None:
-    """Of a benchmark that goes through several, in place of the choice of one."""
+    """Add the OT extensions that a benchmark goes through, in place of the choice of one."""
     parser.add_argument(
         "--extensions",
         type=list_from(tuple(EXTENSIONS)),
         default=list(EXTENSIONS),
         metavar="E,..",
-        help=f"(default: {','.join(EXTENSIONS)})",
+        help=f"OT extensions, softspoken ones with their k (default: {','.join(EXTENSIONS)})",
     )
 
 
 def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
-    """By the names chosen with `add_extensions`."""
+    """Return the parameters of the extensions chosen with `add_extensions`, by name."""
     return {
         name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions
     }
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add the folder that results are saved to."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -109,7 +119,7 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> Settings:
-    """The settings of a benchmark whose options are those of `add_options`."""
+    """Return the settings that the options of `add_options` describe."""
     chosen = vars(options)
     protocol = ProtocolParams(
         ot_extension=chosen.get("extension", "softspoken"),
@@ -120,7 +130,7 @@ def read(options: argparse.Namespace) -> Settings:
 
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
-    """One result a point (benchmarks.harness). `what` is said beside the progress bar."""
+    """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -149,10 +159,11 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
     return [result | {"extension": settings.extension, "link": settings.link} for result in results]
 
 
-# Types of options: a message that names the option is argparse's part
+# Types of options, whose error messages argparse completes with the option's name
 
 
 def link(text: str) -> str:
+    """Return a link's text as it is, once `Link.parse` has read it."""
     try:
         Link.parse(text)
     except ConfigError as error:
@@ -161,6 +172,8 @@ def link(text: str) -> str:
 
 
 def list_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a parser of lists like a,b whose values are among the choices."""
+
     def parse(text: str) -> list[str]:
         values = text.split(",")
         for value in values:
@@ -172,6 +185,7 @@ def list_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def numbers(text: str) -> list[int]:
+    """Parse a list of whole numbers like 2,4,6."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -181,6 +195,7 @@ def numbers(text: str) -> list[int]:
 
 
 def count(text: str) -> int:
+    """Parse a whole number of 1 or more."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")

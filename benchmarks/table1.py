@@ -1,5 +1,7 @@
-"""`securemedian bench table1`: what does a round of a real model cost, phase by phase? The paper's Table 1: CNNMnist's
-1,663,370 coordinates, 8 clients, b = 8; and the medians in the clear, timed in the same run.
+"""`securemedian bench table1`: the cost of a round of a real model, phase by phase.
+
+This is the paper's Table 1: CNNMnist's 1,663,370 coordinates, 8 clients, b = 8. The medians in the
+clear are timed in the same run.
 """
 
 import argparse
@@ -29,7 +31,7 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Phase:
-    """A line of the table. `reported` is a key of `reported.TABLE_1`."""
+    """A line of the table; `reported` is a key of `reported.TABLE_1`."""
 
     name: str
     where: str
@@ -39,19 +41,26 @@ class Phase:
 
     @property
     def theirs(self) -> Reported | None:
+        """The paper's figure, if it has one."""
         return reported.TABLE_1.get(self.reported)
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `table1` to `bench`."""
     table1 = kinds.add_parser(
         "table1",
         help="the paper's Table 1: a round of CNNMnist, phase by phase",
-        description="The paper's Table 1: what each phase of a round takes for CNNMnist's parameters, at one client "
-        "and at the servers, whose correlations are made before the round starts, as while clients train. The medians "
-        "in the clear are timed in the same run, and the servers' peak memory is told.",
+        description="The paper's Table 1: what each phase of a round takes for CNNMnist's "
+        "parameters, at one client and at the servers. The servers make their correlations before "
+        "the round starts, as they do while clients train. The medians in the clear are timed in "
+        "the same run. The servers' peak memory is printed, too.",
     )
     table1.add_argument(
-        "--clients", type=settings.count, default=8, metavar="N", help="(default: %(default)s)"
+        "--clients",
+        type=settings.count,
+        default=8,
+        metavar="N",
+        help="how many clients take part (default: %(default)s)",
     )
     table1.add_argument(
         "--dim",
@@ -64,12 +73,12 @@ def add_kinds(kinds: Any) -> None:
         "--data",
         type=Path,
         metavar="DIR",
-        help="a folder with MNIST's files: time one local epoch of one client's part, too (default: left out)",
+        help="also time one local epoch of one client, on its part of the MNIST files in DIR",
     )
     table1.add_argument(
         "--pairwise",
         action="store_true",
-        help="run the pairwise median (l = 64) as well, once: minutes",
+        help="also run the pairwise median (l = 64), once, which takes minutes",
     )
     settings.add_options(table1)
     settings.add_out(table1)
@@ -77,6 +86,7 @@ def add_kinds(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Time all phases, print a table, save the JSON and the plot."""
     chosen = settings.read(options)
     stem = options.out / "table1"
     file = report.prepare(stem)
@@ -105,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
     )
     console.print(_table(phases, options))
     if not options.data:
-        console.print("training is left out: give MNIST's folder with --data")
+        console.print("training is left out: name MNIST's folder with --data to time it, too")
     console.print(f"online / numpy.median, same run: {summary['online_to_numpy_median']:.2f}")
     peaks = ", ".join(f"S{j} {mib:.0f} MiB" for j, mib in enumerate(summary["peak_mib"]))
     console.print(f"peak memory of the server processes: {peaks}")
@@ -172,7 +182,7 @@ def _servers(results: list[dict[str, Any]]) -> list[Phase]:
 
 
 def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
-    """numpy.median first: it is what the online part is compared with."""
+    """Return the phases in the clear, numpy.median first, which the online part is compared to."""
     updates = _updates(clients, dim)
     rank = ring.median_rank(clients)
     median = _time(lambda: np.median(updates, axis=0), repeat)
@@ -200,7 +210,7 @@ def _updates(clients: int, dim: int) -> Any:
 
 
 def _time(work: Callable[[], object], repeat: int) -> float:
-    """The median of the repetitions, after one that warms up."""
+    """Return the median seconds of the repetitions, after one that warms up."""
     work()
     seconds = []
     for _ in range(repeat):
@@ -233,5 +243,8 @@ def _table(phases: list[Phase], options: argparse.Namespace) -> Any:
         rows.append(
             [phase.name, phase.where, *figures, report.figure(theirs.seconds if theirs else None)]
         )
-    note = f"MB: both directions together; the paper's: {reported.PAPER.removeprefix('paper: ')}, as printed"
+    note = (
+        f"MB: both directions together; the paper's: {reported.PAPER.removeprefix('paper: ')}, "
+        "as printed"
+    )
     return report.table(_title(options), ["phase", "where", "s", "MB", "the paper, s"], rows, note)

@@ -1,7 +1,7 @@
-"""What one party does for one point of a benchmark: the same in both processes.
+"""The work of one party for one point of a benchmark, the same in both processes.
 
-Inputs are uniform shares: what a round costs does not depend on them (tests/test_privacy.py), and
-what it computes on them means nothing.
+Inputs are uniform shares: the cost of a round does not depend on them (tests/test_privacy.py), and
+its result on them means nothing.
 """
 
 import time
@@ -24,25 +24,27 @@ from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import training
 
-COMPARE_BATCH = 1 << 18  # comparisons a lane has in hand at once
-POOL_BYTES = (
-    1 << 30
-)  # far more than what is made ahead takes: a round that is timed so makes nothing on the spot
+# comparisons that a lane computes at once
+COMPARE_BATCH = 1 << 18
+# so large that all correlations can be made ahead, and none are made during the round
+POOL_BYTES = 1 << 30
 
-
-# fields of a point that are options of methods
+# the fields of a point that are options of methods
 SWEPT = ("buckets", "ring_bits", "schedule", "encoding")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One set of parameters to time. Fields that a benchmark has no use for stay None and are saved
-    as such.
+    """One set of parameters to time.
+
+    Fields that a benchmark has no use for stay None and are saved as such.
     """
 
-    bench: str  # "ot", "compare", "median" or "bytes"
+    # "ot", "compare", "median" or "bytes"
+    bench: str
     method: str
-    count: int | None = None  # OTs or comparisons
+    # of OTs, comparisons or bytes
+    count: int | None = None
     clients: int | None = None
     dim: int | None = None
     # options of the method (SWEPT)
@@ -50,11 +52,12 @@ class Point:
     ring_bits: int | None = None
     schedule: str | None = None
     encoding: str | None = None
-    # correlations are all made before the round starts, as servers do while clients train
+    # whether all correlations are made before the round starts, as servers do while clients train
     ahead: bool = False
 
     @property
     def name(self) -> str:
+        """The point's name in tables and on the progress bar."""
         if self.bench == "ot":
             return "random OTs"
         if self.bench == "bytes":
@@ -68,8 +71,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Spent:
-    """One repetition at one party. `publish_seconds`: what S0 does with the opened buckets of a
-    round, which takes no peer.
+    """The cost of one repetition at one party.
+
+    `publish_seconds` are those that S0 takes alone, for the new model and range after a round.
     """
 
     cost: Cost
@@ -79,7 +83,7 @@ class Spent:
 def run_point(
     point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]
 ) -> Spent:
-    """Do the work of one repetition; `meet` waits for the other party."""
+    """Do the work of one repetition and return its cost; `meet` waits for the other party."""
     if point.bench == "median":
         return _median(round_params(point), point, parties, protocol, meet)
     meet()
@@ -94,8 +98,9 @@ def run_point(
 
 
 def round_params(point: Point) -> RoundParams:
-    """Return the round that a point of `bench median` times: its method, with those of the point's
-    fields that are options of it.
+    """Return the parameters of the round that a point of `bench median` times.
+
+    The method has those of the point's fields as options that are options of it.
     """
     given = {name: getattr(point, name) for name in SWEPT if getattr(point, name) is not None}
     options = swept_options(point.method, given)
@@ -105,8 +110,9 @@ def round_params(point: Point) -> RoundParams:
 
 
 def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given options that `plan` and `bench` set for a method. A small value
-    ring gets a fraction that fits, which changes no cost.
+    """Return those of the given options that `plan` and `bench` set for a method.
+
+    A small value ring gets a fraction that fits into it, which changes no cost.
     """
     known = {name for name, option in options_of(METHODS[method]).items() if option.swept}
     options = {name: value for name, value in given.items() if name in known}
@@ -133,7 +139,7 @@ def _median(
 
 
 def _publish(params: RoundParams, values: PublicValues) -> float:
-    """Seconds that S0 takes for the new model and the new range."""
+    """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
     before = training.Training(model=zeros, width=zeros + np.float32(0.1))
     start = time.perf_counter()
@@ -142,7 +148,7 @@ def _publish(params: RoundParams, values: PublicValues) -> float:
 
 
 def _uploads(params: RoundParams, party_id: int, clients: int) -> list[share.Upload]:
-    """Clients alternate in which server they send the seed to."""
+    """Return one party's uploads; clients alternate in the server that they send the seed to."""
     layout = params.layout
     stream = Stream(os_entropy(16))
     uploads: list[share.Upload] = []
@@ -159,14 +165,14 @@ def _uploads(params: RoundParams, party_id: int, clients: int) -> list[share.Upl
 
 
 def _random_ots(party: Party, count: int) -> None:
-    """One direction, S0 the sender, hashed keys at both ends, kept nowhere."""
+    """Make random OTs in one direction, with S0 as the sender, and keep none of their keys."""
     for start in range(0, count, BLOCK):
         size = min(BLOCK, -(-(count - start) // ALIGN) * ALIGN)
         party.pool.random_keys(size, sending=party.number == 0)
 
 
 def _bytes(party: Party, count: int, both_ways: bool) -> None:
-    """Nothing but bytes from S0 to S1, and back, in messages as large as a block's corrections."""
+    """Send bytes from S0 to S1, and back if `both_ways`, in messages of a block's corrections."""
     message = np.zeros(corrections_shape(4, BLOCK), np.uint64)
     for _ in range(-(-count // message.nbytes)):
         if both_ways or party.number == 0:

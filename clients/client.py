@@ -223,10 +223,10 @@ class Client(_Member):
         """Take part in rounds with a model that is trained in place, and return in how many.
 
         In each round the published model is loaded into `model`, `train(model)` is called, the
-        trained parameters are submitted, and the (first) result is loaded into `model`. Where a round
-        publishes no model, training starts from the parameters that `model` has. A round that
-        holds an upload of this client already, from before a restart, is not trained again.
-        `report` gets a line per step.
+        trained parameters are submitted, and the result (of the first rank) is loaded into
+        `model`. Where a round publishes no model, training starts from the parameters that `model`
+        has. For a round that has an upload of this client already, from before a restart, `train`
+        is not called. `report` gets a line per step.
 
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or

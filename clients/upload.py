@@ -82,7 +82,7 @@ def split(values: NDArray[Any], current: Round) -> tuple[ShareHalf, ShareHalf]:
     Clients with an even index send the seed to S0, the others to S1, so that both servers' links
     carry the same load.
     """
-    seeded, rest = share.split(values, current.params.width, xor=current.params.xor_shared)
+    seeded, rest = share.split(values, current.params.share_bits, xor=current.params.xor_shared)
     seed, words = (
         ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)),
         ShareHalf("words", rest.packed),

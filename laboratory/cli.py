@@ -1,6 +1,6 @@
 """The verbs `init` and `train`, which need the extra `[train]` for the networks known here.
 
-What a verb needs is imported when it runs: --help needs nothing.
+A verb imports PyTorch when it runs, so that --help works without it.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def _add_init(subparsers: "Verbs") -> None:
         nargs="?",
         choices=list(dict.fromkeys([*MODELS, *SOURCES])),
         metavar="NETWORK",
-        help=f"{', '.join(MODELS)}, or a data set for its own: "
+        help=f"{', '.join(MODELS)}; or a data set, which stands for its own network: "
         + ", ".join(
             f"{source.name} is {source.model}"
             for source in SOURCES.values()
@@ -53,7 +53,7 @@ def _add_init(subparsers: "Verbs") -> None:
         "that returns a model",
     )
     verb.add_argument(
-        "--seed", type=int, default=1, help="of the initialisation (default: %(default)s)"
+        "--seed", type=int, default=1, help="seed of the initialisation (default: %(default)s)"
     )
     verb.set_defaults(run=_init)
 
@@ -82,7 +82,8 @@ def _add_train(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "train",
         help="take part in every round with a PyTorch worker",
-        description="Receive each round's model, train it on this client's images, submit, wait for the next.",
+        description="Receive each round's model, train it on this client's images, submit the "
+        "update, and wait for the next round.",
     )
     add_worker_options(verb)
     verb.set_defaults(run=_train)

@@ -1,4 +1,4 @@
-"""Start S0 and S1 on this machine as child processes, and wait for what they compute."""
+"""Both servers as child processes on this machine: start them, and wait for their results."""
 
 import time
 from collections.abc import Callable
@@ -12,19 +12,22 @@ from securemedian.clients.config import ClientConfig
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable
 
-# for both servers: the first start compiles the kernels
+# for both servers to be ready: the first start compiles the kernels
 START_LIMIT_S = 300.0
+# for one answer while the servers start
 PROBE_S = 2.0
+# between two looks at a server's state
 POLL_S = 0.1
 
-# is called with S0's status while a round lasts
+# called with S0's status again and again while a round lasts
 ShowStatus = Callable[[dict[str, Any]], None]
 
 
 def start(processes: Processes, directory: Path) -> None:
     """Start both servers with what `keygen` wrote to `directory`, and wait until they are linked.
 
-    Raises ServerUnreachable if they are not within START_LIMIT_S.
+    Raises ServerUnreachable if that takes longer than START_LIMIT_S, and SecureMedianError if a
+    process ends by itself.
     """
     for server in ("s0", "s1"):
         processes.start(server, "securemedian", "serve", str(directory / f"{server}.toml"))
@@ -50,9 +53,9 @@ def _linked(coordinator: Coordinator) -> bool:
 def until_published(
     processes: Processes, coordinator: Coordinator, round_id: str, show: ShowStatus
 ) -> dict[str, Any]:
-    """Return S0's last status of a round, once it is published.
+    """Wait until a round is published, and return S0's last status of it.
 
-    Raises RoundFailed, which says why there is no result.
+    Raises RoundFailed, with the servers' reason, if the round has no result.
     """
     # bounded: the servers end every round within its limits, and a dead server ends the loop
     while True:

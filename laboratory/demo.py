@@ -1,5 +1,6 @@
-"""The verb `demo`: both servers and several clients train a real model on this machine, and every
-result is checked.
+"""The verb `demo`, which trains a real model on this machine and checks every result.
+
+Both servers and several clients are processes of their own.
 """
 
 import argparse
@@ -8,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,28 +32,42 @@ from securemedian.mpc.ranges.registry import policy_from
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from securemedian.laboratory.training_run import Figures, Scenario
+    from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-ROUND_LIMIT_S = 300.0  # for all uploads of a round
+# for all uploads of a round
+ROUND_LIMIT_S = 300.0
 
 
 def add_verbs(verbs: "Verbs") -> None:
     """Add `demo` to the `securemedian` command."""
     verb = verbs.add_parser(
         "demo",
-        help="see all of it at work on this machine",
+        help="see the whole service at work on this machine",
         description=(
-            "Start S0, S1 and the clients' workers as separate processes on this machine, train a model with secure "
-            "medians, and compare every result with the same computation in the clear. Trains on MNIST or CIFAR-10 "
-            "with --data, else on scikit-learn's 8x8 digits."
+            "Start S0, S1 and the clients' workers as separate processes on this machine, train a "
+            "model with secure medians, and compare every result with the same computation in the "
+            "clear. The images are MNIST or CIFAR-10 with --data, otherwise scikit-learn's 8x8 "
+            "digits."
         ),
     )
-    verb.add_argument("--clients", type=int, default=3, metavar="N", help="(default: %(default)s)")
-    verb.add_argument("--rounds", type=int, default=8, metavar="T", help="(default: %(default)s)")
+    verb.add_argument(
+        "--clients",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how many clients take part (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--rounds",
+        type=int,
+        default=8,
+        metavar="T",
+        help="how many rounds to train (default: %(default)s)",
+    )
     add_method(verb)
-    # the demo compares the servers' result with that of clients who weigh the same
+    # in the demo all clients weigh the same, and S0 publishes the result to be compared
     add_method_options(verb, leave_out=("weights", "weight_cap", "result_to"))
     add_range_options(verb)
     add_data_options(verb)
@@ -68,9 +82,9 @@ def add_verbs(verbs: "Verbs") -> None:
     verb.add_argument(
         "--baselines",
         action="store_true",
-        help="train the plain mean and the plain median on trajectories of their own, too",
+        help="also train with the plain mean and with the plain median, from the same start",
     )
-    verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     verb.set_defaults(run=_demo)
 
 
@@ -83,12 +97,12 @@ def _demo(options: argparse.Namespace) -> None:
     models.use_one_thread()
     if options.json:
         files.check_writable(options.json)
-    plan, console = _plan(options), Console()
-    # unwinds, so that the processes started here are ended then, too
+    scenario, console = _scenario(options), Console()
+    # SIGTERM unwinds the stack, so that the processes started here are ended
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     directory = Path(tempfile.mkdtemp(prefix="securemedian-demo-"))
     try:
-        report = _run(plan, options.rounds, options.baselines, directory, console)
+        report = _run(scenario, options.rounds, options.baselines, directory, console)
     except BaseException:
         print(
             f"keys, updates and the logs of all processes are left in {directory}", file=sys.stderr
@@ -100,11 +114,12 @@ def _demo(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if not report["matches_plaintext"]:
         raise SecureMedianError(
-            "some results DIFFER from the ones computed in the clear: this is a defect, please report it"
+            "some results DIFFER from those computed in the clear: this is a defect, "
+            "please report it"
         )
 
 
-def _plan(options: argparse.Namespace) -> "Scenario":
+def _scenario(options: argparse.Namespace) -> "Scenario":
     from securemedian.laboratory import data, models
     from securemedian.laboratory.training_run import Scenario
 
@@ -122,7 +137,7 @@ def _plan(options: argparse.Namespace) -> "Scenario":
         params=round_params(
             options, dim=dim, max_clients=options.clients, deadline_s=ROUND_LIMIT_S
         ),
-        range=range_policy(options),
+        policy=range_policy(options),
         fault=fault(options),
         faulty=options.faulty,
         model=model,
@@ -131,54 +146,58 @@ def _plan(options: argparse.Namespace) -> "Scenario":
 
 
 def _run(
-    plan: "Scenario", rounds: int, baselines: bool, directory: Path, console: "Console"
+    scenario: "Scenario", rounds: int, baselines: bool, directory: Path, console: "Console"
 ) -> dict[str, Any]:
-    """All rounds and, if wanted, the baselines."""
+    """Run all rounds and, if wanted, the baselines, and return the report."""
     from securemedian.laboratory import plaintext, training_run
-    from securemedian.laboratory.show import Board
+    from securemedian.laboratory.show import DemoBoard
 
-    with Board(console, plan, rounds) as board, training_run.running(plan, directory) as running:
-        figures = []
+    with (
+        DemoBoard(console, scenario, rounds) as board,
+        training_run.running(scenario, directory) as running,
+    ):
+        measured = []
         for _ in range(rounds):
-            figures.append(running.round(board.watch))
-            board.add(figures[-1])
+            measured.append(running.run_round(board.watch))
+            board.add(measured[-1])
     curves = {}
     for name, combine in (
         {"mean": plaintext.mean, "median": plaintext.median}.items() if baselines else ()
     ):
         with console.status(f"training with the plain {name}, for comparison"):
-            curves[name] = training_run.baseline(plan, rounds, combine)
-    return _report(plan, figures, curves)
+            curves[name] = training_run.baseline(scenario, rounds, combine)
+    return _report(scenario, measured, curves)
 
 
 def _report(
-    plan: "Scenario", figures: "list[Figures]", curves: dict[str, list[float]]
+    scenario: "Scenario", measured: "list[MeasuredRound]", curves: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """Everything measured, as the JSON has it."""
-    last = figures[-1]
-    to_s1, to_s0 = sum(f.bytes_s0_to_s1 for f in figures), sum(f.bytes_s1_to_s0 for f in figures)
-    learnt = f"the result ({plan.params.method.opened}), and nothing else"
+    """Return everything that was measured, as --json writes it."""
+    last = measured[-1]
+    to_s1 = sum(one.bytes_s0_to_s1 for one in measured)
+    to_s0 = sum(one.bytes_s1_to_s0 for one in measured)
+    learnt = f"the result ({scenario.params.method.opened}), and nothing else"
     return {
         "settings": {
-            "data": plan.data.name,
-            "clients": plan.clients,
-            "images": len(plan.trainer(0).labels),
-            "seed": plan.seed,
-            "model": plan.model.name,
-            "split": plan.split,
-            "fault": plan.fault.name,
-            "fault_from": plan.fault.first,
-            "faulty": plan.faulty,
-            "params": plan.params.to_dict(),
-            "range": (plan.range or policy_from({})).to_dict(),
+            "data": scenario.data.name,
+            "clients": scenario.clients,
+            "images": len(scenario.trainer(0).labels),
+            "seed": scenario.seed,
+            "model": scenario.model.name,
+            "split": scenario.split,
+            "fault": scenario.fault.name,
+            "fault_from": scenario.fault.first,
+            "faulty": scenario.faulty,
+            "params": scenario.params.to_dict(),
+            "range": (scenario.policy or policy_from({})).to_dict(),
         },
-        "rounds": [asdict(f) for f in figures],
+        "rounds": [one.to_dict() for one in measured],
         "final": {
             "secure": last.accuracy,
             "plain_mean": last.plain_mean,
             "plain_median": last.plain_median,
         },
-        "matches_plaintext": all(f.matches_plaintext for f in figures),
+        "matches_plaintext": all(one.matches_plaintext for one in measured),
         "baselines": curves,
         "servers": {
             "s0": {"bytes_sent": to_s1, "bytes_received": to_s0, "learnt": learnt},

@@ -1,4 +1,4 @@
-"""The options of everything that trains: what is trained, on which images, and which clients misbehave."""
+"""The options of every verb that trains: the model, the images, and which clients misbehave."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a client trains, on what, and from which seed."""
+    """Add the options that say what a client trains, on which images, and from which seed."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -24,13 +24,13 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         "(default: scikit-learn's 8x8 digits)",
     )
     parser.add_argument(
-        "--network", choices=MODELS, help="the model that is trained (default: the data's own)"
+        "--network", choices=MODELS, help="the network to train (default: the data set's own)"
     )
     parser.add_argument(
         "--images",
         type=int,
         metavar="N",
-        help="training images of each client (default: all, divided evenly)",
+        help="training images per client (default: all, divided evenly)",
     )
     parser.add_argument(
         "--split",
@@ -42,12 +42,12 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         default=1,
-        help="of the start model, the split and the training (default: %(default)s)",
+        help="seed of the start model, the split and the training (default: %(default)s)",
     )
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
-    """Add what one client's worker is told: its configuration, its data, its part and its rounds."""
+    """Add the options of one client's worker: its configuration, data, part and rounds."""
     parser.add_argument("config", help="this client's client.toml")
     add_data_options(parser)
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fault_options(parser: argparse.ArgumentParser) -> None:
-    """Add which fault a client of the laboratory has, and from which round on."""
+    """Add the options that say which fault a client has, and from which round on."""
     parser.add_argument(
         "--fault",
         choices=ATTACKS,
@@ -95,7 +95,7 @@ def fault(options: argparse.Namespace) -> Attack:
 
 
 def network(options: argparse.Namespace, data: "Dataset") -> "Model":
-    """Return the model that the options name, or else the one of the data set."""
+    """Return the model that the options name, or the data set's own if they name none."""
     return MODELS[options.network or SOURCES[data.name].model]
 
 

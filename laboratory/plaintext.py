@@ -1,4 +1,4 @@
-"""What a round computes, in the clear, to compare results with; and the yardsticks of robustness."""
+"""A round's result computed in the clear, to compare with, and two plain yardsticks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +18,10 @@ def published(
     width: NDArray[np.float32] | None,
     weights: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
-    """Return the results (ranks, d) that a round must publish for the updates (n, d) of the
-    included clients, which weigh `weights`, given the model and range it started from.
+    """Return the results that a round must publish, of shape (ranks, d).
+
+    `updates` (n, d) are those of the included clients, `weights` their weights (1 each if None),
+    and `model` and `width` the model and the bucket range that the round started from.
     """
     results = params.method.in_the_clear(
         updates, weights or [1] * len(updates), Published(model, width), params.max_clients
@@ -28,10 +30,10 @@ def published(
 
 
 def mean(updates: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the plain average, which one faulty client can move at will."""
+    """Return the mean of the updates (n, d), which one faulty client can move at will."""
     return np.asarray(updates.mean(axis=0, dtype=np.float64), np.float32)
 
 
 def median(updates: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the exact lower median of each coordinate."""
+    """Return the exact lower median of each coordinate of the updates (n, d)."""
     return np.asarray(np.sort(updates, axis=0)[ring.median_rank(len(updates)) - 1], np.float32)

@@ -1,4 +1,7 @@
-"""Plots as PNG and SVG. Lines are told apart without colour: by dash pattern, marker and lightness."""
+"""Plots as PNG and SVG files.
+
+Lines can be told apart without colour: by dash pattern, marker and lightness.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -8,12 +11,16 @@ from typing import Any
 
 from securemedian.mpc.errors import ConfigError
 
+# width and height
 PANEL_INCHES = (4.6, 3.6)
-COLUMNS = 3  # panels side by side
-MARKS = 12  # of a line, at most: every point of a long one would hide its dashes
-TITLE_LETTERS = 11  # in an inch
+# panels side by side, at most
+COLUMNS = 3
+# markers per line, at most: one at every point of a long line would hide its dashes
+MARKS = 12
+# letters of a title per inch
+TITLE_LETTERS = 11
 
-# from dark to light, so that neighbours differ in grey, too
+# colour, dash pattern and marker; from dark to light, so that neighbours also differ in grey
 _STYLES: tuple[tuple[str, Any, str], ...] = (
     ("#1b1b4b", "-", "o"),
     ("#8c2d04", (0, (6, 2)), "s"),
@@ -30,7 +37,10 @@ _STYLES: tuple[tuple[str, Any, str], ...] = (
 
 @dataclass(frozen=True)
 class Line:
-    """`low` and `high` bound a band around `y`, over seeds, say."""
+    """A labelled curve through the points (x, y).
+
+    `low` and `high` bound a band around `y`, for example over several seeds.
+    """
 
     label: str
     x: Sequence[float]
@@ -41,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. Their labels carry the units."""
+    """One pair of axes with its lines; the labels of the axes carry the units."""
 
     title: str
     x_label: str
@@ -49,32 +59,38 @@ class Panel:
     lines: Sequence[Line]
     log_x: bool = False
     log_y: bool = False
-    x_ticks: Sequence[str] = ()  # what stands at x = 0, 1, .. where x is no number
+    # the labels at x = 0, 1, .. where x is not a number
+    x_ticks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers in rows and columns, each written in a cell as light as its number is high, from 0 to `top`."""
+    """A table of numbers, each in a cell whose lightness grows with it from 0 to `top`."""
 
     x_label: str
     y_label: str
     columns: Sequence[str]
     rows: Sequence[str]
-    values: Sequence[Sequence[float]]  # of a row, of its columns
+    # [row][column]
+    values: Sequence[Sequence[float]]
     top: float = 100.0
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Rows of bars on a logarithmic scale, one of each series, with its number; None leaves one out."""
+    """Rows of bars on a logarithmic scale, with one bar per series and its number next to it.
+
+    None in a series leaves that bar out.
+    """
 
     x_label: str
     rows: Sequence[str]
-    series: Mapping[str, Sequence[float | None]]  # two at most: one filled, one hatched
+    # two at most: the first is drawn filled, the second hatched
+    series: Mapping[str, Sequence[float | None]]
 
 
 def check() -> None:
-    """ConfigError where plots cannot be drawn: to be called before hours of work."""
+    """Raise ConfigError if plots cannot be drawn; call this before hours of work."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -82,7 +98,10 @@ def check() -> None:
 
 
 def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
-    """Write STEM.png and STEM.svg and return both. A label has the same style in every panel, and one legend entry."""
+    """Write panels of lines to STEM.png and STEM.svg, and return both paths.
+
+    A label has the same style in every panel, and one entry in the legend.
+    """
     check()
     from matplotlib.figure import Figure
 
@@ -105,9 +124,8 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     if entries:
-        widest = 0.9 + 0.08 * max(
-            len(label) for label in entries
-        )  # inches of an entry, its line included
+        # inches of the widest entry, its line included
+        widest = 0.9 + 0.08 * max(len(label) for label in entries)
         per_row = max(1, int(PANEL_INCHES[0] * columns / widest))
         figure.legend(
             entries.values(),
@@ -121,7 +139,7 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
 
 
 def save_grid(stem: Path, title: str, grid: Grid) -> list[Path]:
-    """Write STEM.png and STEM.svg and return both."""
+    """Write a grid to STEM.png and STEM.svg, and return both paths."""
     check()
     from matplotlib.figure import Figure
 
@@ -141,7 +159,7 @@ def save_grid(stem: Path, title: str, grid: Grid) -> list[Path]:
 
 
 def save_bars(stem: Path, title: str, bars: Bars) -> list[Path]:
-    """Write STEM.png and STEM.svg and return both."""
+    """Write rows of bars to STEM.png and STEM.svg, and return both paths."""
     check()
     from matplotlib.figure import Figure
 
@@ -178,7 +196,8 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
     for above, line in enumerate(panel.lines):
         colour, dashes, marker = styles[line.label]
         every = -(-len(line.x) // MARKS) if line.x else 1
-        # the later of lines that coincide is thinner and its marks stand elsewhere or are smaller: both are seen
+        # where lines coincide, the later one is thinner and its markers are smaller or stand
+        # elsewhere, so that both can be seen
         weight = max(1.2, 2.8 - 0.5 * above)
         axis.plot(
             line.x,
@@ -199,12 +218,12 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
     elif panel.log_x:
         axis.set_xscale("log")
     elif all(float(x).is_integer() for line in panel.lines for x in line.x):
-        axis.xaxis.get_major_locator().set_params(integer=True)  # there is no round 2.5
+        # there is no round 2.5
+        axis.xaxis.get_major_locator().set_params(integer=True)
     if panel.log_y:
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(
-            LogLocator(subs=(1, 2, 5))
-        )  # a scale of less than a decade has numbers, too
+        # so that a scale of less than a decade has numbers, too
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter(NullFormatter())
     axis.grid(True, color="0.9", linewidth=0.6)
@@ -216,7 +235,7 @@ def _write(figure: Any, stem: Path) -> list[Path]:
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    # the same plot has the same bytes: no date, no random ids in the SVG
+    # no date and no random ids in the SVG, so that the same plot has the same bytes
     with rc_context({"svg.hashsalt": "securemedian"}):
         figure.savefig(paths[0], dpi=110)
         figure.savefig(paths[1], metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Run child processes, each with a log of its own, and end all of them by process id whatever happens."""
+"""Child processes that have a log each and are all ended by process id, whatever happens."""
 
 import subprocess
 import sys
@@ -10,11 +10,12 @@ from typing import Self
 
 from securemedian.mpc.errors import SecureMedianError
 
+# between SIGTERM and SIGKILL
 STOP_LIMIT_S = 15.0
 
 
 class Processes:
-    """Hold the running processes; the end of this context ends them all."""
+    """The running processes, which the end of this context ends."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -33,12 +34,12 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for this process, which ends the others in order
+                # Ctrl-C must reach this process only, which ends the others in order
                 start_new_session=True,
             )
 
     def check(self) -> None:
-        """Raise SecureMedianError with the last line of its log if a process has ended by itself."""
+        """Raise SecureMedianError with the last line of its log if a process has ended."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 last = self._log(name).read_text("utf-8", "replace").strip().rpartition("\n")[2]
@@ -47,7 +48,7 @@ class Processes:
                 )
 
     def stop(self) -> None:
-        """Send SIGTERM to each, and SIGKILL to those still there STOP_LIMIT_S later."""
+        """Send SIGTERM to all processes, and SIGKILL to those still there STOP_LIMIT_S later."""
         self._starter.shutdown()
         for process in self._running.values():
             process.terminate()

@@ -1,4 +1,7 @@
-"""What a benchmark leaves: a table on the terminal, JSON that says on which machine and by which command, a plot."""
+"""The results of a benchmark: a table on the terminal, a JSON file and a plot.
+
+The JSON says on which machine and by which command its figures were measured.
+"""
 
 import json
 import os
@@ -19,11 +22,12 @@ if TYPE_CHECKING:
 
     from securemedian.laboratory.plots import Panel
 
-TABLE_WIDTH = 112  # a narrower terminal folds the lines, which reads better than cut-off figures
+# columns; a narrower terminal folds the lines, which reads better than figures that are cut off
+TABLE_WIDTH = 112
 
 
 def console() -> "Console":
-    """Where tables are printed."""
+    """Return the console to print tables on, which is at least TABLE_WIDTH wide."""
     from rich.console import Console
 
     made = Console()
@@ -34,7 +38,10 @@ def console() -> "Console":
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
 ) -> "Group":
-    """Columns of figures stand to the right, those of words to the left."""
+    """Return a table with its title above and its note below.
+
+    Columns of figures are aligned to the right, columns of words to the left.
+    """
     from rich.console import Group
     from rich.table import Table
 
@@ -54,7 +61,7 @@ def show(
     rows: Sequence[Sequence[str]],
     markdown: bool,
 ) -> None:
-    """Print a table, or with `markdown` one to paste."""
+    """Print a table; with `markdown`, print it as Markdown to paste elsewhere."""
     if not markdown:
         console.print(table(title, columns, rows))
         return
@@ -65,17 +72,20 @@ def show(
 
 
 def figure(value: float | None) -> str:
-    """Three digits."""
+    """Return a figure with three significant digits, or an empty text for None."""
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def megabytes(result: Mapping[str, Any]) -> float:
-    """Of both directions, everything counted."""
+    """Return the megabytes of both directions together, preprocessing included."""
     return float(result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / 1e6
 
 
 def check_writable(path: Path) -> Path:
-    """Make the folder of a file that will be written after minutes of work; ConfigError where that cannot be."""
+    """Make the folder of a file that will be written after minutes of work, and return its path.
+
+    Raises ConfigError if the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
@@ -86,7 +96,10 @@ def check_writable(path: Path) -> Path:
 
 
 def prepare(stem: Path) -> Path:
-    """The JSON file of a figure, once it is sure that this and the plot can be made."""
+    """Return the path of a figure's JSON file.
+
+    Raises ConfigError if that file cannot be written or no plot can be drawn.
+    """
     from securemedian.laboratory import plots
 
     plots.check()
@@ -96,7 +109,7 @@ def prepare(stem: Path) -> Path:
 def save(
     path: Path, settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]], **more: Any
 ) -> None:
-    """Write the points of a figure, with all that is needed to make them again."""
+    """Write the points of a figure, with everything that is needed to measure them again."""
     content = {
         "command": shlex.join(["securemedian", *sys.argv[1:]]),
         "machine": machine() | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
@@ -108,14 +121,14 @@ def save(
 
 
 def draw(stem: Path, title: str, panels: "Sequence[Panel]") -> str:
-    """Save a plot; says where."""
+    """Save a plot, and return a text that says where."""
     from securemedian.laboratory import plots
 
     return " and ".join(str(path) for path in plots.save(stem, title, panels))
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """Return what figures depend on: the processor, its cores, and the versions in use."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0))

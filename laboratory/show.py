@@ -1,6 +1,4 @@
-"""What the demo looks like in a terminal: a table that grows with the rounds, and what came of it
-at the end.
-"""
+"""The demo in a terminal: a table that grows with the rounds, and a summary at the end."""
 
 from typing import Any
 
@@ -9,25 +7,26 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from securemedian.laboratory.training_run import Figures, Scenario
+from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
 
-class Board(Live):
+class DemoBoard(Live):
     """The live table of rounds, with a line below it that says what is going on."""
 
-    def __init__(self, console: Console, plan: Scenario, rounds: int) -> None:
+    def __init__(self, console: Console, scenario: Scenario, rounds: int) -> None:
         super().__init__(console=console, refresh_per_second=8)
         self._rounds, self._done = rounds, 0
-        params = plan.params
-        fault = (
-            f", {plan.faulty} with {plan.fault.name} from round {plan.fault.first}"
-            if plan.fault.name != "none" and plan.faulty
+        params, fault = scenario.params, scenario.fault
+        misbehaving = (
+            f", {scenario.faulty} with {fault.name} from round {fault.first}"
+            if fault.name != "none" and scenario.faulty
             else ""
         )
         self._table = Table(
-            title=f"{plan.data.name}: {plan.clients} clients{fault}; {params.method.label}; {params.dim:,} parameters",
-            caption="seconds: the whole round; ahead: of it the servers' work while clients train; "
-            "run: once all updates are in",
+            title=f"{scenario.data.name}: {scenario.clients} clients{misbehaving}; "
+            f"{params.method.label}; {params.dim:,} parameters",
+            caption="seconds: the whole round. Of these, ahead: the servers' work while clients "
+            "train; run: their work once all updates are in",
         )
         for heading in (
             "round",
@@ -45,41 +44,44 @@ class Board(Live):
     def stop(self) -> None:
         super().stop()
         if not self.console.is_terminal:
-            self.console.print()  # rich leaves the last line without its end there
+            # rich does not end the last line in a file or a pipe
+            self.console.print()
 
     def say(self, line: str) -> None:
+        """Show a line below the table."""
         self.update(Group(self._table, Text(line, style="dim")))
 
     def watch(self, status: dict[str, Any]) -> None:
-        """Show where the round in hand is."""
+        """Show how far the current round is, from S0's status."""
         here = sum(where == "both" for where in status["clients"].values())
         done, total = status["progress"]
         phase = f", {status['phase']}" if status["phase"] else ""
         progress = f" {done / total:.0%}" if total else ""
         uploads = f"{here} of {len(status['clients'])} clients at both servers"
         self.say(
-            f"round {self._done + 1} of {self._rounds}: {status['state']}{phase}{progress}; {uploads}"
+            f"round {self._done + 1} of {self._rounds}: "
+            f"{status['state']}{phase}{progress}; {uploads}"
         )
 
-    def add(self, figures: Figures) -> None:
-        """A round is finished."""
+    def add(self, measured: MeasuredRound) -> None:
+        """Add the row of a finished round."""
         self._done += 1
         self._table.add_row(
-            str(figures.round),
-            f"{figures.accuracy:.2%}",
-            f"{figures.seconds:.1f}",
-            f"{figures.ahead_seconds:.2f}",
-            f"{figures.protocol_seconds:.2f}",
-            megabytes(figures.bytes_s0_to_s1),
-            megabytes(figures.bytes_s1_to_s0),
-            "yes" if figures.matches_plaintext else "[bold red]NO",
+            str(measured.number),
+            f"{measured.accuracy:.2%}",
+            f"{measured.seconds:.1f}",
+            f"{measured.ahead_seconds:.2f}",
+            f"{measured.protocol_seconds:.2f}",
+            megabytes(measured.bytes_s0_to_s1),
+            megabytes(measured.bytes_s1_to_s0),
+            "yes" if measured.matches_plaintext else "[bold red]NO",
         )
         if self._done == self._rounds:
             self.update(self._table)
 
 
 def summary(report: dict[str, Any]) -> Group:
-    """The final accuracies, and what each server sent, received and learnt."""
+    """Return tables of the final accuracies and of what each server sent, received and learnt."""
     accuracies = Table(title="test accuracy at the end")
     accuracies.add_column("aggregate")
     accuracies.add_column("accuracy", justify="right")
@@ -115,4 +117,5 @@ def summary(report: dict[str, Any]) -> Group:
 
 
 def megabytes(count: int) -> str:
+    """Return a number of bytes as a text in MB."""
     return f"{count / 1e6:.2f} MB"

@@ -1,4 +1,4 @@
-"""Run and measure a training run over real processes.
+"""A training run over real processes, measured round by round.
 
 Both servers and the clients' workers are child processes; this process is the coordinator.
 """
@@ -6,7 +6,7 @@ Both servers and the clients' workers are child processes; this process is the c
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,17 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.scripts import keygen
 
-# never a verb of the command: it records updates in the clear
+# this module is no verb of the command because it records updates in the clear
 WORKER = "securemedian.laboratory.worker"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Say what is trained, by whom, and which clients misbehave: the last `faulty` ones.
+    """What is trained, by how many clients, and how many of them misbehave.
 
     `directory` is where `data` was read from, None for the digits. `images` is the number of images
-    per client, None for all there are.
+    per client, None for all there are. The last `faulty` clients have the fault `fault`. `policy`
+    is None for the default one.
     """
 
     data: Dataset
@@ -43,7 +44,7 @@ class Scenario:
     images: int | None
     seed: int
     params: RoundParams
-    range: RangePolicy | None
+    policy: RangePolicy | None
     fault: Attack
     faulty: int
     model: models.Model
@@ -52,16 +53,18 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 0 <= self.faulty <= self.clients:
             raise ConfigError(
-                f"--faulty must be from 0 to the number of clients, {self.clients}, not {self.faulty}"
+                f"--faulty must be from 0 to {self.clients}, the number of clients, "
+                f"not {self.faulty}"
             )
-        # raises now what it would raise in a worker
+        # raises here what it would raise in a worker
         self.trainer(0)
 
     def fault_of(self, index: int) -> Attack:
+        """Return the fault of client `index` (0-based)."""
         return self.fault if index >= self.clients - self.faulty else NO_ATTACK
 
     def trainer(self, index: int) -> Trainer:
-        """Return what client `index`'s worker trains with."""
+        """Return the trainer that the worker of client `index` (0-based) runs."""
         return Trainer.of_part(
             self.data,
             index,
@@ -74,21 +77,23 @@ class Scenario:
         )
 
     def accuracy(self, model: NDArray[Any]) -> float:
+        """Return a model's accuracy on the test images."""
         return models.accuracy(self.model, model, self.data.test_images, self.data.test_labels)
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Hold what was measured in one round.
+class MeasuredRound:
+    """What was measured in one round.
 
-    `accuracy` is the published model's on the test images, `plain_mean` and `plain_median` those of
-    the same updates' mean and exact median. `matches_plaintext` says whether the published float32
-    vector equals the one computed in the clear, bit by bit. `seconds` runs from opening to
-    publishing, training included; `protocol_seconds` once the uploads were in; `ahead_seconds`
-    before that, for correlations made while the clients trained.
+    `accuracy` is that of the published model on the test images; `plain_mean` and `plain_median`
+    are the accuracies of the mean and of the exact median of the same updates. `matches_plaintext`
+    says whether the published float32 vector equals the one computed in the clear, bit by bit.
+    `seconds` are those from opening to publishing, training included; `protocol_seconds` are the
+    servers' once the uploads were in, and `ahead_seconds` theirs before that, for correlations made
+    while the clients trained.
     """
 
-    round: int
+    number: int
     accuracy: float
     plain_mean: float
     plain_median: float
@@ -102,24 +107,29 @@ class Figures:
     included: list[str]
     left_out: dict[str, str]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as the demo's JSON has them, with the number under "round"."""
+        figures = asdict(self)
+        return {"round": figures.pop("number"), **figures}
+
 
 class TrainingRun:
-    """Hold the running processes of a scenario; `round` runs one round."""
+    """The running processes of a scenario; `run_round` runs one round with them."""
 
     def __init__(
         self, scenario: Scenario, directory: Path, processes: Processes, coordinator: Coordinator
     ) -> None:
         self._scenario, self._directory = scenario, directory
         self._processes, self._coordinator = processes, coordinator
-        # sent with the first round
+        # the start model, which is sent with the first round and then forgotten
         self._start: NDArray[np.float32] | None = models.start(scenario.model, scenario.seed)
 
-    def round(self, show: ShowStatus) -> Figures:
+    def run_round(self, show: ShowStatus) -> MeasuredRound:
         """Open a round, wait for its result, and compare it with what the workers recorded."""
         began = time.monotonic()
         scenario = self._scenario
         round_id = self._coordinator.open(
-            scenario.params, self._start, scenario.range if self._start is not None else None
+            scenario.params, self._start, scenario.policy if self._start is not None else None
         )
         self._start = None
         before, width = self._coordinator.model(round_id)
@@ -134,8 +144,8 @@ class TrainingRun:
         )
         accuracy = scenario.accuracy
         cost = status["cost"]
-        return Figures(
-            round=status["number"],
+        return MeasuredRound(
+            number=status["number"],
             accuracy=accuracy(results[0]),
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
@@ -155,7 +165,10 @@ class TrainingRun:
 
 @contextmanager
 def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
-    """Start all processes, with keys, logs and recorded updates in `directory`, and end them after."""
+    """Run the processes of a scenario while the context is open.
+
+    Their keys, logs and recorded updates are written to `directory`.
+    """
     keygen.make_all(
         directory, scenario.clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
     )
@@ -168,7 +181,7 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
 
 def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[str]:
-    """Return what one client's worker is started with."""
+    """Return the command-line arguments of one client's worker."""
     fault = scenario.fault_of(index)
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]
@@ -184,9 +197,10 @@ def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[
 def baseline(
     scenario: Scenario, rounds: int, combine: Callable[[NDArray[Any]], NDArray[np.float32]]
 ) -> list[float]:
-    """Return the accuracies of training without any protection, on a trajectory of its own.
+    """Return the accuracy after each round of a training without any protection.
 
-    Start, seeds and faults are the same.
+    Start model, seeds and faults are those of the scenario, but each round trains from the result
+    of `combine`, so that this training takes a trajectory of its own.
     """
     model = models.start(scenario.model, scenario.seed)
     trainers = [scenario.trainer(index) for index in range(scenario.clients)]

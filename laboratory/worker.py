@@ -1,7 +1,7 @@
-"""Train as a client: receive each round's model, train on one's own images, submit, wait for the next.
+"""A client that trains: it receives each round's model, trains on its own images and submits.
 
 `run` is what `securemedian train` does. `main` does the same for clients of the laboratory, which
-may misbehave and write down what they send.
+may misbehave and which record what they send.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from securemedian.mpc.errors import ConfigError, SecureMedianError
 
 @dataclass(frozen=True)
 class Trainer:
-    """Hold one client's images and how it trains on them.
+    """One client's images, and how it trains on them.
 
-    The same values give the same updates, whoever runs it. `seed` is the training run's and the
-    client's index.
+    The same values give the same updates, whoever runs them. `seed` is the pair of the training
+    run's seed and the client's index.
     """
 
     model: models.Model
@@ -54,9 +54,10 @@ class Trainer:
         how: str = "iid",
         model: models.Model | None = None,
     ) -> Self:
-        """Return client `index` (0-based) of `parts`, with its part of the images split as `how` says.
+        """Return the trainer of client `index` (0-based) of `parts`.
 
-        The model is by default the data set's own. Raises ConfigError if there is no such part.
+        The images are split among the clients as `how` says (`data.split`). The model is by default
+        the data set's own. Raises ConfigError if there is no such part.
         """
         if not 0 <= index < parts:
             raise ConfigError(f"there is no part {index + 1} of {parts}: parts are counted from 1")
@@ -66,9 +67,9 @@ class Trainer:
         return cls(model, data.images[mine], data.labels[mine], (seed, index), attack)
 
     def update(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """Return the parameters that this client sends in round `number`, trained from `start`.
+        """Return the parameters (d,) that this client sends in round `number` after `start`.
 
-        An attack of a single client sees no other client's update.
+        If the client attacks, it does so alone: it sees no other client's update.
         """
         rng = self._rng(number)
         trained = self._train(start, number, rng)
@@ -79,7 +80,7 @@ class Trainer:
         )[0]
 
     def trained(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """Return what this client has before an attack makes something else of it."""
+        """Return the parameters (d,) that this client trained, before any attack changes them."""
         return self._train(start, number, self._rng(number))
 
     def _rng(self, number: int) -> np.random.Generator:
@@ -115,12 +116,13 @@ def trainer(options: argparse.Namespace, attack: Attack = NO_ATTACK) -> Trainer:
 def run(
     client: Client, trainer: Trainer, rounds: int | None = None, record: Path | None = None
 ) -> None:
-    """Take part in `rounds` rounds, or in all that come, and report a submission that goes wrong.
+    """Take part in `rounds` rounds, or in all that come if None.
 
-    `record` is for the laboratory alone: a directory that receives every update IN THE CLEAR as
-    round-NUMBER-NAME.npy, to compare results with. Not for private data.
+    A submission that fails is printed, and the worker goes on to the next round. `record` is for
+    the laboratory alone: a directory that receives every update IN THE CLEAR as
+    round-NUMBER-NAME.npy, to compare results with. Never use it with private data.
     """
-    # the last result, where only the clients know it
+    # the last result, if only the clients know it
     private: NDArray[Any] | None = None
     for _ in itertools.count() if rounds is None else range(rounds):
         current = client.wait_for_round()
@@ -158,7 +160,8 @@ def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> N
 def main() -> None:
     """Train as a client of the laboratory, which may misbehave and whose updates are recorded.
 
-    No verb of the command: the demo starts it as `python -m securemedian.laboratory.worker`.
+    This is no verb of the command: the demo starts it as
+    `python -m securemedian.laboratory.worker`.
     """
     parser = argparse.ArgumentParser(
         prog="python -m securemedian.laboratory.worker",

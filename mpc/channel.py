@@ -30,17 +30,23 @@ _POSITION = struct.Struct("<II")
 
 
 class Link(Protocol):
-    """Anything that moves frames to the other party, in order.
+    """Anything that moves frames to the other party, in order."""
 
-    `recv` waits for a bounded time. It raises ChannelTimeout when the time is over, and
-    ChannelClosed when the other end is gone.
-    """
+    def send(self, parts: Sequence[wire.Part]) -> None:
+        """Send a frame, without waiting for the receiver."""
+        ...
 
-    def send(self, parts: Sequence[wire.Part]) -> None: ...
+    def recv(self) -> Sequence[wire.Part]:
+        """Return the next frame.
 
-    def recv(self) -> Sequence[wire.Part]: ...
+        Waits for a bounded time. Raises ChannelTimeout when the time is over, and ChannelClosed
+        when the other end is gone.
+        """
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close this end, so that the other end's `recv` raises ChannelClosed."""
+        ...
 
 
 @dataclass

@@ -67,9 +67,9 @@ class RoundParams:
         return self.method.layout(self.dim, self.max_clients)
 
     @property
-    def width(self) -> int:
+    def share_bits(self) -> int:
         """Return the bits of one shared value."""
-        return self.method.width_for(self.max_clients)
+        return self.method.share_bits_for(self.max_clients)
 
     @property
     def xor_shared(self) -> bool:

@@ -8,7 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -80,8 +80,7 @@ class Outcome:
     """The result of a round and its cost."""
 
     # (results, dim): what the servers learn, or with result_to = "clients" this party's shares
-
-    values: Result
+    values: Result = field(repr=False)
     cost: Cost
 
 

@@ -19,7 +19,7 @@ VERBS = {
         "securemedian.servers.cli",
         "securemedian.clients.cli",
         "securemedian.laboratory.cli",
-        "securemedian.benchmarks.plan",
+        "securemedian.benchmarks.forecast",
     ),
     "the laboratory, on one machine and with no private data": (
         "securemedian.laboratory.demo",

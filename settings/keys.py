@@ -33,7 +33,8 @@ def load_keys(path: str | Path) -> KeyPair:
         )
     try:
         public, secret = zmq.auth.load_certificate(path)
-    except ValueError as error:
+    # pyzmq reports a name without a value by the latter
+    except (ValueError, IndexError) as error:
         raise ConfigError(f"{path} is not a key file of `securemedian keygen`: {error}") from error
     if secret is None:
         raise ConfigError(f"{path} holds a public key alone: name the .key_secret file next to it")

@@ -1,5 +1,6 @@
-"""Real daemons for tests: two processes with fresh keys and free ports in a temporary folder, and raw requests to them.
-Every wait has a limit.
+"""Real daemons for tests, and raw requests to them.
+
+They are two processes with fresh keys and free ports in a temporary folder. Every wait has a limit.
 """
 
 import itertools
@@ -30,7 +31,8 @@ from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
 from securemedian.settings.keys import KeyPair, load_keys
 
-START_S = 240.0  # the first start compiles
+# the first start compiles
+START_S = 240.0
 WAIT_S = 60.0
 ROOT = Path(__file__).parent.parent
 
@@ -45,7 +47,7 @@ SETTINGS = {
 
 
 def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
-    """The first true value of `condition`."""
+    """Return the first true value of `condition`."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if value := condition():
@@ -194,7 +196,7 @@ class Pair:
             process.kill()
 
     def events(self, server: str) -> list[dict[str, Any]]:
-        """What a server has logged."""
+        """Return what a server has logged."""
         log = self._log(server)
         lines = log.read_text().splitlines() if log.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
@@ -238,7 +240,7 @@ class Pair:
     def open(
         self,
         model: NDArray[np.float32] | None = None,
-        range: Mapping[str, Any] | None = None,
+        bucket_range: Mapping[str, Any] | None = None,
         reset: bool = False,
         **params: Any,
     ) -> str:
@@ -246,20 +248,20 @@ class Pair:
         arrays = {} if model is None else {"model": model}
         return (
             self.caller("coordinator", "s0")
-            .ask("open", arrays, params=params, range=dict(range or {}), reset=reset)
+            .ask("open", arrays, params=params, range=dict(bucket_range or {}), reset=reset)
             .fields["round"]
         )
 
     def submit(
         self, name: str, values: NDArray[np.float32], to: Sequence[str] = ("s0", "s1")
     ) -> None:
-        """An honest upload for the latest round."""
+        """Send an honest upload for the latest round."""
         current = self.caller(name, "s0").ask("round").fields
         params = RoundParams.from_dict(current["params"])
         valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
         published = Published(valid.get("model"), valid.get("range"))
         shared = params.method.encode(values, params.max_clients, published)
-        seeded, words = share.split(shared, params.width, xor=params.xor_shared)
+        seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
         uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]
         for server in to:
             form, array = uploads[(int(server[1]) + current["index"]) % 2]
@@ -270,7 +272,7 @@ class Pair:
         return self.caller("coordinator", server).ask("status", round=round_id).fields
 
     def wait(self, state: str, server: str = "s0") -> dict[str, Any]:
-        """The status once the latest round is in `state`."""
+        """Return the status once the latest round is in `state`."""
 
         def reached() -> dict[str, Any] | None:
             status = self.status(server)
@@ -290,7 +292,7 @@ class Pair:
         return wait_until(reached)
 
     def result(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
-        """The published model, or the value that the clients put together from both shares."""
+        """Return the published model, or what the clients put together from both shares."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
         if reply.fields["form"] == "model":
             return reply.arrays["results"][0]

@@ -1,4 +1,7 @@
-"""Slow, plain definitions that the fast code is tested against. Python integers and numpy only; nothing of mpc."""
+"""Slow, plain definitions that the fast code is tested against.
+
+They use Python integers and numpy, and nothing of mpc.
+"""
 
 import math
 from fractions import Fraction
@@ -23,7 +26,7 @@ def fold(leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def columns(rows: np.ndarray) -> np.ndarray:
-    """(128, w) bit rows to one (low, high) pair of words a column."""
+    """Turn (128, w) bit rows into one (low, high) pair of words per column."""
     bits = np.unpackbits(
         np.ascontiguousarray(rows).view(np.uint8), axis=1, bitorder="little"
     ).reshape(128, -1)
@@ -50,7 +53,7 @@ def local_code(leaves: np.ndarray, secrets: np.ndarray, draws: np.ndarray) -> np
 
 
 def rank_element(values: np.ndarray, rank: int) -> np.ndarray:
-    """The element of 1-based rank in each column."""
+    """Return the element of 1-based rank in each column."""
     return np.sort(values, axis=0)[rank - 1]
 
 
@@ -59,18 +62,18 @@ def lower_median(values: np.ndarray) -> np.ndarray:
 
 
 def weighted_median(values: np.ndarray, weights: list[int]) -> np.ndarray:
-    """The lower median of each column with every value repeated as often as it weighs."""
+    """Return each column's lower median with every value repeated as often as it weighs."""
     return lower_median(np.repeat(values, weights, axis=0))
 
 
 def trimmed_sum(values: np.ndarray, ends: int) -> list[int]:
-    """The sum of each column without its `ends` smallest and largest, in whole numbers."""
+    """Return each column's sum without its `ends` smallest and largest, in whole numbers."""
     kept = np.sort(values, axis=0)[ends : len(values) - ends]
     return [sum(int(value) for value in column) for column in kept.T]
 
 
 def bucketed_median(buckets: np.ndarray, count: int) -> np.ndarray:
-    """min {y : H(y) >= ceil(n/2)} from the histogram, a column at a time."""
+    """Return min {y : H(y) >= ceil(n/2)} from the histogram, column by column."""
     need = math.ceil(len(buckets) / 2)
     result = []
     for column in buckets.T:

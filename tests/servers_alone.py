@@ -1,5 +1,6 @@
-"""One server without sockets and without an engine: what it is told and asked goes in, what it says
-comes out.
+"""One server without sockets and without an engine.
+
+What it is told and asked goes in, and what it says comes out.
 """
 
 import functools

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest.importorskip("torch")  # of the plaintext functionalities that they share
+# of the plaintext functionalities that they share
+pytest.importorskip("torch")
 
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.mpc.errors import InputError
@@ -159,7 +160,8 @@ def test_one_of_ten_does_no_harm(name: str, size: float) -> None:
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum", "bulyan"])
 def test_f_colluding_do_no_harm(name: str) -> None:
     updates = near(11)
-    updates[:2] = updates[2:].mean(axis=0) + np.float32(50)  # the same, so close to each other
+    # the same, so close to each other
+    updates[:2] = updates[2:].mean(axis=0) + np.float32(50)
     harm = AGGREGATORS[name](updates, 2) - updates[2:].mean(axis=0)
     assert np.abs(harm).max() < 0.5
 
@@ -192,7 +194,7 @@ def test_too_few_updates_are_refused(name: str, n: int, f: int, said: str) -> No
 
 
 def test_at_the_size_of_a_model() -> None:
-    """Honest updates alone, as large as the MLP's: everything stays among them, so nothing overflows or is lost."""
+    """Of honest updates as large as the MLP's every result stays among them: nothing overflows."""
     updates = near(10, dim=199_210)
     for name, aggregate in AGGREGATORS.items():
         result = aggregate(updates, 1)

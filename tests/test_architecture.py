@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ def test_our_folders_are_imported_under_one_name_only() -> None:
         *ROOT.glob("tests/*.py"),
         *(p for floor in FLOORS for p in ROOT.glob(f"{floor}/**/*.py")),
     ]:
-        if path.name == "mpyc_party.py":  # another project's `mpc` object
+        # another project's `mpc` object
+        if path.name == "mpyc_party.py":
             continue
         bare = {name for name in imports(path) if name.split(".")[0] in FLOORS}
         assert not bare, f"{path.relative_to(ROOT)} imports {sorted(bare)}"
@@ -164,10 +166,30 @@ def test_mpc_is_documented_in_dependency_order() -> None:
 
 
 def test_the_service_needs_no_torch() -> None:
-    """Importing the command, the servers and the client library loads neither torch nor scikit-learn."""
+    """Importing the command, servers and clients loads neither torch nor scikit-learn."""
     program = (
         "import sys\n"
         "import securemedian.cli, securemedian.servers.daemon, securemedian.clients.client\n"
         "sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
+
+
+def sources() -> list[Path]:
+    """Return every Python file of the repository, each by its real path."""
+    folders = [*FLOORS, "tests"]
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return found + sorted((ROOT / "securemedian").glob("*.py"))
+
+
+def test_comments_stand_above_the_line() -> None:
+    machine = ("# noqa", "# type: ignore", "# pragma")
+    behind = []
+    for path in sources():
+        with tokenize.open(path) as file:
+            for token in tokenize.generate_tokens(file.readline):
+                code = token.line[: token.start[1]].strip()
+                ours = token.type == tokenize.COMMENT and not token.string.startswith(machine)
+                if code and ours:
+                    behind.append(f"{path.relative_to(ROOT)}:{token.start[0]}")
+    assert not behind

@@ -124,19 +124,20 @@ def test_fall_of_empires_takes_half_a_step_back() -> None:
 def test_little_is_enough_shifts_each_coordinate_by_z_deviations() -> None:
     honest = near(6)
     updates = sent("lie", near(4), honest)
-    z = NormalDist().inv_cdf(4 / 6)  # n = 10, m = 4: s = 6 - 4 supporters, (10 - 4 - 2) / (10 - 4)
+    # n = 10, m = 4: s = 6 - 4 supporters, (10 - 4 - 2) / (10 - 4)
+    z = NormalDist().inv_cdf(4 / 6)
     for i in range(DIM):
         values = honest[:, i].astype(np.float64).tolist()
         mean = sum(values) / 6
         deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 6)
         assert updates[:, i] == pytest.approx([mean - z * deviation] * 4, abs=1e-6)
-    assert (
-        (updates > honest.min(axis=0)) | np.isclose(updates, honest.min(axis=0))
-    ).mean() > 0.99  # it looks honest
+    # it looks honest
+    assert ((updates > honest.min(axis=0)) | np.isclose(updates, honest.min(axis=0))).mean() > 0.99
 
 
 def test_little_is_enoughs_z() -> None:
-    assert z_max(50, 24) == pytest.approx(1.43, abs=0.005)  # 2 supporters; Phi(1.43) = 24 / 26
+    # 2 supporters; Phi(1.43) = 24 / 26
+    assert z_max(50, 24) == pytest.approx(1.43, abs=0.005)
     assert z_max(3, 1) == z_max(10, 2) == 0
     assert z_max(10, 1) < 0 < z_max(10, 3)
     for clients, attackers in ((2, 1), (4, 3), (10, 6), (1, 1)):

@@ -18,10 +18,20 @@ from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.servers.transport import ZmqLink
 
 COUNTED = {
-    "method", "clients", "dim", "buckets", "ring_bits", "schedule",
-    "seconds", "preprocessing_seconds", "online_seconds",
-    "ots", "bytes_s0_to_s1", "bytes_s1_to_s0", "rounds",
-}  # fmt: skip
+    "method",
+    "clients",
+    "dim",
+    "buckets",
+    "ring_bits",
+    "schedule",
+    "seconds",
+    "preprocessing_seconds",
+    "online_seconds",
+    "ots",
+    "bytes_s0_to_s1",
+    "bytes_s1_to_s0",
+    "rounds",
+}
 
 
 def run(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -37,7 +47,7 @@ def run(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def figure(tmp_path: Path, name: str, *arguments: str) -> Any:
-    """What a figure's command saves; both pictures are there."""
+    """Return what a figure's command saves; both pictures are there."""
     typed = ["securemedian", "bench", name, *arguments, "--repeat", "2", "--out", str(tmp_path)]
     with patch.object(sys, "argv", typed):
         assert cli.main() == 0
@@ -81,11 +91,19 @@ def test_medians_of_all_methods(tmp_path: Path) -> None:
         "scan,bisect",
     )
     assert [(point["method"], point["schedule"], point["clients"]) for point in results] == [
-        ("bucketed", "scan", 2), ("bucketed", "bisect", 2), ("bucketed", "scan", 3), ("bucketed", "bisect", 3),
-        ("pairwise", None, 2), ("pairwise", None, 3), ("radix", None, 2), ("radix", None, 3),
-        ("trimmed-mean", None, 2), ("trimmed-mean", None, 3),
-    ]  # fmt: skip
-    assert results[0]["ots"] == results[2]["ots"]  # bucketed: constant in n
+        ("bucketed", "scan", 2),
+        ("bucketed", "bisect", 2),
+        ("bucketed", "scan", 3),
+        ("bucketed", "bisect", 3),
+        ("pairwise", None, 2),
+        ("pairwise", None, 3),
+        ("radix", None, 2),
+        ("radix", None, 3),
+        ("trimmed-mean", None, 2),
+        ("trimmed-mean", None, 3),
+    ]
+    # bucketed: constant in n
+    assert results[0]["ots"] == results[2]["ots"]
     assert results[4]["ots"] < results[5]["ots"]
 
 
@@ -96,7 +114,8 @@ def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (method, n) for method in ("bucketed", "pairwise", "radix") for n in (2, 3, 5)
     ]
     printed = capsys.readouterr().out
-    assert "57.8" in printed and "OTs grow as" in printed  # another's figure, and ours
+    # another's figure, and ours
+    assert "57.8" in printed and "OTs grow as" in printed
 
 
 @pytest.mark.slow
@@ -105,7 +124,8 @@ def test_figure_12_tells_the_mpc_part_from_the_rest(
 ) -> None:
     saved = figure(tmp_path, "fig12", "--clients", "3,40", "--dim", "3000")
     few, many = saved["points"]
-    assert few["ring_bits"] == many["ring_bits"] == 6  # what 40 clients need
+    # what 40 clients need
+    assert few["ring_bits"] == many["ring_bits"] == 6
     for what in ("ots", "bytes_s0_to_s1", "rounds"):
         assert few[what] == many[what]
     for point in (few, many):
@@ -145,7 +165,8 @@ def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [point["bench"] for point in saved["points"]] == ["ot", "compare", "median"]
     for point in saved["points"]:
         assert (point["extension"], point["link"]) == ("silent", "100Mbit/s,40ms")
-        # a message arrives half a round trip after it was sent; the parties start up to one message apart
+        # a message arrives half a round trip after it was sent; the parties start up to one
+        # message apart
         timed = point["rounds"] - (point["preprocessing_rounds"] if point["ahead"] else 0)
         assert point["seconds"] >= 0.02 * (timed - 2)
     assert saved["fastest"] == {
@@ -237,7 +258,7 @@ def test_links_are_read_with_their_units(text: str, bits_per_second: float, rtt_
     "text", ["", "100", "100Mb/s", "0MB/s", "1.2.3MB/s", "100Mbit/s,40", "100Mbit/s,-1ms", "40ms"]
 )
 def test_other_links_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no link"):
+    with pytest.raises(ConfigError, match="is not a link"):
         Link.parse(text)
 
 
@@ -273,7 +294,8 @@ def test_a_shaped_link_takes_its_time_over_all_lanes_together(sockets: Any) -> N
         assert other.recv() == [b"header", bytes(100_000)]
         # 100,006 bytes each at 1 MB/s, and half of the round trip
         assert time.monotonic() - start >= 0.100006 * number + 0.05
-    lanes[0][1].send([b"back"])  # the other direction waits for nothing of this one
+    # the other direction waits for nothing of this one
+    lanes[0][1].send([b"back"])
     assert lanes[0][0].recv() == [b"back"]
 
 
@@ -283,10 +305,10 @@ def test_a_sender_waits_only_when_the_buffer_is_full() -> None:
     seconds = BUFFER_BYTES / 1e6
     assert shaper.book(BUFFER_BYTES) == pytest.approx((0.0, now + seconds + 0.02))
     assert shaper.book(1_000_000) == pytest.approx((0.0, now + seconds + 1.02))
-    assert shaper.book(1) == pytest.approx(
-        (1.0, now + seconds + 1.020001)
-    )  # what is too much has left by then
-    now += 1000  # the link has been idle: nothing is saved up
+    # what is too much has left by then
+    assert shaper.book(1) == pytest.approx((1.0, now + seconds + 1.020001))
+    # the link has been idle: nothing is saved up
+    now += 1000
     assert shaper.book(1_000_000) == pytest.approx((0.0, now + 1.02))
 
 

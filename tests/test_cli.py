@@ -1,4 +1,4 @@
-"""The command itself: quick, without torch, and kind about mistakes; and the files its verbs read and write."""
+"""The command itself: quick, without torch, and kind about mistakes; and its verbs' files."""
 
 import subprocess
 import sys
@@ -129,7 +129,7 @@ def test_plan_refuses_a_flag_of_another_method(capsys: pytest.CaptureFixture[str
     assert cli.main([*given, "bucketed", "--trim", "0.2"]) == 2
     assert "trim is an option of trimmed-mean" in capsys.readouterr().err
     assert cli.main([*given, "radix", "--ring-bits", "32"]) == 2
-    assert "plan settles ring_bits of radix by itself" in capsys.readouterr().err
+    assert "`plan` chooses the ring_bits of radix itself" in capsys.readouterr().err
 
 
 def test_help_groups_options_by_their_methods(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,7 @@
-"""A connection's answers and failures, and a client's way through a round, against small servers of the test's own."""
+"""A connection's answers and failures, and a client's way through a round.
+
+The servers are small ones of the test's own.
+"""
 
 import threading
 import time
@@ -33,7 +36,8 @@ from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authentica
 from securemedian.settings.keys import KeyPair
 from tests.daemons import endpoint_of
 
-Answer = tuple[str, dict[str, Any], dict[str, Any]]  # type, fields, arrays
+# type, fields, arrays
+Answer = tuple[str, dict[str, Any], dict[str, Any]]
 
 SERVER, OTHER, MEMBER, STRANGER = (KeyPair(*zmq.curve_keypair()) for _ in range(4))
 
@@ -49,7 +53,7 @@ def serving(
     endpoint: str = "tcp://127.0.0.1:*",
     keys: KeyPair = SERVER,
 ) -> Iterator[ServerAddress]:
-    """A server on a thread, for callers with the key of MEMBER."""
+    """Run a server on a thread, for callers with the key of MEMBER."""
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
     port = ClientPort(context, keys, endpoint, max_message_bytes)
@@ -164,7 +168,8 @@ def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
         with pytest.raises(ServerUnreachable, match="max_message_bytes"):
             connection.ask("upload", {}, {"share": np.zeros(20_000, np.uint8)})
         assert time.monotonic() - start < 60
-        assert connection.ask("hello").type == "hello"  # it connects again
+        # it connects again
+        assert connection.ask("hello").type == "hello"
 
 
 def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:
@@ -184,7 +189,8 @@ class Pair:
         self.state = "open"
         self.uploads: list[wire.Message] = []
         self.refusal: dict[str, Any] | None = None
-        self.parties = [0, 1]  # what each server says that it is
+        # what each server says that it is
+        self.parties = [0, 1]
 
     def handle(self, message: wire.Message, party: int) -> Answer:
         if message.type == "info":
@@ -212,7 +218,7 @@ class Pair:
         )
 
     def share(self, party: int) -> np.ndarray:
-        """This party's share of the one update."""
+        """Return a party's share of the one update."""
         upload, layout = self.uploads[party], self.params.layout
         array = upload.arrays["share"]
         held = (
@@ -224,10 +230,11 @@ class Pair:
 
 
 def write_keys(folder: Path) -> str:
-    """The key file of MEMBER."""
+    """Write the key file of MEMBER."""
     key_file = folder / "a.key_secret"
     key_file.write_text(
-        f'curve\n    public-key = "{MEMBER.public.decode()}"\n    secret-key = "{MEMBER.secret.decode()}"\n'
+        f'curve\n    public-key = "{MEMBER.public.decode()}"\n'
+        f'    secret-key = "{MEMBER.secret.decode()}"\n'
     )
     key_file.chmod(0o600)
     return str(key_file)
@@ -289,7 +296,8 @@ def test_nothing_is_uploaded_unless_the_servers_are_both_parties(
             client.submit(np.zeros(5))
         assert pair.uploads == []
         pair.parties = [0, 1]
-        client.submit(np.zeros(5))  # the attempt was not used up
+        # the attempt was not used up
+        client.submit(np.zeros(5))
     assert len(pair.uploads) == 2
 
 
@@ -299,7 +307,8 @@ def test_one_attempt_a_round(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="NaN"):
             client.submit(np.full(5, np.nan))
         with pytest.raises(InputError, match="5 values"):
-            client.submit(np.zeros(6))  # nothing was sent: the round is still this client's
+            # nothing was sent: the round is still this client's
+            client.submit(np.zeros(6))
         pair.refusal = {"code": "unknown-round", "message": "gone"}
         with pytest.raises(UnknownRound, match="gone"):
             client.submit(np.zeros(5))
@@ -351,7 +360,8 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
         )
         waiting.start()
         assert seen.wait(60)
-    time.sleep(0.7)  # longer than a request may take
+    # longer than a request may take
+    time.sleep(0.7)
     pair.state = "open"
     with serving(lambda message: pair.handle(message, 0), endpoint=server.address):
         waiting.join(60)

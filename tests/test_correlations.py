@@ -87,8 +87,10 @@ def test_triples_are_taken_in_both_roles_alike() -> None:
 
 @dataclass(frozen=True)
 class Products(Kind[tuple[Half, Half]]):
-    """A kind of this test's own, with a correction: shares of the product of a receiver's bits and
-    words that the sender chooses, all of them `value`, as XOR shares.
+    """A kind of this test's own, with a correction.
+
+    Its halves are XOR shares of the product of a receiver's bits and words that the sender chooses,
+    all of them `value`.
     """
 
     value: int
@@ -158,9 +160,11 @@ def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot(extension: str) -> N
     run_both(lambda j: parties[j].pool.reserve(demand))
     made = parties[0].pool.ots
     run_both(lambda j: parties[j].pool.reserve(demand))
-    assert parties[0].pool.ots == parties[1].pool.ots == made  # nothing was missing
+    # nothing was missing
+    assert parties[0].pool.ots == parties[1].pool.ots == made
     run_both(lambda j: parties[j].pool.take(Triples(1), 10, 10))
-    assert parties[0].pool.ots == made  # taken from stock
+    # taken from stock
+    assert parties[0].pool.ots == made
     one, other = run_both(lambda j: parties[j].pool.take(Triples(1), 5000, 5000))
     assert parties[0].pool.ots > made
     assert ((one[2] ^ other[2]) == ((one[0] ^ other[0]) & (one[1] ^ other[1]))).all()
@@ -173,8 +177,9 @@ def test_demands_add_and_multiply() -> None:
 
 
 def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hash input of a session has its own (index, stream), over lanes, directions and kinds,
-    and is consumed once.
+    """Every hash input of a session has its own (index, stream), and is consumed once.
+
+    So it is over lanes, directions and kinds.
     """
     used: dict[str, set[tuple[int, int]]] = {"sender": set(), "receiver": set()}
 

@@ -108,7 +108,7 @@ def pair(daemons: Pair) -> Iterator[Pair]:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Pair]:
-    """A pair of its own, not yet started."""
+    """Give a test a pair of its own, not yet started."""
     made = Pair(tmp_path / "keys")
     try:
         yield made
@@ -133,7 +133,7 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) 
     for number in (1, 2, 3):
         values = updates(seed=number)
         start: dict[str, Any] = (
-            {"model": MODEL, "range": {"policy": "coordinate"}} if number == 1 else {}
+            {"model": MODEL, "bucket_range": {"policy": "coordinate"}} if number == 1 else {}
         )
         round_id = run(pair, values, **start, **BUCKETED)
         published = pair.result(round_id)
@@ -171,7 +171,8 @@ def test_correlations_are_made_before_the_uploads_come_and_counted_with_their_ro
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
     cost = pair.wait("published")["cost"]
-    assert cost["ots"] == filled("s0")[-1] == filled("s1")[-1] > 0  # the run itself made none
+    # the run itself made none
+    assert cost["ots"] == filled("s0")[-1] == filled("s1")[-1] > 0
     assert (
         cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
         and cost["ahead_seconds"] > 0
@@ -208,9 +209,8 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
     assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
     assert RoundParams.from_dict(pair.status()["params"]).ring_bits == 3
     round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
-    assert np.array_equal(
-        pair.result(round_id), exact_in_the_clear(values)
-    )  # of three, one is left
+    # of three, one is left
+    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
     round_id = run(
         pair, values, model=MODEL, method="radix", dim=DIM, max_clients=3, encoding="buckets"
     )
@@ -220,7 +220,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
 
 
 def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
-    """Of the right length they complete a radix round, and the result stays within the honest values' range."""
+    """They complete a radix round, whose result stays within the honest values' range."""
     values = updates()[:2]
     params = RoundParams(Radix(), DIM, 3)
     round_id = pair.open(**params.to_dict())
@@ -251,7 +251,8 @@ def test_weighted_rounds_over_daemons(pair: Pair, method: str) -> None:
         weights=weights,
         weight_cap=0.6,
     )
-    alone = [values[0]]  # client-1 weighs more than half
+    # client-1 weighs more than half
+    alone = [values[0]]
     want = {
         "bucketed": lambda: bucketed_in_the_clear(alone, MODEL, np.float32(0.1)),
         "pairwise": lambda: exact_in_the_clear(alone),
@@ -484,7 +485,8 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     wait_until(lambda: client.ask("info").fields["peer_linked"])
     for parts in frames:
         s0.tell(parts)
-    s0.tell(wire.pack("open", fields | {"round": "1-0000000b"}))  # and a good one
+    # and a good one
+    s0.tell(wire.pack("open", fields | {"round": "1-0000000b"}))
     opened = wait_until(lambda: client.ask("status").fields["round"])
     assert opened == "1-0000000b"
     s0.close()
@@ -498,7 +500,7 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
 )
 def test_a_bad_range_is_refused(pair: Pair, range_: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        pair.open(model=MODEL, range=range_, **BUCKETED)
+        pair.open(model=MODEL, bucket_range=range_, **BUCKETED)
 
 
 @pytest.mark.parametrize(
@@ -547,11 +549,12 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
         for form, array in uploads:
             with pytest.raises(BadUpload):
                 client.ask("upload", {"share": array}, round=round_id, params=digest, form=form)
+        # of the same size on the wire, some of them
         for other in (
             {"ring_bits": 5},
             {"max_clients": 4},
             {"buckets": 9},
-        ):  # of the same size on the wire, some of them
+        ):
             with pytest.raises(BadUpload, match="other parameters"):
                 wrong = RoundParams.from_dict(BUCKETED | other).digest
                 client.ask("upload", {"share": words}, round=round_id, params=wrong, form="words")
@@ -610,9 +613,8 @@ def test_a_message_beyond_the_limit_costs_the_connection_and_nothing_else(pair: 
     caller = pair.caller("client-2", "s0")
     assert caller.is_ignored([b"", bytes(MAX_MESSAGE_BYTES + 1)])
     assert pair.caller("client-1", "s0").ask("info").fields["name"] == "client-1"
-    assert (
-        caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES
-    )  # zmq has connected again
+    # zmq has connected again
+    assert caller.ask("info").fields["max_message_bytes"] == MAX_MESSAGE_BYTES
 
 
 def logged(pair: Pair, server: str, fields: dict[str, Any]) -> bool:
@@ -651,7 +653,8 @@ def test_a_clients_key_is_no_peers_and_no_coordinators(pair: Pair) -> None:
     for op, fields in asked:
         with pytest.raises(NotAllowed, match="s0"):
             pair.caller("coordinator", "s1").ask(op, **fields)
-    intruder = pair.intruder("client-1")  # at the peer's port, in the peer's place
+    # at the peer's port, in the peer's place
+    intruder = pair.intruder("client-1")
     assert intruder.is_ignored(
         wire.pack("failed", {"round": round_id, "code": "closed", "reason": "mine"})
     )
@@ -730,7 +733,8 @@ def start_long_round(pair: Pair) -> str:
 def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(
     alone: Pair,
 ) -> None:
-    silent = '\n[protocol]\not_extension = "silent"\n'  # nowhere else over real daemons
+    # nowhere else over real daemons
+    silent = '\n[protocol]\not_extension = "silent"\n'
     alone.configure("s0", text=f"{silent}chunk = 4096\n")
     alone.configure("s1", text=silent)
     alone.start("s0", "s1")

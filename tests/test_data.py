@@ -1,4 +1,4 @@
-"""Data sets: MNIST's and CIFAR-10's files with all their faults, the bundled digits, and how a folder is recognised."""
+"""Data sets: MNIST's and CIFAR-10's files with all their faults, the digits, and folders."""
 
 import gzip
 import struct
@@ -109,7 +109,7 @@ def test_a_missing_batch_is_named(tmp_path: Path, name: str) -> None:
     ("raw", "said"),
     [
         (b"", "0 bytes"),
-        (b"\0" * (RECORD - 1), "3,072 bytes, which is no multiple of a record's 3,073"),
+        (b"\0" * (RECORD - 1), "3,072 bytes, which is not a multiple of a record's 3,073"),
         (b"\0" * (2 * RECORD + 1), "6,147 bytes"),
         (b"\x0a" + b"\0" * (RECORD - 1), "labels up to 10"),
     ],
@@ -128,7 +128,7 @@ def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
         ConfigError, match=r"has the files of no data set that is known\. MNIST is .*CIFAR-10 is "
     ):
         data.load(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         data.load(tmp_path / "missing")
     small_mnist(tmp_path)
     small_cifar10(tmp_path)
@@ -167,9 +167,13 @@ def test_labels_that_do_not_fit_the_images(tmp_path: Path) -> None:
         ("a", idx(np.zeros((2, 3), np.uint8))[:-1], "download it again"),
         ("a", idx(np.zeros((2, 3), np.uint8)) + b"x", "download it again"),
         ("a", idx(np.zeros((2, 3), np.uint8))[:9], "does not start as an IDX file"),
-        ("a.gz", b"plain", "no complete gzip"),
-        ("a.gz", gzip.compress(idx(np.zeros((2, 3), np.uint8)), mtime=0)[:-12], "no complete gzip"),
-        ("a.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 20, "no complete gzip"),
+        ("a.gz", b"plain", "not a complete gzip"),
+        (
+            "a.gz",
+            gzip.compress(idx(np.zeros((2, 3), np.uint8)), mtime=0)[:-12],
+            "not a complete gzip",
+        ),
+        ("a.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 20, "not a complete gzip"),
     ],
 )
 def test_bad_idx_files(tmp_path: Path, name: str, raw: bytes, said: str) -> None:

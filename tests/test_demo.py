@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 COMMAND = [sys.executable, "-m", "securemedian", "demo"]
-LIMIT_S = 240  # the first start on a machine compiles the kernels
+# the first start on a machine compiles the kernels
+LIMIT_S = 240
 
 
 def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         images=200,
         seed=1,
         params=RoundParams(Radix(), 10, 4),
-        range=None,
+        policy=None,
         fault=NO_ATTACK,
         faulty=0,
         model=models.MODELS["digits"],

@@ -1,4 +1,4 @@
-"""mpc.errors: what is quoted from outside is short, and every code on the wire is an error again."""
+"""mpc.errors: what is quoted is short, and every code on the wire is an error again."""
 
 from typing import Any
 

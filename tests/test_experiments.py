@@ -75,19 +75,21 @@ def interrupt_after(rounds: int) -> Callable[[Record], None]:
 def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     tmp_path: Path, digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both methods with one pair of daemons. The bucketed run is interrupted after its first round, and goes on with
-    the model, the range and the number it had. A result that differs is refused.
+    """An interrupted run goes on with the model, the range and the number it had.
+
+    Both methods run with one pair of daemons; the bucketed run is interrupted after its first
+    round. A result that differs is refused.
     """
     secure = design(digits, secure=True)
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     radix = secure.run(1, "radix", "gaussian")
     with Service(3, nothing) as service:
-        through = {radix.id: runner.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        through = {radix.run_id: runner.carry_out(radix, 2, digits, service, tmp_path, nothing)}
         with pytest.raises(KeyboardInterrupt):
             runner.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
         # these servers are at this very run: but it is another's turn first
         runner.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
-        through[bucketed.id] = runner.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
+        through[bucketed.run_id] = runner.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
         other = replace(bucketed, seed=2)
         with monkeypatch.context() as patch, pytest.raises(SecureMedianError, match="defect"):
             patch.setattr(
@@ -100,9 +102,9 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     for run, rounds in ((radix, 2), (bucketed, 3)):
         plain = replace(run, secure=False)
         clear = runner.carry_out(plain, rounds, digits, None, tmp_path, nothing)
-        assert models_of(through[run.id]) == models_of(clear)
+        assert models_of(through[run.run_id]) == models_of(clear)
         assert len(set(models_of(clear))) == rounds
-        assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.id].rounds)
+        assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.run_id].rounds)
         assert all(figures.cost is None for figures in clear.rounds)
 
 
@@ -122,9 +124,8 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: dat
     assert seen == [2, 3, 4]
     assert models_of(resumed) == models_of(whole)
     assert saved.load(tmp_path, run) == resumed
-    assert [path.name for path in tmp_path.iterdir()] == [
-        f"{run.id}.json"
-    ]  # no checkpoint of what is finished
+    # no checkpoint of what is finished
+    assert [path.name for path in tmp_path.iterdir()] == [f"{run.run_id}.json"]
 
 
 def test_ctrl_c_leaves_what_was_finished(
@@ -166,7 +167,7 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "seed": 2,
         "method": "radix",
         "options": {"method": "bucketed", "buckets": 9},
-        "range": MeanRange(),
+        "policy": MeanRange(),
         "attack": "gaussian",
         "attackers": 2,
         "first": 4,
@@ -174,7 +175,9 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "extensions": {"a.py": "x"},
     }
     assert set(changed) == set(Run.__dataclass_fields__)
-    ids = {replace(first, **{name: value}).id for name, value in changed.items()} | {first.id}
+    ids = {replace(first, **{name: value}).run_id for name, value in changed.items()} | {
+        first.run_id
+    }
     assert len(ids) == len(changed) + 1
 
 
@@ -192,11 +195,11 @@ def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path)
 def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
     run = design(digits).run(1, "mean")
     for ending, look in ((".json", saved.load), (".npz", saved.load_checkpoint)):
-        (tmp_path / f"{run.id}{ending}").write_text("{")
-        with pytest.raises(ConfigError, match=re.escape(f"{run.id}{ending} is damaged")):
+        (tmp_path / f"{run.run_id}{ending}").write_text("{")
+        with pytest.raises(ConfigError, match=re.escape(f"{run.run_id}{ending} is damaged")):
             look(tmp_path, run)
     saved.finish(tmp_path, run, Record())
-    (tmp_path / f"{run.id}.json").rename(tmp_path / f"{replace(run, seed=9).id}.json")
+    (tmp_path / f"{run.run_id}.json").rename(tmp_path / f"{replace(run, seed=9).run_id}.json")
     with pytest.raises(ConfigError, match="another run"):
         saved.load(tmp_path, replace(run, seed=9))
 
@@ -259,14 +262,15 @@ def test_a_run_that_diverges_ends_and_is_shown(
     )
     (after,) = mean["diverged_after"]
     assert 0 < after < 30
-    assert mean["accuracy"][0][after:] == [10.0] * (
-        30 - after
-    )  # that of guessing one of ten digits
+    # that of guessing one of ten digits
+    assert mean["accuracy"][0][after:] == [10.0] * (30 - after)
     assert radix["diverged_after"] == [None]
     assert radix["final"]["mean"] > 50
     said = capsys.readouterr().out
-    assert f"diverged after round {after}" in said  # while it runs
-    assert "diverged 10.00" in said  # in the table
+    # while it runs
+    assert f"diverged after round {after}" in said
+    # in the table
+    assert "diverged 10.00" in said
 
 
 # Every experiment
@@ -374,7 +378,8 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         ("fig4 --split nonsense", "split"),
         ("fig4 --data .", "MNIST"),
         ("fig4 --dataset nonsense", "nonsense"),
-        ("fig4 --methods krum", "Krum"),  # not with one attacker of three
+        # not with one attacker of three
+        ("fig4 --methods krum", "Krum"),
         ("fig5", "--data"),
         ("fig4 --with nothing.py", "nothing.py"),
         ("fig4 --with broken.py", "SyntaxError"),

@@ -1,4 +1,4 @@
-"""docs/extending.md: its examples are written to files and its commands are run, as they stand there."""
+"""docs/extending.md: its examples are written to files and its commands run as they stand."""
 
 import json
 import re
@@ -12,8 +12,8 @@ import pytest
 from securemedian import cli
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES
+from securemedian.laboratory.experiments.aggregation import SECURE
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
-from securemedian.laboratory.experiments.methods import SECURE
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.methods.registry import METHODS
 
@@ -67,6 +67,5 @@ def test_an_example_runs(
     (path,) = Path("results", "experiments").glob(f"{experiment}-*/{experiment}-*.json")
     results = json.loads(path.read_text())["results"]
     assert all(len(one["accuracy"][0]) == 3 for one in results)
-    assert all(one["final"]["mean"] > 20 for one in results), (
-        capsys.readouterr().out
-    )  # it has learnt something
+    # it has learnt something
+    assert all(one["final"]["mean"] > 20 for one in results), capsys.readouterr().out

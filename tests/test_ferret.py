@@ -1,6 +1,6 @@
-"""Silent OT extension: the correlation over many iterations, what is used once, and what the other
-end sees. Most tests run a code that is far too small to be secure; nothing but a test can choose
-one.
+"""Silent OT extension: its correlation, what is used once, and what the other end sees.
+
+Most tests run a code that is far too small to be secure; nothing but a test can choose one.
 """
 
 import bisect
@@ -54,7 +54,8 @@ def base() -> BaseOts:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> ferret.Code:
     monkeypatch.setattr(ferret, "CODE", SMALL)
-    monkeypatch.setattr(ferret, "TREES", 7)  # groups that are not alike
+    # groups that are not alike
+    monkeypatch.setattr(ferret, "TREES", 7)
     return SMALL
 
 
@@ -89,13 +90,15 @@ def test_the_chosen_key_over_many_iterations(base: BaseOts, small: ferret.Code) 
         bits.append(made[2])
     assert ends[0]._iterations == ends[1]._iterations == 6 and ends[0].left == ends[1].left
     assert ends[0].index == ends[1].index == sum(map(len, bits))
-    assert len(np.unique(np.concatenate(seen), axis=0)) == 2 * ends[0].index  # no key twice
+    # no key twice
+    assert len(np.unique(np.concatenate(seen), axis=0)) == 2 * ends[0].index
     assert 0.46 < np.concatenate(bits).mean() < 0.54
 
 
 def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
     ends = pair(base)
-    blocks = [extend(ends, BLOCK) for _ in range(4)]  # the last takes from a second iteration
+    # the last takes from a second iteration
+    blocks = [extend(ends, BLOCK) for _ in range(4)]
     for made in blocks:
         check(*made)
     assert (
@@ -121,16 +124,20 @@ def test_the_code_is_the_one_that_was_estimated() -> None:
 
 
 def gauss_bits(bins: int, size: int, secrets: int) -> float:
-    """Pooled Gauss: guess as many outputs without noise as there are secrets, evenly over the bins,
-    and solve. Each bin gives one equation for nothing: its noise adds up to 1.
+    """Return the bits of pooled Gauss.
+
+    Guess as many outputs without noise as there are secrets, evenly over the bins, and solve. Each
+    bin gives one equation for nothing: its noise adds up to 1.
     """
     free = secrets - bins
     return -bins * math.log2(1 - free / (bins * size)) + 2.8 * math.log2(free)
 
 
 def algebraic_bits(bins: int, size: int, secrets: int, sparse: bool) -> float:
-    """Briaud and Oygarden (EUROCRYPT 2023): guess u outputs of f bins to be free of noise, until
-    the products of two outputs of a bin, which all vanish, determine all monomials up to a degree.
+    """Return the bits of the attack of Briaud and Oygarden (EUROCRYPT 2023).
+
+    Guess u outputs of f bins to be free of noise, until the products of two outputs of a bin, which
+    all vanish, determine all monomials up to a degree.
     The Hilbert series of the ideal is (1 + (size - 1 - u) z)^f (1 + (size - 1) z)^(bins - f) / (1 +
     z)^(outputs - secrets).
     """
@@ -177,7 +184,7 @@ def test_the_code_withstands_the_known_attacks() -> None:
 
 
 def search_bits(targets: int) -> float:
-    """Evaluations of a public permutation pi that are expected to find Delta in the half-trees.
+    """Return the expected evaluations of a permutation pi that find Delta in the half-trees.
 
     For the node P on its path the receiver knows P ^ Delta, and is given c = H(P) = pi(s) ^ s or c
     = P ^ H(P), where s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t), so one
@@ -189,7 +196,7 @@ def search_bits(targets: int) -> float:
 
 
 def given_away(bins: int) -> int:
-    """Return the hashes that the receiver is given of so many trees: one per level but the first."""
+    """Return the hashes that a receiver is given of `bins` trees: one per level but the first."""
     return bins * (ferret.CODE.depth - 1)
 
 
@@ -276,7 +283,8 @@ def test_each_bin_has_one_noisy_leaf_where_the_seeds_say(
     assert (difference[noisy] == ends[0]._delta).all()
     assert (np.bitwise_xor.reduce(sent, axis=1) == ends[0]._delta).all()
     places = np.concatenate(paths).reshape(4, -1)
-    assert (places[0] != places[1]).any() and len(np.unique(places)) > 20  # of 64
+    # of 64
+    assert (places[0] != places[1]).any() and len(np.unique(places)) > 20
 
 
 def test_outputs_are_the_code_of_the_seeds_and_the_noise(base: BaseOts, small: ferret.Code) -> None:
@@ -327,7 +335,8 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
         used[party] |= fresh
         original(keys, index, stream, out)
 
-    sides = make_parties(lanes=2, extension="silent")
+    # a session of its own, whose lanes are counted from 0
+    sides = make_parties(lanes=2, extension="silent", session_id=bytes(16))
     demand = Demand({Triples(2): (9, 9), Tables(4, 2): (130, 40), DaBits(5): (10, 10)})
     monkeypatch.setattr(kernels, "sigma_and_tweak", record)
     for lane in range(2):
@@ -366,13 +375,12 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
         code.message(group) for group in code.groups()
     ] * ends[0]._iterations
     assert looks_uniform(np.concatenate([array.reshape(-1) for array in seen]))
-    assert (
-        ends[0]._channel.traffic.messages_received == 1
-    )  # the bootstrap is all that the sender ever sees
+    # the bootstrap is all that the sender ever sees
+    assert ends[0]._channel.traffic.messages_received == 1
 
 
 def test_bytes_an_ot(base: BaseOts) -> None:
-    """160 bytes a tree; the bootstrap comes once."""
+    """Each tree takes 160 bytes, and the bootstrap comes once."""
     ends = pair(base)
     extend(ends, ALIGN)
     traffic = ends[0]._channel.traffic
@@ -392,7 +400,8 @@ def test_a_message_of_another_size_is_the_peers_mistake(
         receiver.extend(ALIGN)
     two.send("ot.corrections", np.zeros((31, 1), np.uint64))
     sender, _ = pair(base, (one, two))
-    one.traffic.messages_received = 1  # after the receiver's own
+    # after the receiver's own
+    one.traffic.messages_received = 1
     one._link.recv()
     with pytest.raises(PeerProtocolError, match=r"ot\.corrections"):
         sender.extend(ALIGN)
@@ -432,9 +441,8 @@ def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) ->
     for party in parties:
         party.channel.restart_rounds()
     run_both(lambda j: parties[j].pool.reserve(demand))
-    assert (
-        parties[0].channel.traffic.rounds == 2
-    )  # the bootstrap, and all iterations and corrections
+    # the bootstrap, and all iterations and corrections
+    assert parties[0].channel.traffic.rounds == 2
     one, other = run_both(
         lambda j: parties[j].pool.take(DaBits(9), *((3000, 1500) if j == 0 else (1500, 3000)))
     )

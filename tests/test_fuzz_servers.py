@@ -1,4 +1,4 @@
-"""Both servers under requests and control messages that nobody should send, in each state of a round.
+"""Both servers under requests and messages that nobody should send, in each state of a round.
 
 Whatever comes, nothing leaves the server's methods, no defect is logged, each request has an answer
 that fits a frame, nothing is written outside the state folder, and nothing piles up. Inputs are
@@ -7,6 +7,7 @@ those of tests/fuzzing.py.
 
 import itertools
 import logging
+import re
 import shutil
 import tracemalloc
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ CODES = {
     for error in vars(errors).values()
     if isinstance(error, type) and issubclass(error, SecureMedianError)
 }
+
+# What may follow the number of a round, and must not name a folder.
+NO_IDS = ["../../escaped", "0000000b/../..", "/escaped", "", "0000000B", "0000000b\n", "x" * 2000]
 
 STATES = {
     0: ("none", "opening", "open", "closing", "starting", "running", "published", "failed"),
@@ -163,6 +167,7 @@ def check_what_is_kept(server: Server) -> None:
     entries = list(register._entries.values())
     assert len(entries) <= KEPT_ROUNDS
     for entry in entries:
+        assert re.fullmatch(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", entry.server_round.round_id)
         assert entry.server_round.here | entry.server_round.there <= set(server.keys)
         assert len(entry.server_round.reason) < LONGEST_TEXT
 
@@ -256,7 +261,7 @@ def all_messages(server: Server) -> list[control.Message]:
         Hello("two", ALIKE),
         Bye(),
         another,
-        *(Open("3-0000000c", 3, params, bytes(16), False, True) for params in ROUNDS),
+        *(Open("3-0000000c", 3, params, bytes(16), True, True) for params in ROUNDS),
         Opened(round_id),
         *(Uploaded(round_id, key) for key in server.keys),
         Close(round_id, server.keys),
@@ -273,6 +278,8 @@ def messages(draw: st.DrawFn, server: Server) -> list[bytes]:
     """Draw a message of the other server, which is nearly right."""
     valid = wire.unpack(control.encode(draw(st.sampled_from(all_messages(server)))))
     fields = valid.fields
+    if "number" in fields and draw(st.booleans()):
+        fields = fields | {"round": f"{fields['number']}-{draw(st.sampled_from(NO_IDS))}"}
     if "params" in fields and draw(st.booleans()):
         params = fields["params"]
         fields = fields | {"params": params | {draw(st.sampled_from(sorted(params))): draw(VALUES)}}

@@ -1,4 +1,7 @@
-"""Every kernel against its plain twin. Run again without the compiler by `test_kernels_without_the_compiler`."""
+"""Every kernel against its plain twin.
+
+`test_kernels_without_the_compiler` runs these tests again without the compiler.
+"""
 
 import os
 import subprocess
@@ -42,7 +45,7 @@ def test_transpose_and_tweak(width: int) -> None:
 
 
 def test_sigma_is_an_orthomorphism() -> None:
-    """sigma and x -> sigma(x) ^ x are linear, so they permute exactly if they have full rank over GF(2)."""
+    """Both sigma and x -> sigma(x) ^ x are linear: they permute if they have full rank."""
     identity = np.zeros((128, 2), np.uint64)
     for i in range(128):
         identity[i, i // 64] = np.uint64(1) << np.uint64(i % 64)
@@ -100,7 +103,7 @@ def test_bit_planes() -> None:
 
 @pytest.mark.parametrize(("m", "slot"), [(1, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
 def test_tables_and_pads_agree(m: int, slot: int) -> None:
-    """The receiver's pad is the sender's chunk at its choice, by the definition with XORs of chunks."""
+    """The receiver's pad is the sender's chunk at its choice, by the definition with XORs."""
     count, chunk = 128, (1 << slot) - 1
     keys0, keys1, choice_words = words(m * count, 2), words(m * count, 2), words(m * count // 64)
     masks = np.array(
@@ -182,7 +185,8 @@ def test_leaf_messages(bits: int, shift: int) -> None:
 def test_packed_values_are_added_one_by_one(bits: int) -> None:
     count = 200
     one, other = (RNG.integers(0, 2**bits - 1, count, np.uint64, endpoint=True) for _ in range(2))
-    one[:50], other[:50] = 2**bits - 1, 2**bits - 1  # a carry out of every value
+    # a carry out of every value
+    one[:50], other[:50] = 2**bits - 1, 2**bits - 1
     total, added, tops = (
         np.array(reference.pack(values.tolist(), bits), np.uint64)
         for values in (one, other, np.full(count, 2 ** (bits - 1), np.uint64))
@@ -243,7 +247,7 @@ def test_grow(width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 8])
 def test_mend(width: int) -> None:
-    """Whatever stood in the two children, each becomes `given` less all others of its side, and nothing else moves."""
+    """Either child becomes `given` less all others of its side, and nothing else moves."""
     trees = 5
     children, given, paths = (
         words(trees, 2 * width, 2),

@@ -1,4 +1,4 @@
-"""Keys and configurations: what is written, that both loaders take it, and that nothing is ever overwritten."""
+"""Keys and configurations: what is written is what both loaders take; nothing is overwritten."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lanes that hang: the cause that was seen is closed, and a server goes on without one that does."""
+"""Lanes that hang: the cause that was seen is closed, and a server goes on without them."""
 
 import ast
 import subprocess
@@ -75,7 +75,7 @@ def test_lanes_that_start_together_do_not_start_zmqs_collector_twice() -> None:
 
 
 def uncopied_sends(source: str) -> list[int]:
-    """The lines of calls of `send..` with `copy` other than True."""
+    """Return the lines of calls of `send..` with `copy` other than True."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -110,7 +110,7 @@ PARAMS = RoundParams(Bucketed(buckets=6), 300, 3)
 
 
 class Pipe:
-    """One lane of an engine in this process, whose `send` blocks for as long as `blocked` is set."""
+    """One lane of an engine in this process, whose `send` blocks while `blocked` is set."""
 
     def __init__(self, channel: Any, blocked: threading.Event) -> None:
         self._link, self._blocked = channel._link, blocked
@@ -232,7 +232,8 @@ def test_a_hung_computation_is_abandoned_without_another_round(pair_of_engines: 
     servers.prepare(session(1))
     servers.drop()
     servers.engines[0].check()
-    assert not servers.engines[0]._abandoned  # it has its time to stop
+    # it has its time to stop
+    assert not servers.engines[0]._abandoned
     time.sleep(0.4)
     servers.engines[0].check()
     assert len(servers.engines[0]._abandoned) == 1
@@ -292,7 +293,7 @@ sys.exit(main())
 DIM = 500
 OPEN: dict[str, Any] = {
     "model": np.zeros(DIM, np.float32),
-    "range": {"policy": "coordinate"},
+    "bucket_range": {"policy": "coordinate"},
     "reset": True,
     "method": "bucketed",
     "dim": DIM,
@@ -310,7 +311,7 @@ class HangingPair(Pair):
 
     @contextmanager
     def hang(self, server: str) -> Iterator[None]:
-        """What `server` sends on a lane in this time hangs, for good."""
+        """Let what `server` sends on a lane in this time hang, for good."""
         file = self.folder / f"{server}.hang"
         file.touch()
         yield
@@ -325,7 +326,7 @@ class HangingPair(Pair):
         assert "sent nothing for 2 s" in self.status()["reason"]
 
     def publish_a_round(self) -> None:
-        """The median of three is the second, to half a bucket."""
+        """Publish a round, whose median of three is the second, to half a bucket."""
         round_id = self.open(**OPEN)
         for name, value in zip(self.names, VALUES, strict=True):
             self.submit(name, np.full(DIM, value, np.float32))

@@ -1,4 +1,4 @@
-"""A client's training: that it is deterministic, learns, and does in an attack what the attack says."""
+"""A client's training: it is deterministic, learns, and attacks as the attack says."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_training_is_deterministic_and_learns() -> None:
 
 
 def test_training_is_the_gradient_descent_it_says_it_is() -> None:
-    """One batch of one epoch: w - rate * gradient, with the gradient of the mean cross-entropy by differences."""
+    """One batch of one epoch gives w - rate * gradient of the mean cross-entropy."""
     model = replace(DIGITS, batch=5, epochs=1)
     digits = data.load()
     images, labels = digits.images[:5], digits.labels[:5]

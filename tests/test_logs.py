@@ -1,4 +1,4 @@
-"""servers.logs: one line an event, for machines or for people."""
+"""servers.logs: one line per event, for machines or for people."""
 
 import io
 import json
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 def stream(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[io.StringIO]:
-    """Standard error as a file and as a terminal; pytest's own logging is put back."""
+    """Give standard error as a file and as a terminal, and put pytest's own logging back."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     made = request.param()

@@ -574,9 +574,9 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "Mean.compute",
-                "chunk.weighted_sum(party)[0]",
+                "chunk.weighted_sum(party)",
                 "(open_ring(party, chunk.rows(party).reshape(-1),"
-                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party)[0])[1]",
+                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party))[1]",
             ),
         ),
         (shares.opens_the_sum_alone,),
@@ -593,7 +593,7 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "kept_sum",
-                "multiplex(party, kept, values.reshape(-1), bits)",
+                "multiplex(party, kept, RingShare(values.reshape(-1)), bits)",
                 "values.reshape(-1) * np.unpackbits("
                 "(kept ^ party.channel.exchange('open.bits', kept)).view(np.uint8),"
                 " bitorder='little')[:values.size]",
@@ -833,10 +833,12 @@ def rounds_are_right(silent_ots: bool) -> None:
     )
     rng = np.random.default_rng(8)
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:
-        top = 2 ** min(params.width, 6) - 1
+        top = 2 ** min(params.share_bits, 6) - 1
         values = rng.integers(0, top, (CLIENTS, params.dim), endpoint=True)
         uploads = [
-            share.split(ring.reduce(row[None], params.width), params.width, xor=params.xor_shared)
+            share.split(
+                ring.reduce(row[None], params.share_bits), params.share_bits, xor=params.xor_shared
+            )
             for row in values
         ]
         for outcome in run_rounds(both, params, uploads):

@@ -29,10 +29,10 @@ def lanes() -> Lanes:
 
 
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
-    """What both servers open of the clients' values (n, d), signed."""
+    """Return what both servers open of the clients' values (n, d), signed."""
     weights = params.weights_of(list(params.weights) or [""] * len(values))
     uploads = [
-        share.split(params.method.encode(row, params.max_clients, Published()), params.width)
+        share.split(params.method.encode(row, params.max_clients, Published()), params.share_bits)
         for row in values
     ]
     one, other = run_both(
@@ -78,7 +78,7 @@ def test_weights_multiply_and_divide(lanes: Lanes) -> None:
 
 
 def test_the_ring_holds_the_sum_of_all() -> None:
-    """Headroom is for the total weight: 8 clients of 2^24 fractions fit in 31 bits and not in 28."""
+    """Headroom is for the total weight: 8 clients of 24 fraction bits fit 31 bits, not 28."""
     RoundParams(Mean(ring_bits=31), 10, 8)
     with pytest.raises(ConfigError, match="fraction_bits must be a whole number from 0 to 23"):
         RoundParams(Mean(ring_bits=28), 10, 8)

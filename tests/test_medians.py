@@ -1,4 +1,4 @@
-"""The medians, over the in-process channel, against numpy: random and edge inputs, every chunking, all parameters."""
+"""The medians against numpy, in process: edge and random inputs, chunkings, all parameters."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ from tests import reference
 from tests.parties import additive, make_parties, run_both, run_rounds
 
 CLIENTS = range(2, 18)
-COLUMNS = 40  # random cases a combination: 16 client numbers, thousands in all
+# random cases a combination: 16 client numbers, thousands in all
+COLUMNS = 40
 Lanes = tuple[list[Party], list[Party]]
 
 
@@ -72,9 +73,8 @@ def test_bucketed_is_the_bucketed_median_in_the_clear(
         one, other = bucketed_round(lanes, index, buckets, schedule)
         want = reference.bucketed_median(index, buckets)
         assert (one.values == want).all() and (other.values == want).all()
-        assert (
-            want == reference.lower_median(index)
-        ).all()  # the bucket of the median is the median of the buckets
+        # the bucket of the median is the median of the buckets
+        assert (want == reference.lower_median(index)).all()
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
     ],
 )
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
-    """Nothing is made on the spot after `reserve`, and what is left over is less than one alignment of each kind."""
+    """Nothing is made after `reserve`, and less than one alignment of each kind is left over."""
     both = make_parties()
     shares = [
         share.split(

@@ -1,5 +1,6 @@
-"""What every method and every range policy must be: asked of the registries, so that a new one is
-tested too.
+"""What every method and every range policy must be.
+
+The registries are asked for them, so that a new one is tested too.
 """
 
 import math
@@ -45,7 +46,7 @@ def variants() -> list[Method]:
 
 
 def published_round(params: RoundParams, updates: np.ndarray, protocol: ProtocolParams) -> Any:
-    """A round from clients' updates to what S0 publishes, in process; and what it should publish."""
+    """Run a round in process; return what S0 publishes and what it should publish."""
     dim = params.dim
     model = np.random.default_rng(MODEL_SEED).normal(size=dim).astype(np.float32)
     width = np.full(dim, 2, np.float32)
@@ -193,7 +194,8 @@ def test_results_that_no_server_should_decode_are_refused() -> None:
         RoundParams(Radix(midpoint=True), most, 3)
 
 
-MANY = 20  # clients, whose 190 comparisons of 128 coordinates are 24,320
+# clients, whose 190 comparisons of 128 coordinates are 24,320
+MANY = 20
 BATCH = 4096
 
 
@@ -235,7 +237,7 @@ def test_batch_bounds_a_lane_however_many_clients_there_are(
 
 
 def test_a_round_whose_chunks_fit_is_not_cut() -> None:
-    """Sizes below the bound send what they always sent: no group, however a chunk was rounded up."""
+    """Sizes below the bound are not cut into groups, however a chunk was rounded up."""
     params = RoundParams(Pairwise(), 1 << 20, 10)
     protocol = ProtocolParams()
     for dim in (1, 128, 11_776):

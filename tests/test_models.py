@@ -28,7 +28,7 @@ def test_the_registry() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_and_shapes(name: str) -> None:
-    """The size is the built network's, and it takes rows of the length it says and gives a value a class."""
+    """The size is the built network's, which gives one value per class for rows of its length."""
     import torch
 
     model = models.MODELS[name]
@@ -63,7 +63,7 @@ def test_convolutions_train_and_are_deterministic(name: str, epochs: int) -> Non
 
 
 def test_a_convolution_sees_rows_as_images() -> None:
-    """The first layer of each, on a row, against the convolution of the reshaped image written out at one pixel."""
+    """The first layer of each is the convolution of the reshaped image, written out at a pixel."""
     import torch
 
     for name, row, column, padding in (("cnn-mnist", 3, 5, 2), ("cnn-cifar10", 3, 5, 0)):
@@ -100,10 +100,11 @@ def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str])
     digits = data.load()
     models.check_fits(models.MODELS["digits"], digits)
     with pytest.raises(
-        ConfigError, match=r"images of 784 values .* digits has 10 of 64: choose another"
+        ConfigError,
+        match=r"images of 784 values in 10 .* digits has images of 64 in 10: choose another",
     ):
         models.check_fits(models.MODELS["mlp"], digits)
-    with pytest.raises(ConfigError, match="tells 3 classes"):
+    with pytest.raises(ConfigError, match="in 3 classes"):
         models.check_fits(
             Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits
         )

@@ -53,7 +53,8 @@ def test_base_ot_gives_the_chosen_key_alone() -> None:
         lambda j: sender.keys(40) if j == 0 else BaseOtReceiver(two, SESSION).keys(choices)
     )
     flat = [key for pair in pairs for key in pair]
-    assert len(set(flat)) == 80  # no two keys agree, so the receiver's key tells which it is
+    # no two keys agree, so the receiver's key tells which it is
+    assert len(set(flat)) == 80
     assert [pair[choice] for pair, choice in zip(pairs, choices, strict=True)] == keys
 
 
@@ -95,7 +96,7 @@ def prime_order_point() -> bytes:
 
 
 def refused_points() -> dict[str, bytes]:
-    """Encodings that no honest party sends, by what is wrong with them."""
+    """Return encodings that no honest party sends, by what is wrong with them."""
     points = {f"small order {i}": point for i, point in enumerate(TORSION)}
     for i, point in enumerate(TORSION[1:], 1):
         mixed = sodium.crypto_core_ed25519_add(prime_order_point(), point)
@@ -173,7 +174,8 @@ def test_extension_gives_the_chosen_key(field_bits: int) -> None:
         assert (keys0 != keys1).any(axis=1).all()
         assert 0.4 < bits.mean() < 0.6 or count == ALIGN
         seen |= {key.tobytes() for key in keys0} | {key.tobytes() for key in keys1}
-    assert len(seen) == 2 * (4 * ALIGN + (1 << 13))  # no key twice
+    # no key twice
+    assert len(seen) == 2 * (4 * ALIGN + (1 << 13))
 
 
 def test_extension_wire_bits() -> None:

@@ -1,5 +1,6 @@
-"""Test what a server ends with: its share of every output is uniform whatever the inputs are, and
-so is all that it can unmask of what it was sent.
+"""Test that what a server ends with is uniform, whatever the inputs are.
+
+That is its share of every output, and all that it can unmask of what it was sent.
 
 Bytes on the wire say too little: a share that is not masked never travels. Each test here fixes the
 inputs *and* how they are shared, so that nothing but the protocol's own masks can make an output
@@ -45,9 +46,11 @@ from tests.uniformity import (
     windows,
 )
 
-COUNT = 8192  # items of a batch: 4096 in either direction
+# items of a batch: 4096 in either direction
+COUNT = 8192
 Columns = dict[str, np.ndarray]
-RNG = np.random.default_rng(17)  # of inputs alone
+# of inputs alone
+RNG = np.random.default_rng(17)
 
 # What depends on how `mpc` is laid out stands here: where a party's secrets go, how a pool is
 # asked, where a method
@@ -55,9 +58,7 @@ RNG = np.random.default_rng(17)  # of inputs alone
 
 
 def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, list[list[bytes]]]:
-    """Return all leaves, Delta and the leaves without those at Delta, as base OTs and trees would
-    give them.
-    """
+    """Return all leaves, Delta, and the leaves without those at Delta; no base OT is computed."""
     blocks = SECURITY_BITS // field_bits
     leaves = [[os_entropy(16) for _ in range(1 << field_bits)] for _ in range(blocks)]
     delta = np.unpackbits(np.frombuffer(os_entropy(16), np.uint8), bitorder="little")
@@ -163,12 +164,12 @@ Message = tuple[tuple[int, ...], str]
 class Protocol:
     """Hold one protocol function, with inputs that the test knows.
 
-    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns an entry per
-    item; `run` gives a party's output shares, as arrays of an entry per item or of packed bits.
-    `bits`: of an output share; `packed`: bits come 64 to a word. `messages`: label -> (bits per
-    item of each part of the message, which items these are at its receiver: the half in which it is
-    "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border for the
-    half in which it receives).
+    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns of one entry
+    per item; `run` gives a party's output shares, as arrays of one entry per item or of packed
+    bits. `bits`: of an output share; `packed`: bits come 64 per word. `messages`: label -> (bits
+    per item of each part of the message, which items these are at its receiver: the half in which
+    it is "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border
+    for the half in which it receives).
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
@@ -187,8 +188,9 @@ KINDS = [
 
 
 def plain_pair(kind: str, bits: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
-    """Return two unsigned values per item: both least, both greatest, greatest and least, or random
-    and near each other.
+    """Return two unsigned values per item.
+
+    They are both least, both greatest, the greatest and the least, or random and near each other.
     """
     top = (1 << bits) - 1
     if kind != "mixed":
@@ -422,8 +424,10 @@ def output_share(name: str, kind: str = "differing", extension: str = "softspoke
 
 
 def received(name: str, kind: str = "differing", extension: str = "softspoken") -> None:
-    """Run a protocol and check what each party is sent online: all bits of an item together, and
-    beside the party's own output share, which is what it makes of them.
+    """Run a protocol and check what each party is sent online.
+
+    All bits of an item are judged together, and next to the party's own output share, which is what
+    it makes of them.
     """
     protocol = PROTOCOLS[name]
     parties, ends = recorded_parties(extension)
@@ -505,8 +509,9 @@ def both_ways(kind: Kind[Any], extension: str, count: int = COUNT) -> list[tuple
 
 
 def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
-    """Check the pads at unread positions beside the position and the pad that the receiver has; and
-    its position beside the whole table of the sender.
+    """Check the pads at unread positions next to the position and the pad that the receiver has.
+
+    Check its position next to the whole table of the sender, too.
     """
     wide = np.uint64((1 << kind.width) - 1)
     for (sent, _), (_, own) in both_ways(kind, extension):
@@ -548,8 +553,9 @@ def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 
 def triples_handed_out(width: int, extension: str = "softspoken") -> None:
-    """Check a party's shares of a, b and a & b beside the other's of a and b: five bits of six, and
-    the sixth is what the product says.
+    """Check a party's shares of a, b and a & b next to the other's of a and b.
+
+    These are five bits of six, and the sixth is what the product says.
     """
 
     def columns(whose: str, named: str, shares: np.ndarray) -> Columns:
@@ -581,7 +587,8 @@ def random_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
 def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
     """Check a party's bit and ring share, whose low bit is that bit, beside the other's bit."""
     for (own, in_ring), (other, _) in both_ways(DaBits(bits), extension):
-        for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):  # made as sender, as receiver
+        # made as sender, as receiver
+        for part in (slice(0, COUNT), slice(COUNT, 2 * COUNT)):
             for first in range(1, bits, 6):
                 seen = bits_of("ring share", in_ring[part], first, min(first + 6, bits))
                 check_uniform(seen | {"own bit": own[part], "other bit": other[part]})
@@ -589,9 +596,7 @@ def dabits_handed_out(bits: int, extension: str = "softspoken") -> None:
 
 
 def dabit_corrections(bits: int = 8) -> None:
-    """Check the corrections that make ring shares, beside both bits: the one message of a pool's
-    own.
-    """
+    """Check the corrections of DaBits, the one message of a pool's own, next to both bits."""
     parties, ends = recorded_parties()
     handed = run_both(lambda j: parties[j].pool.take(DaBits(bits), COUNT, COUNT))
     for j, end in enumerate(ends):
@@ -670,9 +675,7 @@ def extension_keys(extension: str = "softspoken", count: int = COUNT) -> None:
 
 
 def expanded_keys(extension: str = "softspoken") -> None:
-    """Check keys stretched to 256 bits: the part that was not chosen beside the part that was, and
-    block by block.
-    """
+    """Check of keys stretched to 256 bits the part not chosen next to the part that was."""
     sender, receiver, _ = ends(extension)
     (keys0, keys1), (words, keys) = run_both(lambda j: (sender, receiver)[j].extend(COUNT))
     wide0, wide1 = sender.expand(keys0, 2), sender.expand(keys1, 2)
@@ -710,9 +713,7 @@ def lanes_apart(extension: str = "softspoken", count: int = COUNT) -> None:
 
 
 def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
-    """Check each unread pad of a 1-of-N OT beside what the receiver's raw keys say at its
-    position.
-    """
+    """Check each unread pad of a 1-of-N OT next to what the receiver's raw keys say there."""
     sender, receiver, _ = ends()
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     extend = receiver.extend
@@ -760,9 +761,7 @@ def unread_messages(index_bits: int, width: int, count: int = 4096) -> None:
 
 
 def chosen_messages(bits: int = 8) -> None:
-    """Check the request of a 1-of-2 OT beside the choice, and the whole reply beside both
-    messages.
-    """
+    """Check a 1-of-2 OT's request next to the choice, and its reply next to both messages."""
     sender, receiver = one_way(bits)
     for choice in (0, 1):
         wanted = np.full(COUNT, choice, np.uint8)
@@ -803,9 +802,7 @@ def one_way(bits: int) -> tuple[Any, Any]:
 
 
 def one_of_n_messages(index_bits: int = 3, width: int = 1) -> None:
-    """Check the request of a 1-of-N OT beside the choice, and the whole reply beside the
-    messages.
-    """
+    """Check a 1-of-N OT's request next to the choice, and its reply next to the messages."""
     sender, receiver, pair = ends()
     count = 4096
     choices = np.full(count, 5 % (1 << index_bits), np.uint8)
@@ -916,12 +913,14 @@ def xor_of(these: list[bytes]) -> bytes:
 
 
 def tree_sums(field_bits: int = 1) -> None:
-    """Check the masks on the sums of the last level: of the side on Delta's path beside that of the
-    other side, whose mask the sender knows; and the missing leaf beside what the sender knows of
-    its tree.
+    """Check the masks on the sums of the last level, and the missing leaf.
+
+    The mask of the side on Delta's path is judged next to that of the other side, which the sender
+    knows, and the missing leaf next to what the sender knows of its tree.
     """
     delta, leaves, holes, sums = set_up(field_bits)
-    masks: dict[int, list[bytes]] = {0: [], 1: []}  # off the path, on it
+    # off the path, on it
+    masks: dict[int, list[bytes]] = {0: [], 1: []}
     known, missing, sent = [], [], []
     for block, tree in enumerate(leaves):
         hole = holes[block].index(b"")
@@ -955,9 +954,7 @@ def sessions_apart() -> None:
 
 
 def streams_apart(extension: str = "softspoken") -> None:
-    """Check that the parties of two sessions draw their masks, and silent OT its roots, from
-    unrelated streams.
-    """
+    """Check that parties and sessions draw masks and silent OT's roots from unrelated streams."""
     seen: Columns = {}
     for number in (0, 1):
         for party in recorded_parties(extension)[0]:
@@ -970,8 +967,9 @@ def streams_apart(extension: str = "softspoken") -> None:
 
 
 def silent_sums(count: int) -> None:
-    """Check the masks on the sums of silent OT's trees, and what its receiver unmasks beside the
-    side it learns.
+    """Check the masks on the sums of silent OT's trees.
+
+    Check what its receiver unmasks next to the side that it learns, too.
     """
     sender, receiver, pair = ends("silent")
     plain: list[np.ndarray] = []
@@ -1055,9 +1053,7 @@ def upload_shares(bits: int, xor: bool = False) -> None:
 
 
 def opened_bits_alone() -> None:
-    """Check that of packed shares no bit beyond those opened is sent: it may be a share of
-    something else.
-    """
+    """Check that no bit beyond those opened is sent: it may be a share of something else."""
     parties, pair = recorded_parties()
     shares = RNG.integers(0, 2**64, 128, np.uint64)
     run_both(lambda j: reveal.open_bits(parties[j], XorBits(shares), 64 * 127 + 3))
@@ -1067,9 +1063,7 @@ def opened_bits_alone() -> None:
 
 
 def opens_the_sum_alone() -> None:
-    """Check that of a mean each server is sent one share per coordinate, which says nothing beside
-    the clients' values but for their sum.
-    """
+    """Check that for a mean each server is sent one share per coordinate, of the sum."""
     method, dim = Mean(ring_bits=12, fraction_bits=0), COUNT
     params = RoundParams(method, dim, CLIENTS)
     values = np.stack([plain_pair("differing", 4, dim)[i % 2] for i in range(CLIENTS)])

@@ -39,7 +39,7 @@ def test_time_inside_an_inner_clock_is_its_own() -> None:
         and 0.04 < clocks.seconds["a: b"] < 0.1
         and clocks.seconds["b"] > 0.04
     )
-    assert clocks.bytes == {"a: b": 4, "b": 2}
+    assert clocks.byte_counts == {"a: b": 4, "b": 2}
 
 
 def test_clocks_are_taken_away_after_an_error() -> None:
@@ -83,13 +83,16 @@ def test_the_parts_and_the_rest_are_the_whole(
         )
         assert rows[prefix + parts.WHOLE] > 0 and rows[parts.TWO] == 1
     # what each extension encrypts for an OT: 16 trees of 256 leaves, and the hash
-    assert made["ns a random OT, at the receiver", "softspoken-8"][
+    assert made["ns per random OT, at the receiver", "softspoken-8"][
         parts.AES_BYTES
     ] == pytest.approx(16 * 256 / 8 + 16)
-    assert made["ns a random OT, at the sender", "softspoken-8"][parts.AES_BYTES] == pytest.approx(
-        16 * 255 / 8 + 32
-    )
-    assert made["ns a random OT, at the sender", "silent"].keys() > {"trees: hash", "code: gather"}
+    assert made["ns per random OT, at the sender", "softspoken-8"][
+        parts.AES_BYTES
+    ] == pytest.approx(16 * 255 / 8 + 32)
+    assert made["ns per random OT, at the sender", "silent"].keys() > {
+        "trees: hash",
+        "code: gather",
+    }
     # a nanosecond a byte: 8 bytes an OT in one direction, 4 of a comparison's 8
     assert all(rows[parts.LINK] == pytest.approx(8) for rows in made.values())
     assert compared["l = 64"][parts.LINK] == pytest.approx(4)

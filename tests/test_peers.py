@@ -1,4 +1,4 @@
-"""`bench peers` without any peer: programs that stand in for them, and what happens to those that fail."""
+"""`bench peers` without any peer: programs stand in for them, and some of them fail."""
 
 import json
 import sys
@@ -25,12 +25,13 @@ job = json.load(sys.stdin)
 print("talks much")
 for number, task in enumerate(job["tasks"]):
     seconds = [job["rank"] + repetition + 1.0 for repetition in range(job["repetitions"])]
-    print(json.dumps({"task": number, "seconds": seconds, "bytes_sent": [100, 300][: job["repetitions"]]}))
+    sent = [100, 300][: job["repetitions"]]
+    print(json.dumps({"task": number, "seconds": seconds, "bytes_sent": sent}))
 """
 
 
 def program(tmp_path: Path, text: str) -> list[str]:
-    """A command whose first word has a folder for logs two above it, as a virtual environment's Python has."""
+    """Return a command whose Python has a folder for logs two above it, as one of a venv has."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
@@ -45,7 +46,11 @@ def test_every_party_gets_its_job_and_is_heard(tmp_path: Path) -> None:
 
 
 def test_one_that_stops_ends_the_others_and_is_quoted(tmp_path: Path) -> None:
-    text = "import json, sys, time\nif json.load(sys.stdin)['rank'] == 1: sys.exit('no such card')\ntime.sleep(300)"
+    text = (
+        "import json, sys, time\n"
+        "if json.load(sys.stdin)['rank'] == 1: sys.exit('no such card')\n"
+        "time.sleep(300)"
+    )
     start = time.monotonic()
     with pytest.raises(processes.PeerFailed, match="stopped with 1: no such card"):
         processes.run(program(tmp_path, text), 2, TASKS, 1, pin=False, limit_s=250)

@@ -1,4 +1,4 @@
-"""The demo's plaintext functionality, against the definitions written out one coordinate at a time."""
+"""The demo's plaintext functionality, against the definitions, coordinate by coordinate."""
 
 import math
 
@@ -19,7 +19,8 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     rng = np.random.default_rng(n)
     d, k = 50, math.ceil(n / 2)
     model, width = rng.normal(size=d).astype(np.float32), rng.uniform(0.1, 2, d).astype(np.float32)
-    updates = np.round(rng.normal(size=(n, d)), 1)  # ties
+    # ties
+    updates = np.round(rng.normal(size=(n, d)), 1)
     (bucketed,) = plaintext.published(updates, RoundParams(Bucketed(buckets=5), d, n), model, width)
     (pairwise,) = plaintext.published(
         updates, RoundParams(Pairwise(ring_bits=32, fraction_bits=10), d, n), model, width
@@ -30,9 +31,8 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     (mean_of_kept,) = plaintext.published(updates, trimmed, None, None)
     weighted = RoundParams(Radix(), d, n)
     heavy = plaintext.published(updates, weighted, None, None, [1] * (n - 1) + [n + 1])[0]
-    assert np.array_equal(
-        heavy, updates[-1].astype(np.float32)
-    )  # more than half of the weight decides alone
+    # more than half of the weight decides alone
+    assert np.array_equal(heavy, updates[-1].astype(np.float32))
     for i in range(d):
         assert ranked[:, i].tolist() == [
             np.float32(min(updates[:, i])),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from securemedian import cli
-from securemedian.benchmarks import harness, plan
+from securemedian.benchmarks import forecast, harness
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc import share
 from securemedian.mpc.errors import ConfigError
@@ -26,10 +26,11 @@ from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow
 
+# several chunks from a few thousand coordinates on
 SMALL: dict[str, Any] = {
     "chunk": 1280,
     "batch": 1 << 14,
-}  # several chunks from a few thousand coordinates on
+}
 
 ROUNDS: dict[str, dict[str, Any]] = {
     "scan": {"method": "bucketed"},
@@ -60,7 +61,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
 
 
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
-    """What a real round of a new session counts."""
+    """Return what a real round of a new session counts."""
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
     uploads = [
         share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))
@@ -157,7 +158,8 @@ def test_predicted_is_counted_between_two_processes() -> None:
 @pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
 def test_a_large_model_is_planned_in_seconds(name: str) -> None:
     params = RoundParams.from_dict({"dim": 1_663_370, "max_clients": 8} | ROUNDS[name])
-    predict(replace(params, dim=200), [1] * 8, ProtocolParams())  # compiles
+    # compiles
+    predict(replace(params, dim=200), [1] * 8, ProtocolParams())
     # processor time, so that other users of the machine are not in it
     start = time.process_time()
     large = predict(params, [1] * 8, ProtocolParams())
@@ -183,18 +185,18 @@ def test_what_no_memory_holds_is_refused() -> None:
 
 def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
-    speed = plan.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
+    speed = forecast.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
     params = RoundParams(Bucketed(), 100, 3)
-    fast = plan.estimate("", params, 3, cost, 0, speed, plan.Link(float("inf"), 0.0))
+    fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(float("inf"), 0.0))
     assert fast.compute_seconds == pytest.approx(1 + 1 + 0.3)
-    assert fast.seconds == pytest.approx(2.3 + 10 * plan.HOP_S)
-    slow = plan.estimate("", params, 3, cost, 0, speed, plan.Link(1e6, 0.1))
-    assert slow.seconds == pytest.approx(16 + 10 * (0.05 + plan.HOP_S))
+    assert fast.seconds == pytest.approx(2.3 + 10 * forecast.HOP_S)
+    slow = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(1e6, 0.1))
+    assert slow.seconds == pytest.approx(16 + 10 * (0.05 + forecast.HOP_S))
 
 
 def test_a_calibration_measures_something() -> None:
     params = RoundParams(Radix(encoding="bfloat16"), 10_000, 5)
-    speed = plan.calibrate(params, [1] * 5, ProtocolParams(), plan.seconds_a_byte())
+    speed = forecast.calibrate(params, [1] * 5, ProtocolParams(), forecast.seconds_per_byte())
     assert 1e-9 < speed.ot < 1e-5 and 1e-9 < speed.coordinate < 1e-2 and 1e-11 < speed.byte < 1e-7
 
 

@@ -49,8 +49,10 @@ def test_both_files_with_all_words(tmp_path: Path) -> None:
         "seconds (s)",
         "band",
     ):
-        assert words in svg  # matplotlib writes each text as a comment before its glyphs
-    assert svg.count("<!-- line-0 -->") == 1  # one legend for all panels
+        # matplotlib writes each text as a comment before its glyphs
+        assert words in svg
+    # one legend for all panels
+    assert svg.count("<!-- line-0 -->") == 1
 
 
 def test_a_grid_has_every_number(tmp_path: Path) -> None:

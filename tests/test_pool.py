@@ -1,5 +1,6 @@
-"""Pools filled ahead: what they spare a round, where they stop, and that nothing in them serves
-twice, failures included.
+"""Pools filled ahead: what they spare a round, and where they stop.
+
+Nothing in them serves twice, failures included.
 """
 
 import itertools
@@ -64,11 +65,11 @@ def filled(
 
 
 def computed(sides: Sides, params: RoundParams, clients: int = CLIENTS) -> tuple[Outcome, Outcome]:
-    """A round on random updates, whose result is checked."""
+    """Run a round on random updates, and check its result."""
     published = Published(np.zeros(DIM, np.float32), np.full(DIM, 2, np.float32))
     updates = RNG.uniform(-1.2, 1.2, (clients, DIM)).astype(np.float32)
     shares = [params.method.encode(update, CLIENTS, published) for update in updates]
-    halves = [share.split(values, params.width, xor=params.xor_shared) for values in shares]
+    halves = [share.split(values, params.share_bits, xor=params.xor_shared) for values in shares]
     outcomes = run_both(lambda j: run_round(sides[j], params, SMALL, [half[j] for half in halves]))
     alone: Sides = make_parties(lanes=2)
     expected = run_both(lambda j: run_round(alone[j], params, SMALL, [half[j] for half in halves]))[
@@ -122,11 +123,13 @@ def test_a_short_pool_is_topped_up_by_the_round(name: str, extension: str) -> No
     sides = make_parties(lanes=2, extension=extension)
     whole = filled(make_parties(lanes=2), params)[0].ots
     steps = itertools.count()
-    ahead = filled(sides, params, hurry=lambda: next(steps) >= 2)  # both lanes together
+    # both lanes together
+    ahead = filled(sides, params, hurry=lambda: next(steps) >= 2)
     assert 0 < ahead[0].ots == ahead[1].ots < whole
     first, second = computed(sides, params)
     assert first.cost.ots == second.cost.ots > 0
-    computed(sides, params)  # and what is left over is of use to the next
+    # and what is left over is of use to the next
+    computed(sides, params)
 
 
 def test_the_round_may_be_of_fewer_clients_than_the_pool() -> None:
@@ -150,9 +153,8 @@ def test_the_smaller_limit_holds() -> None:
     sides = make_parties(lanes=2)
     limit = 400_000
     run_both(lambda j: fill(sides[j], params, protocol, (limit, PLENTY)[j]))
-    block = (
-        2 * 2 * 128 * 5 * 4
-    )  # lanes, directions, items a block is rounded up to, bytes, kinds at most
+    # lanes, directions, items that a block is rounded up to, their bytes, kinds at most
+    block = 2 * 2 * 128 * 5 * 4
     assert 0.6 * limit < stock_bytes(sides[0]) <= limit + block
     assert stock_bytes(sides[0]) == pytest.approx(stock_bytes(sides[1]), rel=0.02)
 
@@ -200,7 +202,7 @@ class Pipe:
         self.send, self.recv = self._link.send, self._link.recv
 
     def close(self) -> None:
-        """Ends a wait at either side, as ZmqLink does."""
+        """End a wait at either side, as ZmqLink does."""
         self._link._in.put(None)
         self._link.close()
 
@@ -233,7 +235,7 @@ class Servers:
         return open_lane
 
     def round(self, params: RoundParams, fails: str) -> None:
-        """A round; `fails`: "" or when one of the servers drops its session."""
+        """Run a round; `fails` says when one of the servers drops its session, or is ""."""
         self._session = self.engines[0].session_id or next(self._sessions).to_bytes(16, "little")
         for engine in self.engines:
             engine.prepare(self._session, params)
@@ -241,7 +243,8 @@ class Servers:
             self.engines[1].drop()
         uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
         for engine in self.engines:
-            if engine._lanes is not None:  # the other one has failed before the uploads came
+            # the other one has failed before the uploads came
+            if engine._lanes is not None:
                 engine.start(params, uploads, [1] * CLIENTS)
         if fails == "while it runs":
             self.engines[0].drop()
@@ -305,9 +308,8 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
 ) -> None:
     for seen in uses.values():
         seen.clear()
-    wide = {
-        "pairwise": RoundParams(Pairwise(ring_bits=64, fraction_bits=4), DIM, CLIENTS)
-    }  # keys of 64 bits are all different
+    # keys of 64 bits are all different
+    wide = {"pairwise": RoundParams(Pairwise(ring_bits=64, fraction_bits=4), DIM, CLIENTS)}
     servers = Servers()
     for name, fails in [*rounds, ("pairwise", "")]:
         servers.round(wide.get(name, ROUNDS[name]), fails)

@@ -1,5 +1,6 @@
-"""What crosses the wire between the servers: bytes that are uniform until something is opened,
-whatever the inputs, and then the bits of the result.
+"""What crosses the wire between the servers is uniform until something is opened.
+
+That is so whatever the inputs are, and what is then opened are bits of the result.
 
 Uniform is said of each kind of message alone, byte by byte and beside the next (`tests.uniformity`,
 which says what a false alarm costs). It says nothing of what a server can make of a message with
@@ -39,7 +40,8 @@ from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_rounds
 from tests.uniformity import looks_uniform
 
-CLIENTS, DIM = 4, 8192  # whole words everywhere: padding is zero and not uniform
+# whole words everywhere: padding is zero and not uniform
+CLIENTS, DIM = 4, 8192
 MASKED = {
     "leaf.request",
     "leaf.reply",
@@ -98,7 +100,7 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
     method = params.method
     headroom = method.headroom(CLIENTS) if isinstance(method, FixedPoint) else 0
     top = 2 ** (params.ring_bits - 2 - headroom) - 1
-    low, high = (0, 2**params.width - 1) if params.xor_shared else (-top, top)
+    low, high = (0, 2**params.share_bits - 1) if params.xor_shared else (-top, top)
     if isinstance(method, Bucketed):
         low, high = 0, method.buckets - 1
     if kind == "zero":
@@ -114,11 +116,12 @@ def shares_of(
     rows = [
         encode.cumulative(row.astype(np.uint16), params.method.buckets)
         if isinstance(params.method, Bucketed)
-        else ring.reduce(row[None], params.width)
+        else ring.reduce(row[None], params.share_bits)
         for row in values
     ]
     return [
-        share.split(row, params.width, entropy or os_entropy, params.xor_shared) for row in rows
+        share.split(row, params.share_bits, entropy or os_entropy, params.xor_shared)
+        for row in rows
     ]
 
 
@@ -213,7 +216,7 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
         pair = recorders()
         values = inputs(params, "extreme")
         outcomes = run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
-        want = ring.reduce(reference.lower_median(values), params.width)
+        want = ring.reduce(reference.lower_median(values), params.share_bits)
         assert (outcomes[0].values == want).all()
         for view in (end.received for end in pair):
             for label in MASKED & {label for label, _ in view}:
@@ -340,11 +343,13 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
     run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
     result = reference.lower_median(values)
     want = [
-        (result >> bit & 1).astype(np.uint8).tolist() for bit in range(params.width - 1, -1, -1)
+        (result >> bit & 1).astype(np.uint8).tolist()
+        for bit in range(params.share_bits - 1, -1, -1)
     ]
-    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)  # by both parties
+    # by both parties
+    assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)
     labels = [label for label, _ in pair[0].received]
-    assert labels.count("open.bits") == params.width and "open.ring" not in labels
+    assert labels.count("open.bits") == params.share_bits and "open.ring" not in labels
 
 
 def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,8 +373,9 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_are_pinned(name: str) -> None:
-    """Under repeatable randomness a round sends exactly these bytes: a change here is a change of
-    the protocol, and needs a new release number on the wire.
+    """Under repeatable randomness a round sends exactly these bytes.
+
+    A change here is a change of the protocol, and needs a new release number on the wire.
     """
     params = ROUNDS[name]
     pair = recorders()

@@ -1,4 +1,4 @@
-"""Protocols on shares against plain numpy: every width, batch sizes around words and halves, both parties' edges."""
+"""Protocols on shares against numpy: every width, batches around words and halves, edges."""
 
 from collections.abc import Sequence
 
@@ -59,7 +59,8 @@ def values(bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 def test_millionaires(parties: list[Party], bits: int) -> None:
     count = 300
     a, c = values(bits, count)
-    sides = [parties[j].halves(count) for j in (0, 1)]  # who holds a and who c swaps at the half
+    # who holds a and who c swaps at the half
+    sides = [parties[j].halves(count) for j in (0, 1)]
     shares = run_both(
         lambda j: millionaire.greater(parties[j], a[sides[j][0]], c[sides[j][1]], bits)
     )
@@ -165,7 +166,7 @@ def test_opened_bits_carry_nothing_beyond_their_count(parties: list[Party]) -> N
 
 
 def test_leaves_and_ots_of_a_31_bit_comparison() -> None:
-    """protocols.md 8: 31 OTs for the leaves and 14 for the ANDs of a 31-bit instance; 3 and none for 3 bits."""
+    """An instance of 31 bits takes 31 OTs for its leaves and 14 for its ANDs (protocols.md 8)."""
     for bits, leaf_ots, and_ots in ((31, 31, 14), (3, 3, 0), (4, 4, 0), (5, 5, 2)):
         demand = millionaire.greater_demand(64 * 100, bits).counts
         leaf = sum(

@@ -22,6 +22,7 @@ from tests.parties import additive, make_parties, run_both
 
 Lanes = tuple[list[Party], list[Party]]
 PROTOCOL = ProtocolParams(lanes=2)
+# subnormals too
 FLOATS = [
     0.0,
     -0.0,
@@ -35,7 +36,7 @@ FLOATS = [
     -3.4e38,
     3.4e38,
     0.1,
-]  # subnormals too
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +73,13 @@ def method_of(params: RoundParams) -> Radix:
 def radix_round(
     lanes: Lanes, values: np.ndarray, weights: list[int] | None = None, **options: Any
 ) -> tuple[RoundParams, Outcome]:
-    """A round as clients and servers do it, on plain values (n, d)."""
+    """Run a round as clients and servers do it, on plain values (n, d)."""
     clients, dim = values.shape
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
     params = RoundParams(Radix(weights=named, **options), dim, clients)
     uploads = [
-        share.split(method_of(params).words(row)[None], params.width, xor=True) for row in values
+        share.split(method_of(params).words(row)[None], params.share_bits, xor=True)
+        for row in values
     ]
     one, other = run_both(
         lambda j: run_round(
@@ -93,9 +95,8 @@ def radix_round(
 def test_every_rank_of_random_words(clients: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(clients)
-    width = (
-        int(rng.integers(1, 65)) if clients < 9 else int(rng.integers(1, 13))
-    )  # every width has a test of its own
+    # every width has a test of its own
+    width = int(rng.integers(1, 65)) if clients < 9 else int(rng.integers(1, 13))
     words = random_words(rng, clients, width)
     shares = xor_shares(words, rng)
     for rank in range(1, clients + 1):
@@ -184,10 +185,10 @@ def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> Non
     rng = np.random.default_rng(buckets)
     values = rng.normal(size=(7, 300))
     params = RoundParams(Radix(encoding="buckets", buckets=buckets), 300, 7)
-    assert params.width == math.ceil(math.log2(buckets)) and params.layout.rows == 1
+    assert params.share_bits == math.ceil(math.log2(buckets)) and params.layout.rows == 1
     index = encode.bucketize(values, 0.1, 2.0, buckets)
     uploads = [
-        share.split(method_of(params).words(row, 0.1, 2.0)[None], params.width, xor=True)
+        share.split(method_of(params).words(row, 0.1, 2.0)[None], params.share_bits, xor=True)
         for row in values
     ]
     one, _ = run_both(
@@ -225,7 +226,7 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
 
 
 def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> None:
-    """The documented difference: one client of five that shares counts other than 0 and 1 decides alone."""
+    """One client of five that shares counts other than 0 and 1 decides alone, as documented."""
     params = RoundParams(Bucketed(), 200, 5)
     index = np.full((4, 200), 4, np.uint16)
     uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
@@ -235,7 +236,8 @@ def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> No
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
-    assert (one.values == 0).all()  # where each honest client is in bucket 4
+    # where each honest client is in bucket 4
+    assert (one.values == 0).all()
 
 
 def test_several_ranks_share_the_uploads(lanes: Lanes) -> None:
@@ -305,8 +307,9 @@ def test_the_weight_cap() -> None:
     params = RoundParams(Radix(weights=named, weight_cap=0.6), 10, 3)
     assert params.weights_of(["b", "c", "a"]) == [1, 1, 2]
     with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
-        params.weights_of(["a", "b"])  # the third stayed away
-    with pytest.raises(ConfigError, match="weight of a"):
+        # the third stayed away
+        params.weights_of(["a", "b"])
+    with pytest.raises(ConfigError, match="weight of 'a'"):
         RoundParams(Radix(weights=named | {"a": 0}), 10, 3)
 
 
@@ -381,7 +384,7 @@ def test_a_rank_beyond_those_who_came_is_refused() -> None:
 
 
 def test_cost_is_linear_in_the_clients() -> None:
-    """protocols.md 6: about w (2 n + 4) OTs a coordinate."""
+    """A coordinate takes about w (2 n + 4) OTs (protocols.md 6)."""
     for clients in (3, 8, 15):
         demand = radix.demand(6400, clients, 32, ring.count_bits(clients)).counts
         ots = sum(kind.ots * sum(pair) for kind, pair in demand.items())

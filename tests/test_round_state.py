@@ -1,5 +1,6 @@
-"""servers.round_state: a round at both servers, as the table alone; servers.peer and
-servers.control beside it.
+"""servers.round_state: a round at both servers, as the table alone.
+
+servers.peer and servers.control are tested here, too.
 """
 
 import copy
@@ -153,10 +154,12 @@ def test_a_round_from_opening_to_result() -> None:
         both.upload(client)
     assert both.states == (State.OPEN, State.OPEN)
     assert {round_.opened for round_ in both.rounds} == {"nothing"}
-    both.upload("key-c")  # the last that the round takes
+    # the last that the round takes
+    both.upload("key-c")
     assert both.states == (State.RUNNING, State.RUNNING)
     assert {round_.opened for round_ in both.rounds} == {"maybe"}
-    assert both.started == [1, 0]  # S1's lanes are there before S0's
+    # S1's lanes are there before S0's
+    assert both.started == [1, 0]
     both.feed(0, Computed())
     assert both.states == (State.RUNNING, State.RUNNING)
     both.feed(1, Computed())
@@ -214,10 +217,11 @@ def test_s1_refuses_a_digest_that_is_not_its_own() -> None:
 def test_clients_beyond_the_most_are_cut_alike_at_both() -> None:
     both = Both(max_clients=2)
     leader, follower = both.rounds
+    # the reports of S1 still on their way
     leader.here, follower.here = (
         {"key-a", "key-b", "key-c"},
         {"key-a", "key-b", "key-c"},
-    )  # the reports of S1 still on their way
+    )
     both.feed(0, CloseAsked())
     assert leader.included == follower.included == ["key-a", "key-b"]
     assert "max_clients" in leader.left_out["cleo"] and leader.left_out == follower.left_out
@@ -327,7 +331,8 @@ def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads()
                 assert (Effect.DROP_SESSION in line.actions) == (line.to is State.FAILED)
                 starts = line.to is State.RUNNING and state is not State.RUNNING
                 assert (Effect.BIND in line.actions) == starts
-                if starts:  # what is remembered is remembered before anything can be opened
+                # what is remembered is remembered before anything can be opened
+                if starts:
                     assert line.actions.index(Effect.BIND) < line.actions.index(Effect.START)
 
 
@@ -370,7 +375,7 @@ class Walk:
         return made
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """What may happen next at either server."""
+        """Yield what may happen next at either server."""
         for party, here in enumerate(self.rounds):
             if self.queues[party]:
                 yield party, self.queues[party][0]
@@ -420,7 +425,8 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
         for party, event in more:
             then = now.copy()
             pair = then.rounds[party].state, type(event)
-            then.happen(party, event)  # raises if it is refused
+            # raises if it is refused
+            then.happen(party, event)
             if event is Walk.NO:
                 pass
             elif pair in LATE[party]:
@@ -444,7 +450,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
 
 
 def documented() -> str:
-    """The tables as docs/wire.md shows them: states with the same line together."""
+    """Return the tables as docs/wire.md shows them: states with the same line together."""
     text = []
     for party, table in enumerate(TABLE):
         rows: dict[tuple[str, ...], list[str]] = {}
@@ -531,10 +537,12 @@ def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_onl
     both = Both(repeats=repeats, max_clients=4)
     for client in ("key-a", "key-b", "key-c"):
         both.upload(client)
-    if 0 in bound:  # S0 waits for nobody else
+    # S0 waits for nobody else
+    if 0 in bound:
         assert both.states == (State.RUNNING, State.RUNNING)
     both = Both(repeats=repeats, max_clients=4)
-    for party in (0, 1):  # one that got in before the server remembered
+    # one that got in before the server remembered
+    for party in (0, 1):
         both.rounds[party].here.add("key-d")
         both.rounds[party].there.add("key-d")
     for client in ("key-a", "key-b", "key-c"):
@@ -544,7 +552,8 @@ def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_onl
     if bound == (0, 1):
         assert both.rounds[0].included == both.rounds[1].included == ["key-a", "key-b", "key-c"]
         assert both.states == (State.RUNNING, State.RUNNING)
-    else:  # no agreement, no run
+    # no agreement, no run
+    else:
         assert both.states == (State.FAILED, State.FAILED)
 
 

@@ -1,5 +1,6 @@
-"""servers.rounds and servers.requests without sockets: what a server does when peer, engine or disk
-fail it.
+"""servers.rounds and servers.requests without sockets.
+
+The tests say what a server does when peer, engine or disk fail it.
 """
 
 import itertools
@@ -313,8 +314,10 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     caplog.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
         s0.hear(Close(round_id, []), Run(round_id, bytes(32)))
-        s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))  # these are late
-        s0.hear(Done("9-0000000f"))  # of no round here
+        # these are late
+        s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))
+        # of no round here
+        s0.hear(Done("9-0000000f"))
     assert s0.state == ("failed", "s0 had enough") and not s0.sent
     assert caplog.messages == ["message-refused"] * 2 + ["message-late"]
 
@@ -399,7 +402,8 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
     for key in (first, second):
         s0.upload(key, round_id)
         s0.hear(Uploaded(round_id, key))
-    assert s0.state[0] == "closing"  # nobody else can come
+    # nobody else can come
+    assert s0.state[0] == "closing"
     s0.hear(Held(round_id, s0.keys), Ready(round_id))
     s0.engine.result = pipeline.Outcome(
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()

@@ -74,7 +74,8 @@ def test_dirichlets_proportions() -> None:
 def test_dirichlet_that_leaves_a_client_without_images() -> None:
     with pytest.raises(ConfigError, match="left one of 50 clients without an image"):
         split(LABELS, 50, 1, "dirichlet:0.001")
-    few = split(LABELS, 5, 1, "dirichlet:0.05")  # drawn again until it fits
+    # drawn again until it fits
+    few = split(LABELS, 5, 1, "dirichlet:0.05")
     assert all(part.size for part in few)
 
 
@@ -86,9 +87,8 @@ def test_every_client_has_exactly_so_many_labels(each: int, clients: int) -> Non
     assert all(np.count_nonzero(held(part)) == each for part in parts)
     assert holders.max() - holders.min() <= 1
     taken = np.sum([held(part) for part in parts], axis=0)
-    assert np.array_equal(
-        taken, 60 * (holders > 0)
-    )  # a label that somebody has is divided completely
+    # a label that somebody has is divided completely
+    assert np.array_equal(taken, 60 * (holders > 0))
 
 
 def test_labels_of_a_given_number_of_images() -> None:
@@ -114,7 +114,7 @@ def test_labels_of_a_given_number_of_images() -> None:
         (3, "labels:0", None, "1 or more"),
         (3, "labels:x", None, "a split is iid"),
         (3, "labels:11", None, "10 labels"),
-        (3, "labels:2", 1, "1 images cannot be of 2 labels"),
+        (3, "labels:2", 1, "1 images cannot have 2 labels"),
         (3, "labels:2", 121, "choose fewer images"),
         (700, "labels:1", None, "choose fewer"),
         (3, "random", None, "a split is iid"),

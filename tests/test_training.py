@@ -90,7 +90,8 @@ def test_midpoint_and_trimmed_mean_divide_at_the_end() -> None:
     after = finish(Training(), midpoint, words, 4)[0]
     assert np.array_equal(model_of(after), MODEL + np.float32(0.5))
     trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), DIM, 5)
-    total = encode.to_fixed(3 * MODEL, 64, 8)  # of the three that are kept
+    # of the three that are kept
+    total = encode.to_fixed(3 * MODEL, 64, 8)
     after = finish(Training(), trimmed, PublicValues(total[None]), 5)[0]
     assert np.allclose(model_of(after), MODEL, atol=2**-8)
 

@@ -1,4 +1,4 @@
-"""servers.transport over loopback: the streams between servers, what ends a wait, and who gets in."""
+"""servers.transport over loopback: streams between servers, what ends a wait, who gets in."""
 
 import errno
 import os
@@ -142,7 +142,8 @@ def test_another_key_does_not_reach_the_peer_port(pair: Pair) -> None:
 
 def test_a_stream_taken_over_by_a_new_connection_goes_on(pair: Pair) -> None:
     control = pair.control(pair.one)
-    for _ in range(2):  # the second as after a restart of S0, the first connection still open
+    # the second as after a restart of S0, the first connection still open
+    for _ in range(2):
         zero = pair.control(pair.zero)
         zero.send(b"hello")
         assert control.poll(int(WAIT_S * 1000)) and control.recv() == b"hello"
@@ -191,7 +192,7 @@ class Front:
         self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
 
     def caller(self, who: KeyPair | None = None, endpoint: str = "") -> zmq.Socket:
-        """A DEALER with zmq's defaults for signs of life."""
+        """Return a DEALER with zmq's defaults for signs of life."""
         who = who or self.member
         made = self.callers.socket(zmq.DEALER)
         made.linger = 0
@@ -222,7 +223,7 @@ def front() -> Iterator[Front]:
 def relay(
     where: tuple[str, int], bytes_per_s: float = 1e9
 ) -> Iterator[tuple[str, threading.Event]]:
-    """Run a TCP relay to `where`; once `silent` is set it carries nothing more and closes nothing."""
+    """Run a TCP relay to `where`, which carries and closes nothing once `silent` is set."""
     listener = socket.create_server(("127.0.0.1", 0))
     silent = threading.Event()
     ends: list[socket.socket] = []
@@ -259,7 +260,7 @@ def relay(
 
 
 def event(monitor: zmq.Socket, limit_s: float) -> int:
-    """The monitor's next event, 0 if there is none."""
+    """Return the monitor's next event, 0 if there is none."""
     if not monitor.poll(int(limit_s * 1000)):
         return 0
     return int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
@@ -377,7 +378,8 @@ def test_refused_keys_take_bounded_memory_and_a_bounded_log(
     assert len(listed._refused) == transport.REFUSED_KEYS
     assert len(logged) == transport.REFUSALS_PER_MINUTE
     now[0] = 61.0
-    listed.callback("clients", strangers[-1])  # known
+    # known
+    listed.callback("clients", strangers[-1])
     assert len(logged) == transport.REFUSALS_PER_MINUTE
     listed.callback("clients", b"9" * 40)
     missing = len(strangers) - transport.REFUSALS_PER_MINUTE
@@ -387,7 +389,7 @@ def test_refused_keys_take_bounded_memory_and_a_bounded_log(
 def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """zmq counts whole frames as signs of life, and a frame may take as long as a wait may."""
+    """A frame, which zmq counts as a sign of life when it is whole, may take as long as a wait."""
     monkeypatch.setattr(transport, "HEARTBEAT_MS", 100)
     monkeypatch.setattr(transport, "HEARTBEAT_LIMIT_MS", 500)
     where = "127.0.0.1", int(pair.one.endpoint.rpartition(":")[2])
@@ -481,7 +483,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
-    """Return the bytes of the longest message of a whole chunk, with one party's real cryptography."""
+    """Return the bytes of the longest message of a chunk, with one party's real cryptography."""
     clients = params.max_clients
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
     party = plan.lone_party(protocol)

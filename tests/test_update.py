@@ -53,7 +53,8 @@ def test_arrays_come_back_as_they_were(model: Any) -> None:
 def test_new_values_go_to_real_entries_and_local_ones_stay() -> None:
     model = {"a": np.zeros((2, 2), np.float32), "count": np.array([3, 4]), "b": np.zeros(1)}
     vector, spec = flatten(model)
-    model["count"] += 1  # the caller trains on: what was submitted is what comes back
+    # the caller trains on: what was submitted is what comes back
+    model["count"] += 1
     back = unflatten(vector + np.arange(5), spec)
     assert back["a"].tolist() == [[0, 1], [2, 3]]
     assert back["b"].tolist() == [4]
@@ -68,7 +69,8 @@ def test_state_dict_with_batch_norm() -> None:
     network[1].num_batches_tracked += 5
     state = network.state_dict()
     vector, spec = flatten(state)
-    assert vector.size == sum(t.numel() for t in state.values()) - 1  # all but num_batches_tracked
+    # all but num_batches_tracked
+    assert vector.size == sum(t.numel() for t in state.values()) - 1
     back = unflatten(vector + 1.0, spec)
     assert list(back) == list(state)
     for name, before in state.items():

@@ -15,7 +15,8 @@ from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 
-D = 700  # neither a multiple of a word nor of a block
+# neither a multiple of a word nor of a block
+D = 700
 BUCKETED = RoundParams(Bucketed(buckets=6), D, 5)
 PAIRWISE = RoundParams(Pairwise(ring_bits=37, fraction_bits=12), D, 5)
 

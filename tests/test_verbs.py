@@ -39,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def together(functions: list[Callable[[], Any]]) -> list[Any]:
-    """What the functions return, called at the same time."""
+    """Return what the functions return, called at the same time."""
     results: dict[int, Any] = {}
     threads = [
         threading.Thread(target=lambda i=i, f=f: results.update({i: f()}), daemon=True)
@@ -159,9 +159,8 @@ def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None
             client.submit(UPDATES[0])
             other.submit(UPDATES[1])
             assert cli.main(["round", "close", coordinator]) == 0
-            assert np.allclose(
-                client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6
-            )  # the lower median of two
+            # the lower median of two
+            assert np.allclose(client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6)
 
 
 def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def test_channel_checks_label_dtype_shape_and_order() -> None:
             two.recv(label, dtype, shape)
     one, two = local_pair()
     one.send("lost", array)
-    two._link.recv()  # a message that never arrives
+    # a message that never arrives
+    two._link.recv()
     one.send("sum", array)
     with pytest.raises(PeerProtocolError, match="expected message 0"):
         two.recv("sum", np.uint64, (4,))
@@ -148,9 +149,11 @@ def test_channel_counts_bytes_and_the_longest_chain_of_messages() -> None:
     one, two = local_pair()
     payload = np.zeros(100, np.uint8)
     one.send("a", payload)
-    one.send("b", payload)  # does not wait for anything: the same round
+    # does not wait for anything: the same round
+    one.send("b", payload)
     two.recv("a", np.uint8, (100,))
-    two.send("c", payload)  # depends on a: round 2
+    # depends on a: round 2
+    two.send("c", payload)
     two.recv("b", np.uint8, (100,))
     one.recv("c", np.uint8, (100,))
     assert one.traffic.rounds == two.traffic.rounds == 2

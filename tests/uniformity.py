@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-FALSE_ALARM = 1e-9  # of all parities that a process looks at
-PARITIES = 1 << 32  # that it may look at: counted, and more is an error
+# of all parities that a process looks at
+FALSE_ALARM = 1e-9
+# that it may look at: counted, and more is an error
+PARITIES = 1 << 32
 _looked_at = 0
 
 Columns = Mapping[str, np.ndarray]
@@ -34,10 +36,9 @@ def allowed(items: int) -> float:
 
 
 def check_uniform(seen: Columns, known: Columns | None = None) -> None:
-    """Raise Leak unless the columns `seen` are jointly uniform and independent of the columns
-    `known`.
+    """Raise Leak unless the columns `seen` are uniform together and independent of `known`.
 
-    Columns: 0/1 arrays of equal length, an entry per item; `known` may have any distribution.
+    Columns: 0/1 arrays of equal length, one entry per item; `known` may have any distribution.
     Raises ValueError where there are too few items for a constant parity to be caught, or more than
     22 columns.
     """
@@ -76,9 +77,7 @@ def _check_parities(counts: np.ndarray, names: list[str], seen: int) -> None:
 
 
 def _walsh(counts: np.ndarray) -> np.ndarray:
-    """Return, for every set S of places, the sum over x of counts[x] (-1)^(XOR of x's bits in
-    S).
-    """
+    """Return per set S of places the sum over x of counts[x] (-1)^(XOR of x's bits in S)."""
     sums, half = counts.astype(np.int64), 1
     while half < sums.size:
         pairs = sums.reshape(-1, 2, half)
@@ -105,8 +104,9 @@ def windows(
 
 
 def beside_the_next(columns: Columns) -> dict[str, np.ndarray]:
-    """Return each column beside itself one and 64 items on, where a mask repeated in a word or from
-    word to word would show.
+    """Return each column next to itself one and 64 items on.
+
+    A mask repeated in a word, or from word to word, would show there.
     """
     return {
         name + after: column[lag : len(column) - 64 + lag]

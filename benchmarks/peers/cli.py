@@ -1,4 +1,4 @@
-"""`securemedian bench peers`: the same comparisons and medians with SPU and MPyC, on this machine in the same run."""
+"""The kind `peers` of `bench`: the same comparisons and medians with SPU and MPyC, in one run."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,8 +22,10 @@ COMPARE, MEDIAN, SORT = "compare", "median", "sort"
 
 @dataclass(frozen=True)
 class Way:
-    """How a peer does one kind of work, and which part of our batch it is given: what it does one item after another
-    costs the same an item in a smaller batch, and would take minutes in ours.
+    """A way in which a peer does one kind of work, with the size of its batch.
+
+    The batch is our batch divided by `part`. Work that a peer does one item after another costs the
+    same per item in a smaller batch, and would take minutes in ours.
     """
 
     work: str
@@ -33,10 +35,13 @@ class Way:
 
 @dataclass(frozen=True)
 class Peer:
+    """Another system, and the ways in which it does the work."""
+
     name: str
     title: str
     parties: int
-    median_bits: int  # of the ring that its floats are in
+    # of the ring that its floats are in
+    median_bits: int
     ways: tuple[Way, ...]
 
 
@@ -70,32 +75,37 @@ RINGS = (32, 64)
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add `peers` to `bench`."""
     peers = kinds.add_parser(
         "peers",
         help="the same comparisons and medians with SPU and MPyC",
-        description="Signed comparisons and coordinate-wise medians with SPU (Cheetah, two parties), MPyC (three "
-        "parties, the fewest of which one may be corrupt) and this program, one after another on this machine, every "
-        "party a process on loopback. Peers are installed with pip in virtual environments of their own. Set-up is "
-        "not counted; the median of the repetitions is kept; the peers' results are checked against numpy.",
+        description="Time signed comparisons and coordinate-wise medians with SPU (Cheetah, two "
+        "parties), MPyC (three parties, the fewest of which one may be corrupt) and this program, "
+        "one after another on this machine, with one process per party on loopback. Peers are "
+        "installed with pip in virtual environments of their own. Set-up is not counted; the "
+        "median of the repetitions is kept; the peers' results are checked against numpy.",
     )
     peers.add_argument(
         "--peers",
         type=settings.list_from([peer.name for peer in PEERS]),
         default=[peer.name for peer in PEERS],
         metavar="P,..",
-        help="(default: spu,mpyc)",
+        help="the other systems (default: spu,mpyc)",
     )
     peers.add_argument(
         "--count",
         type=settings.count,
         default=400_000,
-        help="comparisons a batch (default: %(default)s)",
+        help="comparisons per batch (default: %(default)s)",
     )
     peers.add_argument(
-        "--clients", type=settings.count, default=8, help="of the medians (default: %(default)s)"
+        "--clients",
+        type=settings.count,
+        default=8,
+        help="values per median (default: %(default)s)",
     )
     peers.add_argument(
-        "--dim", type=settings.count, default=1000, help="medians a batch (default: %(default)s)"
+        "--dim", type=settings.count, default=1000, help="medians per batch (default: %(default)s)"
     )
     peers.add_argument(
         "--repeat", type=settings.count, default=3, help="repetitions (default: %(default)s)"
@@ -112,7 +122,7 @@ def add_kinds(kinds: Any) -> None:
         "--limit-s",
         type=float,
         default=1200.0,
-        help="for each peer, and for installing it (default: %(default)s)",
+        help="limit for running each peer, and for installing it (default: %(default)s)",
     )
     peers.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     settings.add_out(peers)
@@ -120,7 +130,7 @@ def add_kinds(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Time ours and every peer, print the ratios, save the JSON."""
+    """Time our program and every peer, print the ratios, save the JSON."""
     console = report.console()
     file = report.check_writable(options.out / "peers.json")
     ours = settings.Settings(PROTOCOL, repeat=options.repeat, pin=not options.no_pin)
@@ -131,7 +141,7 @@ def run(options: argparse.Namespace) -> None:
             continue
         try:
             with console.status(
-                f"{peer.title}: installing it in {options.env}, where it is not there yet"
+                f"{peer.title}: installing it in {options.env} if it is not there yet"
             ):
                 python = processes.install(peer.name, options.env.absolute(), options.limit_s)
             with console.status(f"{peer.title}: some minutes with the default sizes"):
@@ -201,14 +211,14 @@ def _theirs(peer: Peer, python: Path, options: argparse.Namespace) -> list[Row]:
             title,
             way.how,
             task["count"],
-            # of a repetition, the slower party's, as in benchmarks.harness
+            # the slower party's seconds of each repetition, as in benchmarks.harness
             median_low(
                 [
                     max(seconds)
                     for seconds in zip(*(party["seconds"] for party in results), strict=True)
                 ]
             ),
-            # the mean: a repetition that refills a stock of correlations sends more than others
+            # the mean, because a repetition that refills a stock of correlations sends more
             sum(sum(party["bytes_sent"]) for party in results) / options.repeat,
         )
         for (way, task), *results in zip(jobs, *parties, strict=True)
@@ -234,7 +244,10 @@ def _row(what: str, system: str, how: str, batch: int, seconds: float, sent: flo
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Rows of the same work together, each with how many times faster the first of them is: ours."""
+    """Return the rows grouped by work, each with its ratio: how many times faster ours is.
+
+    Ours is the first row of each group.
+    """
     order = list(dict.fromkeys(row["what"] for row in rows))
     grouped = groupby(
         sorted(rows, key=lambda row: order.index(row["what"])), lambda row: row["what"]
@@ -247,7 +260,7 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def _show(console: Any, rows: Sequence[Row], markdown: bool) -> None:
-    columns = ["work", "system", "how", "batch", "a second", "B each", "ours is faster by"]
+    columns = ["work", "system", "how", "batch", "per second", "B each", "ours is faster by"]
     figures = [
         [
             row["what"],

@@ -1,6 +1,6 @@
 """One of the parties of MPyC, as a process over loopback: `python mpyc_party.py`.
 
-Jobs and results as in spu_party.py.
+Jobs and results are those of spu_party.py.
 """
 
 import json
@@ -11,10 +11,12 @@ import time
 from typing import Any
 
 job = json.load(sys.stdin)
-signal.alarm(job["limit_s"])  # if whoever started this is gone
+# ends this process if whoever started it is gone
+signal.alarm(job["limit_s"])
 if job["core"] is not None:
     os.sched_setaffinity(0, {job["core"]})
-sys.argv += ["--no-log", "-I", str(job["rank"])]  # MPyC reads the command line on import
+# MPyC reads the command line on import
+sys.argv += ["--no-log", "-I", str(job["rank"])]
 for address in job["addresses"]:
     sys.argv += ["-P", address]
 
@@ -24,6 +26,7 @@ from mpyc.runtime import mpc  # noqa: E402
 
 
 async def main() -> None:
+    """Run all tasks, and write what each took."""
     await mpc.start()
     for number, task in enumerate(job["tasks"]):
         measured = await run(task)
@@ -32,6 +35,7 @@ async def main() -> None:
 
 
 async def run(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds and bytes of each repetition of a task, whose result is checked."""
     function, inputs, expected = WORK[task["work"]](task)
     seconds, sent = [], []
     await mpc.gather(inputs)
@@ -43,13 +47,14 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
         sent.append(_bytes_sent() - before)
     result = np.array(await mpc.output(output), float)
-    # numbers have 16 bits after the point
+    # MPyC keeps 16 bits after the point
     if not np.allclose(result, expected, rtol=0, atol=1e-4):
         sys.exit(f"{task}: the result differs from numpy's")
     return {"seconds": seconds[1:], "bytes_sent": sent[1:]}
 
 
 def compare(task: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return signed comparisons: the function, its inputs, and the result to expect."""
     bits, rng = task["ring_bits"], np.random.default_rng(1)
     x, y = rng.integers(-(1 << (bits - 3)), 1 << (bits - 3), (2, task["count"]))
     integers = mpc.SecInt(bits)
@@ -58,7 +63,10 @@ def compare(task: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def median(task: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """What MPyC has under this name, a coordinate at a time; it opens how many values lie below its pivots."""
+    """Return medians by MPyC's function of this name, one coordinate after another.
+
+    That function opens how many values lie below its pivots.
+    """
     values, numbers = _updates(task), mpc.SecFxp(task["ring_bits"])
     inputs = [[mpc.input(numbers(value), 0) for value in column] for column in values.T.tolist()]
     return (
@@ -69,7 +77,7 @@ def median(task: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def network(task: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """All coordinates at once through MPyC's sorting network."""
+    """Return medians by MPyC's sorting network, for all coordinates at once."""
     values, numbers = _updates(task), mpc.SecFxp(task["ring_bits"])
     middle = (len(values) - 1) // 2
     inputs = [mpc.input(numbers.array(values), 0)]

@@ -1,7 +1,8 @@
-"""Runs a peer's program: a virtual environment for it, one process a party, all of it bounded in time.
+"""A peer's program: its virtual environment and its processes, one per party, bounded in time.
 
-A job is {"rank", "addresses" (one a party), "core" (or null), "limit_s", "repetitions", "log", "tasks"}, and a task
-{"work": "compare" | "median" | "sort", "count", "ring_bits", "clients" (of medians)}.
+A job is {"rank", "addresses" (one per party), "core" (or null), "limit_s", "repetitions", "log",
+"tasks"}, and a task is {"work": "compare" | "median" | "sort", "count", "ring_bits", "clients" (of
+medians)}.
 """
 
 import json
@@ -19,25 +20,35 @@ from typing import Any
 from securemedian.mpc.errors import SecureMedianError
 
 HERE = Path(__file__).parent
-PYTHON = (3, 11)  # what the pinned wheels of SPU are made for
+# the version that the pinned wheels of SPU are made for
+PYTHON = (3, 11)
+# between two looks at the processes
 POLL_S = 0.2
-SHOWN = 800  # characters of a failed program's last words
+# characters of a failed program's output that are shown
+SHOWN = 800
 
 
 class PeerFailed(SecureMedianError):
-    """A peer could not be installed, stopped early, took too long or gave a wrong result. The others still run."""
+    """The error that a peer could not be installed or gave no correct result in time.
+
+    The other peers still run.
+    """
 
     code = "peer-failed"
 
 
 def pins(name: str) -> dict[str, str]:
-    """Versions by package, from the peer's requirements."""
+    """Return the pinned version of each package that the peer requires."""
     lines = (HERE / f"requirements-{name}.txt").read_text().split()
     return dict(line.split("==") for line in lines)
 
 
 def install(name: str, folder: Path, limit_s: float) -> Path:
-    """The Python of the peer's virtual environment in `folder`, made if it is not there or its pins have changed."""
+    """Return the Python of the peer's virtual environment in `folder`.
+
+    The environment is made if it is not there or its pinned versions have changed. Raises
+    PeerFailed if that fails or takes longer than `limit_s`.
+    """
     requirements = HERE / f"requirements-{name}.txt"
     environment, installed = folder / name, folder / name / requirements.name
     python = environment / "bin" / "python"
@@ -91,7 +102,12 @@ def run(
     pin: bool,
     limit_s: float,
 ) -> list[list[dict[str, Any]]]:
-    """What each party wrote for each task. `command` is run once a party, its logs beside the first word of it."""
+    """Run `command` once per party, and return what each party wrote for each task.
+
+    The first word of `command` is the Python of a virtual environment, whose folder receives the
+    logs. Raises PeerFailed if a party stops early, takes longer than `limit_s` or leaves out a
+    result.
+    """
     cores = sorted(os.sched_getaffinity(0))
     common = {
         "addresses": _addresses(parties),
@@ -117,7 +133,8 @@ def run(
             assert process.stdin is not None
             process.stdin.write(json.dumps(job))
             process.stdin.close()
-        while any([process.poll() is None for process in processes]):  # asks all of them
+        # a list, so that all processes are asked
+        while any([process.poll() is None for process in processes]):
             if any(process.returncode for process in processes):
                 break
             if time.monotonic() > deadline:
@@ -139,7 +156,7 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def _addresses(parties: int) -> list[str]:
-    """Loopback ports that were free a moment ago."""
+    """Return loopback addresses whose ports were free a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(parties)]
         for one in sockets:
@@ -148,7 +165,7 @@ def _addresses(parties: int) -> list[str]:
 
 
 def _results(output: Path, tasks: int) -> list[dict[str, Any]]:
-    """The JSON lines among what else the peer says."""
+    """Return the JSON lines among whatever else the peer writes."""
     results = [
         json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"task"')
     ]

@@ -1,8 +1,9 @@
-"""One of the two parties of SPU with its Cheetah protocol, as a process over loopback: `python spu_party.py`.
+"""One of the two parties of SPU's Cheetah, as a process over loopback: `python spu_party.py`.
 
-Reads one job (see processes.py) as JSON from standard input, and writes a JSON object a task to standard output: the
-seconds and the bytes sent of each repetition. SPU itself writes its log there, too. Each task runs once untimed, which
-leaves set-up and compilation out, and that result is checked against numpy.
+It reads one job (see processes.py) as JSON from standard input and writes one JSON object per task
+to standard output: the seconds and the bytes sent of each repetition. SPU itself writes its log
+there, too. Each task runs once before it is timed, which leaves out set-up and compilation. The
+result is checked against numpy.
 """
 
 import base64
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 job = json.load(sys.stdin)
-signal.alarm(job["limit_s"])  # if whoever started this is gone
+# ends this process if whoever started it is gone
+signal.alarm(job["limit_s"])
 if job["core"] is not None:
     os.sched_setaffinity(0, {job["core"]})
 
@@ -34,6 +36,7 @@ FIELDS = {32: libspu.FieldType.FM32, 64: libspu.FieldType.FM64}
 
 
 def main() -> None:
+    """Run all tasks, and write what each took."""
     options = libspu.logging.LogOptions()
     options.enable_console_logger = False
     options.system_log_path = str(LOG)
@@ -43,12 +46,14 @@ def main() -> None:
     for party, address in enumerate(job["addresses"]):
         desc.add_party(f"party-{party}", address)
     link = libspu.link.create_brpc(desc, RANK)
-    runtimes: dict[int, tuple[Any, Any]] = {}  # ring bits -> SPU, its input and output
+    # ring bits -> SPU, its input and output
+    runtimes: dict[int, tuple[Any, Any]] = {}
     for number, task in enumerate(job["tasks"]):
         bits = task["ring_bits"]
         if bits not in runtimes:
             config = libspu.RuntimeConfig(protocol=libspu.ProtocolKind.CHEETAH, field=FIELDS[bits])
-            config.enable_pphlo_profile = True  # it writes the bytes of a run to the log
+            # writes the bytes of a run to the log
+            config.enable_pphlo_profile = True
             runtimes[bits] = spu.Runtime(link.spawn(), config), spu.Io(2, config)
         measured = run(link, *runtimes[bits], task)
         print(json.dumps({"task": number} | measured), flush=True)
@@ -56,7 +61,10 @@ def main() -> None:
 
 
 def run(link: Any, runtime: Any, io: Any, task: dict[str, Any]) -> dict[str, Any]:
-    """Shares of the inputs are made at rank 0, and the result is put together there."""
+    """Return the seconds and bytes of each repetition of a task.
+
+    Rank 0 makes the shares of the inputs, puts the result together and checks it.
+    """
     function, inputs, expected = WORK[task["work"]](task)
     names = [f"input-{i}" for i in range(len(inputs))]
     program, _ = frontend.compile(
@@ -93,6 +101,7 @@ def run(link: Any, runtime: Any, io: Any, task: dict[str, Any]) -> dict[str, Any
 
 
 def compare(task: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
+    """Return signed comparisons: the function, its inputs, and the result to expect."""
     bits, rng = task["ring_bits"], np.random.default_rng(1)
     x, y = rng.integers(-(1 << (bits - 3)), 1 << (bits - 3), (2, task["count"])).astype(
         f"int{bits}"
@@ -101,13 +110,16 @@ def compare(task: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
 
 
 def median(task: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
-    """What SPU has under this name."""
+    """Return medians by SPU's function of this name."""
     values = _updates(task)
     return (lambda x: jnp.median(x, axis=0)), (values,), np.median(values, axis=0)
 
 
 def network(task: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
-    """All coordinates at once through a sorting network, which SPU's own sort, a coordinate at a time, is not."""
+    """Return medians by a sorting network, for all coordinates at once.
+
+    SPU's own sort would take one coordinate after another.
+    """
     values = _updates(task)
     middle = (len(values) - 1) // 2
 
@@ -125,7 +137,10 @@ def network(task: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
 
 
 def _merge_exchange(n: int) -> list[list[tuple[int, int]]]:
-    """Layers of comparators that sort n values (Batcher; Knuth, volume 3, Algorithm 5.2.2 M)."""
+    """Return layers of comparators that sort n values.
+
+    This is Batcher's merge exchange (Knuth, volume 3, Algorithm 5.2.2 M).
+    """
     layers, top = [], 1 << (n - 1).bit_length() - 1
     p = top
     while p:

@@ -1,4 +1,4 @@
-"""What faulty and malicious clients do, by name.
+"""The attacks and faults of clients, by name.
 
 A new attack is one file with a subclass of `Attack`, and its place in `ATTACKS`.
 """

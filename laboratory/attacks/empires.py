@@ -1,5 +1,7 @@
-"""Inner product manipulation: Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
-Manipulation" (UAI 2019, PMLR 115).
+"""The attack by inner product manipulation.
+
+It is that of Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner
+Product Manipulation" (UAI 2019, PMLR 115).
 """
 
 from typing import ClassVar
@@ -10,11 +12,12 @@ from securemedian.laboratory.attacks.base import Attack, Vectors, mean_of
 
 
 class FallOfEmpires(Attack):
-    """All attackers send g - epsilon (mean(w) - g), for the honest w: the mean step backwards, but a small one.
+    """All attackers send the honest clients' mean step backwards, scaled down by epsilon.
 
-    An aggregate that goes along has a negative inner product with the true step, and the model gets worse. The smaller
-    epsilon, the closer are the attackers to the honest updates, and the smaller is the step back. A subclass with
-    another `epsilon` is another attack.
+    They send g - epsilon (mean(w) - g) for the honest w. An aggregate that follows them has a
+    negative inner product with the true step, and the model gets worse. The smaller epsilon, the
+    closer are the attackers to the honest updates, and the smaller is the step back. A subclass
+    with another `epsilon` is another attack.
     """
 
     name: ClassVar[str] = "fall-of-empires"

@@ -1,8 +1,9 @@
-"""Two attacks with updates far away: PAF and OFOM, from Chang, Shejwalkar, Shokri and Houmansadr, "Cronus: Robust and
-Heterogeneous Collaborative Learning with Black-Box Knowledge Transfer" (2019).
+"""PAF and OFOM, two attacks with updates that are far away.
 
-Both add a "significantly large vector", which the paper does not fix: here it is 200 in every coordinate, the standard
-deviation of the Gaussian fault.
+They are those of Chang, Shejwalkar, Shokri and Houmansadr, "Cronus: Robust and Heterogeneous
+Collaborative Learning with Black-Box Knowledge Transfer" (2019). Both add a "significantly large
+vector", which the paper does not fix: here it is 200 in every coordinate, the standard deviation of
+the Gaussian fault.
 """
 
 from typing import ClassVar
@@ -29,11 +30,12 @@ class Paf(Attack):
 
 
 class Ofom(Attack):
-    """One far, one mean: an attacker sends the mean of the honest updates plus the large vector, and another the mean
-    of the honest updates and that one.
+    """One far, one mean: one attacker sends a far update, another the mean that results from it.
 
-    The second is then at the mean of all clients, which is the point that an aggregate that starts from the mean trusts
-    most. Of m attackers the first floor(m / 2) are far, and the others at the mean of the honest and the far ones.
+    The far one sends the mean of the honest updates plus the large vector, the other the mean of
+    the honest updates and that one. The second is then at the mean of all clients, the point that
+    an aggregate that starts from the mean trusts most. Of m attackers, the first floor(m / 2) are
+    far, and the others are at the mean of the honest and the far ones.
     """
 
     name: ClassVar[str] = "ofom"
@@ -46,8 +48,7 @@ class Ofom(Attack):
             raise InputError(f"one far, one mean takes 2 attackers or more, not {len(trained)}")
         mean = mean_of(honest, self)
         far = len(trained) // 2
-        share = far / (
-            len(honest) + far
-        )  # of the far ones among those that the others are the mean of
+        # of the far updates among all those whose mean the other attackers send
+        share = far / (len(honest) + far)
         distance = np.repeat([FAR, FAR * share], [far, len(trained) - far])
         return (mean + distance[:, None]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The faults of the paper's experiments (protocols.md 7). A client needs no one else for them."""
+"""The faults of the paper's experiments (protocols.md 7), each of which a client has alone."""
 
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ class BitFlip(Attack):
 
 
 class Negate(Attack):
-    """The parameters with their sign turned, -w: the other reading of the paper's bit flip, and a harder one."""
+    """The parameters with their sign turned, -w: a harder reading of the paper's bit flip."""
 
     name: ClassVar[str] = "negate"
 

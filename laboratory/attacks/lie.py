@@ -1,4 +1,8 @@
-"""Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed Learning" (NeurIPS 2019)."""
+"""The attack "a little is enough".
+
+It is that of Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For
+Distributed Learning" (NeurIPS 2019).
+"""
 
 import math
 from statistics import NormalDist
@@ -11,13 +15,15 @@ from securemedian.mpc.errors import InputError
 
 
 class Lie(Attack):
-    """All attackers send mean - z std of the honest updates, in each coordinate, so close that they look honest.
+    """All attackers send an update near the honest mean, so close that they look honest.
 
-    z is the paper's z_max of n clients and m attackers: with s = floor(n / 2 + 1) - m honest clients wanted as
-    supporters, the largest z with Phi(z) <= (n - m - s) / (n - m). Then s honest clients can be expected farther out
-    than the attackers, who are a majority together with them. Few attackers have to stay close to the mean: z is 0 for
-    n = 3, m = 1 and for n = 10, m = 2, and below that negative, on the mean's other side. The mean and the deviation of
-    w are those of w - g, moved by g.
+    In each coordinate it is the mean of the honest updates less z times their standard deviation.
+    z is the paper's z_max for n clients and m attackers: with s = floor(n / 2 + 1) - m honest
+    clients wanted as supporters, the largest z with Phi(z) <= (n - m - s) / (n - m). Then s honest
+    clients can be expected farther out than the attackers, who form a majority together with them.
+    Few attackers have to stay close to the mean: z is 0 for n = 3, m = 1 and for n = 10, m = 2. For
+    fewer still it is negative, on the other side of the mean. The mean and the deviation of w are
+    those of w - g, moved by g.
     """
 
     name: ClassVar[str] = "lie"
@@ -32,11 +38,16 @@ class Lie(Attack):
 
 
 def z_max(clients: int, attackers: int) -> float:
-    """How many standard deviations from the mean `attackers` of `clients` can go (Algorithm 3 of the paper)."""
+    """Return how many standard deviations from the mean the attackers can go.
+
+    This is Algorithm 3 of the paper. Raises InputError unless there are 3 clients or more and the
+    attackers are a minority.
+    """
     honest = clients - attackers
     supporters = math.floor(clients / 2 + 1) - attackers
     if not 0 < supporters < honest:
         raise InputError(
-            f"a little is enough needs 3 clients or more and a minority of attackers, not {attackers} of {clients}"
+            "a little is enough needs 3 clients or more and a minority of attackers, "
+            f"not {attackers} of {clients}"
         )
     return NormalDist().inv_cdf((honest - supporters) / honest)

@@ -1,5 +1,7 @@
-"""The sign-flipping attack with a factor, as in Li, Xu, Chen, Giannakis and Ling, "RSA: Byzantine-Robust Stochastic
-Aggregation Methods for Distributed Learning from Heterogeneous Datasets" (AAAI 2019): g - s (w - g).
+"""The sign-flipping attack with a factor s, whose update is g - s (w - g).
+
+It is that of Li, Xu, Chen, Giannakis and Ling, "RSA: Byzantine-Robust Stochastic Aggregation
+Methods for Distributed Learning from Heterogeneous Datasets" (AAAI 2019).
 """
 
 from typing import ClassVar
@@ -10,7 +12,7 @@ from securemedian.laboratory.attacks.base import Attack, Vectors
 
 
 class SignFlip10(Attack):
-    """The update's difference times -10."""
+    """The difference w - g times -10."""
 
     name: ClassVar[str] = "sign-flip-10"
     scale: ClassVar[float] = 10.0
@@ -22,7 +24,7 @@ class SignFlip10(Attack):
 
 
 class SignFlip100(SignFlip10):
-    """The update's difference times -100."""
+    """The difference w - g times -100."""
 
     name: ClassVar[str] = "sign-flip-100"
     scale: ClassVar[float] = 100.0

@@ -18,13 +18,17 @@ SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS)}
 
 
 def load(directory: str | Path | None = None, name: str | None = None) -> Dataset:
-    """The data set in a folder, recognised by its files unless it is named. Without either, scikit-learn's digits."""
+    """Return the data set in a folder, which is recognised by its files unless it is named.
+
+    Without a folder and a name, the data set is scikit-learn's digits. Raises ConfigError if the
+    name, the folder or its files are not known.
+    """
     if name is not None and name not in SOURCES:
         raise ConfigError(f"a data set is one of {', '.join(SOURCES)}, not {name!r}")
     if directory is None:
         source = SOURCES[name] if name else DIGITS
         if source.files:
-            raise ConfigError(f"{source.name} is read from a folder: name it. {source.advice}")
+            raise ConfigError(f"{source.name} is read from a folder: name one. {source.advice}")
         return source.read(Path())
     folder = Path(directory)
     return (SOURCES[name] if name else _recognise(folder)).read(folder)
@@ -36,8 +40,9 @@ def _recognise(directory: Path) -> Source:
         return found[0]
     if found:
         raise ConfigError(
-            f"{directory} has files of {' and of '.join(source.name for source in found)}: put each in its own folder"
+            f"{directory} has files of {' and of '.join(source.name for source in found)}: "
+            "put each data set into a folder of its own"
         )
-    what = "is no folder" if not directory.is_dir() else "has the files of no data set"
+    what = "has the files of no data set that is known" if directory.is_dir() else "is not a folder"
     advice = "; ".join(source.advice for source in SOURCES.values() if source.files)
-    raise ConfigError(f"{directory} {what} that is known. {advice}")
+    raise ConfigError(f"{directory} {what}. {advice}")

@@ -1,4 +1,4 @@
-"""What a data set is, and where one comes from."""
+"""The types of a data set and of the place that it is read from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,15 +22,17 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of folder with one data set in it."""
+    """A data set that can be read, and the kind of folder that holds it."""
 
     name: str
     read: Callable[[Path], Dataset]
-    files: tuple[
-        str, ...
-    ]  # by any of which the folder is recognised; none for a data set that needs no folder
-    advice: str  # what is needed and how people get it
-    model: str  # trained on it unless another is named
+    # any of these shows that a folder holds the data set; empty if it needs no folder
+    files: tuple[str, ...]
+    # for error messages: which files are needed, and where to get them
+    advice: str
+    # the name of the model that is trained on it unless another is named
+    model: str
 
     def recognises(self, directory: Path) -> bool:
+        """Return whether the folder holds this data set."""
         return any((directory / name).is_file() for name in self.files)

@@ -1,6 +1,8 @@
-"""CIFAR-10 from its binary files (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
+"""CIFAR-10, read from its binary files.
 
-A record is a label byte and 3,072 pixel bytes: 32 rows of 32 pixels for red, then for green, then for blue.
+The data set is Krizhevsky's, "Learning Multiple Layers of Features from Tiny Images" (2009). A
+record is a label byte and 3,072 pixel bytes: 32 rows of 32 pixels for red, then for green, then for
+blue.
 """
 
 from pathlib import Path
@@ -18,20 +20,24 @@ _TEST = "test_batch.bin"
 
 
 def read_batch(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The images and labels of one file. ConfigError if it is not there, InputError if it is damaged."""
+    """Return the images and labels of one file.
+
+    Raises ConfigError if the file is missing, InputError if it is damaged.
+    """
     try:
         raw = np.fromfile(path, np.uint8)
     except FileNotFoundError as error:
         raise ConfigError(f"{path.parent} has no {path.name}: {CIFAR10.advice}") from error
     if not raw.size or raw.size % _RECORD:
         raise InputError(
-            f"{path} has {raw.size:,} bytes, which is no multiple of a record's {_RECORD:,}: download it again"
+            f"{path} has {raw.size:,} bytes, which is not a multiple of a record's {_RECORD:,}: "
+            "download it again"
         )
     records = raw.reshape(-1, _RECORD)
     labels = records[:, 0].astype(np.int64)
     if labels.max() > 9:
         raise InputError(
-            f"{path} has labels up to {labels.max()}, CIFAR-10 has 0 to 9: is it CIFAR-100?"
+            f"{path} has labels up to {labels.max()}, and CIFAR-10 has 0 to 9: is it CIFAR-100?"
         )
     return records[:, 1:].astype(np.float32) / np.float32(255), labels
 
@@ -47,7 +53,7 @@ CIFAR10 = Source(
     "cifar10",
     _cifar10,
     files=(*_TRAINING, _TEST),
-    advice="CIFAR-10 is data_batch_1.bin to data_batch_5.bin and test_batch.bin, from the 'binary version' at "
-    "https://www.cs.toronto.edu/~kriz/cifar.html",
+    advice="CIFAR-10 is data_batch_1.bin to data_batch_5.bin and test_batch.bin, "
+    "from the 'binary version' at https://www.cs.toronto.edu/~kriz/cifar.html",
     model="cnn-cifar10",
 )

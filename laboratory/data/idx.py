@@ -1,4 +1,4 @@
-"""MNIST from its IDX files (LeCun, Cortes and Burges), plain or gzipped."""
+"""MNIST, read from its IDX files (LeCun, Cortes and Burges), plain or gzipped."""
 
 import gzip
 import math
@@ -11,27 +11,35 @@ from numpy.typing import NDArray
 from securemedian.laboratory.data.base import Dataset, Source
 from securemedian.mpc.errors import ConfigError, InputError
 
-_UNSIGNED_BYTES = 0x08  # the only element type of the MNIST files
+# the only element type of the MNIST files
+_UNSIGNED_BYTES = 0x08
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An IDX file of unsigned bytes, gzipped if its name ends in .gz. InputError says what is wrong with it."""
+    """Return the array in an IDX file of unsigned bytes, which is gzipped if its name ends in .gz.
+
+    Raises InputError if the file is damaged or of another kind.
+    """
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise InputError(f"{path} is no complete gzip file ({error}): download it again") from error
+        raise InputError(
+            f"{path} is not a complete gzip file ({error}): download it again"
+        ) from error
     if (
         len(raw) < 4
         or raw[:3] != bytes([0, 0, _UNSIGNED_BYTES])
         or len(raw) < (header := 4 + 4 * raw[3])
     ):
         raise InputError(
-            f"{path} does not start as an IDX file of unsigned bytes: is it one of the four MNIST files?"
+            f"{path} does not start as an IDX file of unsigned bytes: "
+            "is it one of the four MNIST files?"
         )
     shape = np.frombuffer(raw[4:header], ">u4").tolist()
     if len(raw) - header != math.prod(shape):
         raise InputError(
-            f"{path} announces an array of shape {shape} and has {len(raw) - header:,} bytes for it: download it again"
+            f"{path} announces an array of shape {shape} "
+            f"and has {len(raw) - header:,} bytes for it: download it again"
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
@@ -70,7 +78,7 @@ MNIST = Source(
         for kind in ("images-idx3", "labels-idx1")
         for end in ("", ".gz")
     ),
-    advice="MNIST is {train,t10k}-images-idx3-ubyte.gz and {train,t10k}-labels-idx1-ubyte.gz, unpacked or not, "
-    "from https://ossci-datasets.s3.amazonaws.com/mnist/",
+    advice="MNIST is {train,t10k}-images-idx3-ubyte.gz and {train,t10k}-labels-idx1-ubyte.gz, "
+    "unpacked or not, from https://ossci-datasets.s3.amazonaws.com/mnist/",
     model="mlp",
 )

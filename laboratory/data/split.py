@@ -1,4 +1,4 @@
-"""How the training images are dealt out to the clients: seeded, and no image to two clients."""
+"""The split of the training images among the clients: seeded, and no image goes to two clients."""
 
 import math
 
@@ -9,7 +9,8 @@ from securemedian.mpc.errors import ConfigError
 
 SPLITS = "iid, dirichlet:ALPHA or labels:C"
 
-_DRAWS = 100  # of Dirichlet proportions, until every client has an image
+# of Dirichlet proportions, at most, until every client has an image
+_DRAWS = 100
 
 Part = NDArray[np.int64]
 
@@ -17,17 +18,21 @@ Part = NDArray[np.int64]
 def split(
     labels: Part, clients: int, seed: int, how: str = "iid", images: int | None = None
 ) -> list[Part]:
-    """Which images each client has, as indices into `labels`; of `images` each, or all there are.
+    """Return the images of each client, as indices into `labels`.
 
-    `how` is one of
+    `images` is their number per client, None for all there are. `how` is one of
 
     - `iid`: at random, the same number to everybody;
-    - `dirichlet:ALPHA`: every class is divided in proportions from a symmetric Dirichlet(ALPHA) distribution (Yurochkin
-      et al., ICML 2019): the smaller ALPHA, the fewer classes a client has. The sizes differ, too: `images` is their
-      mean then, since the division is of that many images drawn at random for each client;
-    - `labels:C`: every client has exactly C classes, and every class is divided evenly among the clients that have it,
-      whose numbers differ by one at most (Li, Diao, Chen and He, ICDE 2022). Few clients with few classes leave
-      classes that nobody has.
+    - `dirichlet:ALPHA`: every class is divided in proportions from a symmetric Dirichlet(ALPHA)
+      distribution (Yurochkin et al., ICML 2019). The smaller ALPHA, the fewer classes a client has.
+      The clients' numbers of images differ, and `images` is their mean: `images` times the number
+      of clients are drawn at random and then divided;
+    - `labels:C`: every client has exactly C classes. Every class is divided evenly among the
+      clients that have it, and the numbers of clients per class differ by one at most (Li, Diao,
+      Chen and He, ICDE 2022). With few clients and few classes per client, some classes go to
+      nobody.
+
+    Raises ConfigError if `how` is none of these or the images do not suffice.
     """
     kind, _, value = how.partition(":")
     rng = np.random.default_rng(seed)
@@ -46,8 +51,8 @@ def _iid(count: int, clients: int, rng: np.random.Generator, images: int | None)
     each = count // clients if images is None else images
     if not 1 <= each * clients <= count:
         raise ConfigError(
-            f"{clients} clients of {each:,} images are not in {count:,}: "
-            f"choose 1 to {count // clients:,} images a client"
+            f"{count:,} images are not enough for {clients} clients of {each:,}: "
+            f"choose 1 to {count // clients:,} images per client"
         )
     return list(rng.permutation(count)[: each * clients].reshape(clients, each))
 
@@ -72,8 +77,8 @@ def _dirichlet(
         if all(part.size for part in parts):
             return parts
     raise ConfigError(
-        f"Dirichlet({alpha:g}) left one of {clients} clients without an image {_DRAWS} times: "
-        "choose a larger ALPHA, fewer clients or more images"
+        f"in each of {_DRAWS} draws, Dirichlet({alpha:g}) left one of {clients} clients "
+        "without an image: choose a larger ALPHA, fewer clients or more images"
     )
 
 
@@ -87,9 +92,9 @@ def _by_labels(
         )
     if images is not None and images < each:
         raise ConfigError(
-            f"{images} images cannot be of {each} labels: choose {each} images a client or more"
+            f"{images} images cannot have {each} labels: choose {each} images per client or more"
         )
-    # the labels dealt in turn: neighbours in the round are different, and every label comes up equally often
+    # labels are dealt in turn: a client's are all different, and each label is dealt equally often
     holders: dict[int, list[int]] = {label: [] for label in classes.tolist()}
     for turn in range(clients * each):
         holders[int(classes[turn % len(classes)])].append(turn // each)
@@ -97,7 +102,7 @@ def _by_labels(
     for label, owners in holders.items():
         members = rng.permutation(np.flatnonzero(labels == label))
         for owner, piece in zip(owners, np.array_split(members, max(len(owners), 1)), strict=False):
-            # the first labels of a client have one image more where `images` is no multiple of `each`
+            # a client's first labels have one image more if `images` is not a multiple of `each`
             wanted = (
                 max(len(piece), 1)
                 if images is None
@@ -105,8 +110,8 @@ def _by_labels(
             )
             if wanted > len(piece):
                 raise ConfigError(
-                    f"label {label} has {len(members):,} images, and {len(owners)} clients want {wanted:,} each: "
-                    "choose fewer images or clients"
+                    f"label {label} has {len(members):,} images, and {len(owners)} clients "
+                    f"want {wanted:,} each: choose fewer images or clients"
                 )
             parts[owner].append(piece[:wanted])
     return [np.concatenate(part) for part in parts]

@@ -1,5 +1,5 @@
-"""The paper's experiments, and comparisons with other methods under attack: the verb `experiment`.
+"""The verb `experiment`: the paper's experiments, and comparisons with other methods under attack.
 
-Read the modules in dependency order: `aggregators`, `methods`, `runs`, `saved`, `players`, `service`, `runner`,
-`catalogue`, `summaries`, `progress`, `cli`.
+Read the modules in dependency order: `aggregators`, `aggregation`, `runs`, `saved`, `players`,
+`service`, `runner`, `catalogue`, `summaries`, `progress`, `cli`.
 """

@@ -1,9 +1,8 @@
-"""Plain aggregators, in the clear, as yardsticks: what the literature sets against the median. Experiments alone use
-them.
+"""Aggregators in the clear, which experiments compare with the median.
 
-Each takes the updates (n, d) of n clients of which f may be faulty, and gives one vector (d,). Those that do not depend
-on f ignore it. InputError says how many updates an aggregator needs that has too few. A new one is a function with its
-line in `AGGREGATORS`.
+Each takes the updates (n, d) of n clients, of which f may be faulty, and returns one vector (d,).
+Those that do not depend on f ignore it. Each raises InputError if it needs more updates. A new one
+is a function with its line in `AGGREGATORS`.
 """
 
 from collections.abc import Callable
@@ -19,35 +18,43 @@ Updates = NDArray[Any]
 Vector = NDArray[np.float32]
 Matrix = NDArray[np.float64]
 
-_STEP = 0.5  # of the multiplicative weights, the largest for which their regret bound holds
-_ROUNDS = 50  # after which an update with the largest loss weighs e^-25 of one without any
-_ARRIVED = 1e-12  # weights, of a sum of 1, that change less stay
-_LIMIT = 10_000  # rounds in which they do, in practice hundreds at most
+# the step of the multiplicative weights, the largest for which their regret bound holds
+_STEP = 0.5
+# after so many, an update with the largest loss weighs e^-25 of one without any loss
+_ROUNDS = 50
+# weights that sum to 1 have converged when none changes by more
+_ARRIVED = 1e-12
+# rounds until they have, at most; in practice it takes hundreds
+_LIMIT = 10_000
 
 
 def mean(updates: Updates, f: int) -> Vector:
-    """The average, which one faulty client moves at will."""
+    """Return the average, which one faulty client can move at will."""
     _need(updates, f, 1, "the mean", "1")
     return plaintext.mean(updates)
 
 
 def median(updates: Updates, f: int) -> Vector:
-    """The median of each coordinate, for an even n the lower of both middle values, as the service has it."""
+    """Return the median of each coordinate, as the service does: for an even n the lower one."""
     _need(updates, f, 1, "the median", "1")
     return plaintext.median(updates)
 
 
 def trimmed_mean(updates: Updates, f: int) -> Vector:
-    """In each coordinate the mean without the f smallest and the f largest values (Yin, Chen, Ramchandran and Bartlett,
-    "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018).
+    """Return the mean of each coordinate without its f smallest and f largest values.
+
+    See Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal
+    Statistical Rates" (ICML 2018).
     """
     n = _need(updates, f, 2 * f + 1, "the trimmed mean", "2 f + 1")
     return mean(np.sort(updates, axis=0)[f : n - f], f)
 
 
 def krum(updates: Updates, f: int) -> Vector:
-    """The update with the smallest sum of squared distances to its n - f - 2 nearest others (Blanchard, El Mhamdi,
-    Guerraoui and Stainer, "Machine Learning with Adversaries", NeurIPS 2017).
+    """Return the update closest to its n - f - 2 nearest others, by the sum of squared distances.
+
+    See Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries" (NeurIPS
+    2017).
     """
     n = _need(updates, f, 2 * f + 3, "Krum", "2 f + 3")
     return np.asarray(
@@ -56,8 +63,10 @@ def krum(updates: Updates, f: int) -> Vector:
 
 
 def multi_krum(updates: Updates, f: int) -> Vector:
-    """The mean of the m updates with the smallest scores of Krum, for m = n - f - 2, the largest m for which resilience
-    is shown (Damaskinos et al., "AggregaThor", MLSys 2019). With m = 1 it would be Krum.
+    """Return the mean of the m = n - f - 2 updates with the smallest Krum scores.
+
+    That is the largest m for which resilience is shown (Damaskinos et al., "AggregaThor", MLSys
+    2019). With m = 1 this would be Krum.
     """
     n = _need(updates, f, 2 * f + 3, "Multi-Krum", "2 f + 3")
     scores = _scores(_squared_distances(updates), n - f - 2)
@@ -65,12 +74,13 @@ def multi_krum(updates: Updates, f: int) -> Vector:
 
 
 def bulyan(updates: Updates, f: int) -> Vector:
-    """Bulyan of Krum (El Mhamdi, Guerraoui and Rouault, "The Hidden Vulnerability of Distributed Learning in
-    Byzantium", ICML 2018).
+    """Return the aggregate of Bulyan with Krum.
 
-    Krum selects an update theta = n - 2 f times, each time from those left over. The result is in each coordinate the
-    mean of the theta - 2 f selected values closest to the selected values' median. Krum on r updates looks at r - f - 2
-    neighbours; where so few are left that this is none, it looks at the nearest one.
+    See El Mhamdi, Guerraoui and Rouault, "The Hidden Vulnerability of Distributed Learning in
+    Byzantium" (ICML 2018). Krum selects an update theta = n - 2 f times, each time among those that
+    are left. The result is, in each coordinate, the mean of the theta - 2 f selected values closest
+    to the median of the selected values. Krum on r updates looks at r - f - 2 neighbours; where so
+    few updates are left that this is none, it looks at the nearest one.
     """
     n = _need(updates, f, 4 * f + 3, "Bulyan", "4 f + 3")
     distances, left = _squared_distances(updates), list(range(n))
@@ -83,12 +93,13 @@ def bulyan(updates: Updates, f: int) -> Vector:
 
 
 def weights_average(updates: Updates, f: int) -> Vector:
-    """The average form of the multiplicative weights, MWUAvg in the comparison of Chang et al., "Cronus" (2019).
+    """Return the weighted average under multiplicative weights.
 
-    Multiplicative weights update (Arora, Hazan and Kale, "The Multiplicative Weights Update Method", Theory of
-    Computing 2012), with the clients as experts: all weigh the same at first; an update's loss is its distance from
-    the weighted average, divided by the largest such distance; its weight is multiplied by exp(-loss / 2). That is done
-    50 times, and the result is the weighted average.
+    It is MWUAvg in the comparison of Chang et al., "Cronus" (2019): the multiplicative weights
+    update (Arora, Hazan and Kale, "The Multiplicative Weights Update Method", Theory of Computing
+    2012) with the clients as experts. At first, all weigh the same. An update's loss is its
+    distance from the weighted average, divided by the largest such distance, and its weight is
+    multiplied by exp(-loss / 2). That is repeated 50 times.
     """
     n, squared = _need(updates, f, 1, "the weighted average", "1"), _squared_distances(updates)
     weights = np.full(n, 1 / n)
@@ -102,12 +113,13 @@ def weights_average(updates: Updates, f: int) -> Vector:
 
 
 def weights_optimisation(updates: Updates, f: int) -> Vector:
-    """The optimisation form of the multiplicative weights, MWUOpt in the same comparison: truth discovery (Li, Li, Gao,
-    Zhao, Fan and Han, "Resolving Conflicts in Heterogeneous Data by Truth Discovery and Source Reliability
-    Estimation", SIGMOD 2014).
+    """Return the weighted average whose weights are found by optimisation.
 
-    The result x and the weights v minimise sum v_i |x_i - x|^2 such that sum exp(-v_i) = 1, each in turn from the plain
-    mean on, until they stay: for given weights x is the weighted average, for given x
+    It is MWUOpt in the same comparison, which is truth discovery (Li, Li, Gao, Zhao, Fan and Han,
+    "Resolving Conflicts in Heterogeneous Data by Truth Discovery and Source Reliability
+    Estimation", SIGMOD 2014). The result x and the weights v minimise sum v_i |x_i - x|^2 such that
+    sum exp(-v_i) = 1. Starting from the plain mean, each is computed from the other until the
+    weights converge: for given weights, x is the weighted average; for given x,
     v_i = -log(|x_i - x|^2 / sum_j |x_j - x|^2).
     """
     n, squared = _need(updates, f, 1, "the weighted average", "1"), _squared_distances(updates)
@@ -116,7 +128,7 @@ def weights_optimisation(updates: Updates, f: int) -> Vector:
         losses = _from_average(squared, weights)
         if not losses.any():
             break
-        # an update at x itself would weigh infinitely much
+        # without a floor, an update at x itself would have an infinite weight
         logs = -np.log(np.maximum(losses / losses.sum(), np.finfo(np.float64).eps))
         before, weights = weights, logs / logs.sum()
         if np.abs(weights - before).max() < _ARRIVED:
@@ -137,7 +149,7 @@ AGGREGATORS: dict[str, Callable[[Updates, int], Vector]] = {
 
 
 def _need(updates: Updates, f: int, least: int, name: str, formula: str) -> int:
-    """The number of updates. InputError if it is below `least`, which is `formula`."""
+    """Return the number of updates; raise InputError if it is below `least`, given by `formula`."""
     if f < 0:
         raise InputError(f"the number of faulty clients is 0 or more, not {f}")
     if len(updates) < least:
@@ -149,7 +161,10 @@ def _need(updates: Updates, f: int, least: int, name: str, formula: str) -> int:
 
 
 def _squared_distances(updates: Updates) -> Matrix:
-    """Between all pairs of updates, (n, n). One row of differences at a time, so that memory stays at O(n d)."""
+    """Return the squared distances between all pairs of updates, (n, n).
+
+    They are computed row by row, so that the memory stays at O(n d).
+    """
     rows = np.asarray(updates, np.float64)
     squared = np.zeros((len(rows), len(rows)))
     for i in range(1, len(rows)):
@@ -159,12 +174,15 @@ def _squared_distances(updates: Updates) -> Matrix:
 
 
 def _scores(squared: Matrix, neighbours: int) -> NDArray[np.float64]:
-    """Krum's score of each update: the sum of its squared distances to its nearest others."""
-    return np.sort(squared, axis=1)[:, 1 : neighbours + 1].sum(axis=1)  # the first is its own, 0
+    """Return each update's Krum score: the sum of its squared distances to its nearest others."""
+    # the smallest distance of each row is that of the update to itself, 0
+    return np.sort(squared, axis=1)[:, 1 : neighbours + 1].sum(axis=1)
 
 
 def _from_average(squared: Matrix, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each update's squared distance from the weighted average, weights of sum 1, by distances between updates alone:
+    """Return each update's squared distance from the weighted average, for weights that sum to 1.
+
+    It follows from the distances between the updates alone:
     |x_i - sum_j w_j x_j|^2 = sum_j w_j |x_i - x_j|^2 - sum_jk w_j w_k |x_j - x_k|^2 / 2.
     """
     from_all = squared @ weights

@@ -1,4 +1,4 @@
-"""The experiments by name: which runs each consists of, and how they are drawn."""
+"""The experiments by name, each with its runs and the way they are drawn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES, Dataset, split
-from securemedian.laboratory.experiments import methods
+from securemedian.laboratory.experiments import aggregation
 from securemedian.laboratory.experiments.runs import Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
@@ -16,13 +16,15 @@ from securemedian.mpc.options import options_of
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import POLICIES
 
-ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)  # of p0 = p1
-USUAL = 0.1  # the p0 = p1 of every other experiment
+# the values of p0 = p1 in the experiment on the bucket range
+ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
+# the value of p0 = p1 in every other experiment
+USUAL = 0.1
 
 
 @dataclass(frozen=True)
 class Design:
-    """Hold what was asked for, whole: the experiment's defaults, and what was chosen instead."""
+    """Everything that an experiment is carried out with: its defaults and the user's choices."""
 
     data: Dataset = field(repr=False)
     data_digest: str
@@ -43,7 +45,7 @@ class Design:
         self, seed: int, method: str, attack: str = "none", policy: RangePolicy | None = None
     ) -> Run:
         """Return one training run of this design; `policy` is by default the method's own."""
-        secure = methods.SECURE.get(method)
+        secure = aggregation.SECURE.get(method)
         model = models.MODELS[self.model]
         return Run(
             data=self.data.name,
@@ -56,7 +58,7 @@ class Design:
             seed=seed,
             method=method,
             options=dict(secure.options) if secure else {},
-            range=policy or (secure.range if secure else methods.CONSTANT),
+            policy=policy or (secure.policy if secure else aggregation.CONSTANT),
             attack=attack,
             attackers=self.attackers,
             first=self.first,
@@ -65,30 +67,34 @@ class Design:
         )
 
     def stem(self, experiment: "Experiment") -> str:
-        """Of the files with what came of it."""
+        """Return the stem of the names of the files with the results."""
         return f"{experiment.name}-{self.model}"
 
     @property
     def subject(self) -> str:
-        """For the titles of plots."""
+        """What the experiment is about, for the titles of plots."""
         each = self.images or len(self.data.labels) // self.clients
         where = "through S0 and S1" if self.secure else "in the clear"
-        return f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, medians {where}"
+        return (
+            f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, "
+            f"medians {where}"
+        )
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Runs that differ in their seeds alone. `panel` and `line` say what they show."""
+    """Runs that differ only in their seeds, with the panel and the line that show them."""
 
     panel: str
     line: str
     runs: Sequence[Run]
-    x: float | None = None  # where the experiment is over a number
+    # the value of the number that the experiment varies, if it varies one
+    x: float | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """A curve with the accuracy of each run after each round, in percent: [seed][round]."""
+    """A curve with the accuracy, in percent, of each run after each round: [seed][round]."""
 
     curve: Curve
     accuracies: Sequence[Sequence[float]]
@@ -102,7 +108,7 @@ class Result:
         return sum(self.final) / len(self.final)
 
     def line(self, label: str) -> Line:
-        """Accuracy against round: the mean over the seeds, and a band from the least to the most."""
+        """Return accuracy by round: the mean over the seeds, with a band from least to most."""
         by_round = list(zip(*self.accuracies, strict=True))
         return Line(
             label,
@@ -118,45 +124,50 @@ Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One command's worth. What the options do not say is as here."""
+    """An experiment with its defaults, which hold wherever the user chooses nothing else."""
 
     name: str
     figure: str
+    # the data set
     needs: str
-    duration: str  # rough, with the defaults
+    # rough, with the defaults
+    duration: str
     curves: Callable[[Design], list[Curve]]
     draw: Draw
-    model: str | None = None  # None: the data set's
+    # None: the data set's own
+    model: str | None = None
     clients: int = 3
-    images: int | None = None  # of each client, at most; None: all there are
+    # per client, at most; None: all there are
+    images: int | None = None
     rounds: int = 20
     seeds: tuple[int, ...] = (1,)
-    methods: tuple[str, ...] | None = (
-        "mean",
-        "radix",
-        "bucketed",
-    )  # None: all but pairwise, which radix equals
-    attacks: tuple[str, ...] | None = ("none",)  # None: all
+    # None: all but pairwise, whose results are those of radix
+    methods: tuple[str, ...] | None = ("mean", "radix", "bucketed")
+    # None: all
+    attacks: tuple[str, ...] | None = ("none",)
     attackers: int = 1
-    first: int = 3  # round of an attack
+    # the first round of an attack
+    first: int = 3
 
     def default_methods(self) -> list[str]:
+        """Return the methods to compare unless the user chooses others."""
         return (
             list(self.methods)
             if self.methods
-            else [name for name in methods.names() if name != "pairwise"]
+            else [name for name in aggregation.names() if name != "pairwise"]
         )
 
     def default_attacks(self) -> list[str]:
+        """Return the attacks to carry out unless the user chooses others."""
         return list(self.attacks) if self.attacks else list(ATTACKS)
 
 
 def design(
     experiment: Experiment, data: Dataset, extensions: dict[str, str], chosen: dict[str, Any]
 ) -> Design:
-    """Return the experiment's defaults with what was `chosen` instead.
+    """Return the design of an experiment: its defaults, with what was `chosen` instead.
 
-    Raises ConfigError for what does not fit together.
+    Raises ConfigError for choices that do not fit together.
     """
     values: dict[str, Any] = {
         "model": experiment.model or SOURCES[data.name].model,
@@ -170,7 +181,8 @@ def design(
         "first": experiment.first,
     } | {name: value for name, value in chosen.items() if value is not None}
     for name in ("seeds", "methods", "attacks"):
-        values[name] = list(dict.fromkeys(values[name]))  # what is named twice is done once
+        # a value that is named twice counts once
+        values[name] = list(dict.fromkeys(values[name]))
     if "images" not in values:
         most = len(data.labels) // max(1, values["clients"])
         values["images"] = min(experiment.images, most) if experiment.images else None
@@ -191,7 +203,7 @@ def _check(experiment: Experiment, design: Design) -> None:
         models.check_fits(models.MODELS[design.model], design.data)
     except ConfigError as error:
         raise ConfigError(
-            f"{experiment.name} is of {experiment.needs}, whose folder --data names: {error}"
+            f"{experiment.name} needs {experiment.needs}, whose folder --data names: {error}"
         ) from error
     if design.rounds < 1:
         raise ConfigError(f"--rounds must be 1 or more, not {design.rounds}")
@@ -202,30 +214,31 @@ def _check(experiment: Experiment, design: Design) -> None:
     if design.clients < 2:
         raise ConfigError(f"--clients must be 2 or more, not {design.clients}")
     if not design.attackers and set(design.attacks) != {"none"}:
-        raise ConfigError("an attack needs attackers: say how many with --attackers")
+        raise ConfigError("an attack needs attackers: give their number with --attackers")
     for seed in design.seeds:
         if seed < 0:
             raise ConfigError(f"--seeds must be 0 or more, not {seed}")
         split(design.data.labels, design.clients, seed, design.split, design.images)
     if not 0 <= design.attackers < design.clients:
         raise ConfigError(
-            f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: somebody is honest"
+            f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
+            "at least one client must be honest"
         )
     for method in design.methods:
-        methods.check(method, design.clients, design.attackers)
-        if method in methods.SECURE:
+        aggregation.check(method, design.clients, design.attackers)
+        if method in aggregation.SECURE:
             design.run(design.seeds[0], method).params(dim=1)
 
 
-# Which runs
+# The curves of an experiment
 
 
 def _by_attack(design: Design) -> list[Curve]:
-    """A panel an attack, a line a method."""
+    """Return the curves with one panel per attack and one line per method."""
     return [
         Curve(
             _panel(design, attack),
-            methods.label(method),
+            aggregation.label(method),
             [design.run(seed, method, attack) for seed in design.seeds],
         )
         for attack in design.attacks
@@ -239,17 +252,23 @@ def _policy(name: str, p: float) -> RangePolicy:
 
 
 def _by_range(design: Design) -> list[Curve]:
-    """Every policy of the bucket range, over orders of magnitude of p0 = p1."""
-    if list(design.methods) != ["bucketed"] or len(design.attacks) != 1:
+    """Return one curve per policy of the bucket range and order of magnitude of p0 = p1."""
+    if (
+        len(design.methods) != 1
+        or len(design.attacks) != 1
+        or not aggregation.has_range(design.methods[0])
+    ):
+        known = ", ".join(filter(aggregation.has_range, aggregation.names()))
         raise ConfigError(
-            "an experiment on the bucket range is of the bucketed median, under one attack or none"
+            f"an experiment on the bucket range is of one method with such a range ({known}) "
+            "and of one attack or none"
         )
-    (attack,) = design.attacks
+    (method,), (attack,) = design.methods, design.attacks
     return [
         Curve(
             "",
             policy,
-            [design.run(seed, "bucketed", attack, _policy(policy, p)) for seed in design.seeds],
+            [design.run(seed, method, attack, _policy(policy, p)) for seed in design.seeds],
             x=p,
         )
         for policy in POLICIES
@@ -321,7 +340,10 @@ def _accuracy_grid(
         rows,
         [[value[row, column] for column in columns] for row in rows],
     )
-    title = f"{figure}: test accuracy (%) after {design.rounds} rounds, {design.model} on {design.data.name}"
+    title = (
+        f"{figure}: test accuracy (%) after {design.rounds} rounds, "
+        f"{design.model} on {design.data.name}"
+    )
     return plots.save_grid(stem, title, grid)
 
 

@@ -1,4 +1,4 @@
-"""The verb `experiment`: the paper's figures, and comparisons with other methods, by name."""
+"""The verb `experiment`, which reproduces the paper's figures and compares methods, by name."""
 
 import argparse
 import hashlib
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from securemedian.laboratory.experiments.catalogue import Design, Experiment
-    from securemedian.laboratory.experiments.progress import Board
+    from securemedian.laboratory.experiments.progress import ExperimentBoard
     from securemedian.laboratory.experiments.runs import Record, Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+# the options that replace an experiment's defaults
 CHOSEN = (
     "model",
     "split",
@@ -34,7 +35,8 @@ CHOSEN = (
     "attackers",
     "first",
 )
-TABLE_WIDTH = 120  # a narrower terminal folds the lines, which reads better than cut-off figures
+# columns; a narrower terminal folds the lines, which reads better than figures that are cut off
+TABLE_WIDTH = 120
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -43,13 +45,16 @@ def add_verbs(verbs: "Verbs") -> None:
         "experiment",
         help="reproduce the paper's figures, and compare methods under attack",
         description=(
-            "Train with several ways to combine updates, through the real S0 and S1 or in the clear, and plot test "
-            "accuracy. Every finished run and round is saved: the same command goes on where it was interrupted."
+            "Train with several ways to combine updates, through the real S0 and S1 or in the "
+            "clear, and plot the test accuracy. Every finished run and round is saved: after an "
+            "interruption, the same command goes on where it was."
         ),
     )
-    verb.add_argument("name", nargs="?", metavar="NAME", help="which: see --list")
+    verb.add_argument("name", nargs="?", metavar="NAME", help="the experiment: see --list")
     verb.add_argument(
-        "--list", action="store_true", help="list the experiments, and what there is to choose from"
+        "--list",
+        action="store_true",
+        help="list the experiments, methods, attacks and models to choose from",
     )
     verb.add_argument(
         "--data",
@@ -58,7 +63,9 @@ def add_verbs(verbs: "Verbs") -> None:
         help="the folder of MNIST or CIFAR-10 (default: scikit-learn's 8x8 digits)",
     )
     verb.add_argument(
-        "--dataset", metavar="NAME", help="which data set (default: recognised by the files in DIR)"
+        "--dataset",
+        metavar="NAME",
+        help="the data set (default: recognised by the files in DIR)",
     )
     how = verb.add_mutually_exclusive_group()
     how.add_argument(
@@ -71,14 +78,17 @@ def add_verbs(verbs: "Verbs") -> None:
         "--plain",
         dest="secure",
         action="store_false",
-        help="compute the same medians in the clear, bit by bit: for sweeps",
+        help="compute the same medians in the clear, equal bit by bit: for sweeps",
     )
-    verb.add_argument("--rounds", type=int, metavar="T")
-    verb.add_argument("--images", type=int, metavar="N", help="training images of each client")
+    verb.add_argument("--rounds", type=int, metavar="T", help="how many rounds to train")
+    verb.add_argument("--images", type=int, metavar="N", help="training images per client")
     verb.add_argument(
-        "--seeds", type=_list_of(int), metavar="S,..", help="of start model, split and training"
+        "--seeds",
+        type=_list_of(int),
+        metavar="S,..",
+        help="seeds of start model, split and training, with one run per seed",
     )
-    verb.add_argument("--clients", type=int, metavar="N")
+    verb.add_argument("--clients", type=int, metavar="N", help="how many clients take part")
     verb.add_argument(
         "--methods", type=_list_of(str), metavar="M,..", help="ways to combine updates"
     )
@@ -95,7 +105,7 @@ def add_verbs(verbs: "Verbs") -> None:
     verb.add_argument(
         "--split",
         metavar="HOW",
-        help="iid (default), dirichlet:ALPHA, or labels:C for C labels a client",
+        help="iid (default), dirichlet:ALPHA, or labels:C for C labels per client",
     )
     verb.add_argument(
         "--with",
@@ -104,16 +114,16 @@ def add_verbs(verbs: "Verbs") -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="run this file first, which registers methods, attacks, models or data sets of your own "
-        "(docs/extending.md)",
+        help="run this file first, which registers methods, attacks, models or data sets of your "
+        "own (docs/extending.md)",
     )
     verb.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where results go (default: results/experiments/NAME-MODEL)",
+        help="where results are saved (default: results/experiments/NAME-MODEL)",
     )
-    verb.add_argument("--fresh", action="store_true", help="redo what is there already")
+    verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
     verb.set_defaults(run=_experiment)
 
 
@@ -121,7 +131,8 @@ def _list_of(kind: type[int] | type[str]) -> Callable[[str], list[Any]]:
     def parse(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]
 
-    parse.__name__ = f"list of {kind.__name__}"  # argparse says it of what does not parse
+    # argparse shows this name in its error message
+    parse.__name__ = f"list of {kind.__name__}"
     return parse
 
 
@@ -141,7 +152,8 @@ def _experiment(options: argparse.Namespace) -> None:
     experiment = catalogue.EXPERIMENTS.get(options.name)
     if experiment is None:
         raise ConfigError(
-            f"name an experiment: {', '.join(catalogue.EXPERIMENTS)}. `securemedian experiment --list` describes them"
+            f"name an experiment: {', '.join(catalogue.EXPERIMENTS)}. "
+            "`securemedian experiment --list` describes them"
         )
     plots.check()
     models.use_one_thread()
@@ -151,13 +163,16 @@ def _experiment(options: argparse.Namespace) -> None:
     )
     folder = options.out or Path("results", "experiments", design.stem(experiment))
     saved.prepare(folder / "runs")
-    # unwinds, so that the servers are ended then, too
+    # SIGTERM unwinds the stack, so that the servers are ended
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _run(experiment, design, folder, options.fresh, console)
 
 
 def _extend(paths: Sequence[Path]) -> dict[str, str]:
-    """Run files that register something. Their digests: a run with another version of one is another run."""
+    """Run the files that register something, and return their digests by file name.
+
+    The digests become part of each run's id: a run with another version of a file is another run.
+    """
     digests = {}
     for path in paths:
         try:
@@ -168,7 +183,8 @@ def _extend(paths: Sequence[Path]) -> dict[str, str]:
         if spec is None or spec.loader is None:
             raise ConfigError(f"--with takes Python files, whose names end in .py, not {path}")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # dataclasses look their module up
+        # dataclasses look up the module that defines them
+        sys.modules[path.stem] = module
         try:
             spec.loader.exec_module(module)
         except Exception as error:
@@ -180,7 +196,7 @@ def _list(console: "Console") -> None:
     from rich.table import Table
 
     from securemedian.laboratory.attacks import ATTACKS
-    from securemedian.laboratory.experiments import catalogue, methods
+    from securemedian.laboratory.experiments import aggregation, catalogue
     from securemedian.laboratory.models import MODELS
 
     table = Table(title="experiments")
@@ -209,31 +225,33 @@ def _list(console: "Console") -> None:
             one.duration,
         )
     console.print(table)
-    for what, names in (("methods", methods.names()), ("attacks", ATTACKS), ("models", MODELS)):
+    for what, names in (("methods", aggregation.names()), ("attacks", ATTACKS), ("models", MODELS)):
         console.print(f"{what}: {', '.join(names)}")
 
 
 def _run(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
-    """All runs, then what came of them."""
+    """Carry out all runs, then save, draw and print the results."""
     from securemedian.laboratory.experiments import saved, summaries
     from securemedian.laboratory.experiments.catalogue import Result
-    from securemedian.laboratory.experiments.progress import Board
+    from securemedian.laboratory.experiments.progress import ExperimentBoard
 
     curves = experiment.curves(design)
-    runs = {run.id: run for curve in curves for run in curve.runs}
+    runs = {run.run_id: run for curve in curves for run in curve.runs}
     if fresh:
         for run in runs.values():
             saved.forget(folder / "runs", run)
-    records = _records(runs, design, folder / "runs", Board(console, len(runs), design.rounds))
+    records = _records(
+        runs, design, folder / "runs", ExperimentBoard(console, len(runs), design.rounds)
+    )
     results = [
         Result(
             curve,
             [
                 [
                     100 * one
-                    for one in records[run.id].accuracies(design.rounds, design.data.classes)
+                    for one in records[run.run_id].accuracies(design.rounds, design.data.classes)
                 ]
                 for run in curve.runs
             ],
@@ -252,9 +270,9 @@ def _run(
 
 
 def _records(
-    runs: "dict[str, Run]", design: "Design", folder: Path, board: "Board"
+    runs: "dict[str, Run]", design: "Design", folder: Path, board: "ExperimentBoard"
 ) -> "dict[str, Record]":
-    """What is known of every run once the missing ones have been carried out."""
+    """Carry out the runs that are missing, and return the records of all."""
     from securemedian.laboratory.experiments import runner, saved
     from securemedian.laboratory.experiments.service import Service
 
@@ -272,7 +290,7 @@ def _records(
         for run_id, run in missing.items():
             board.begin(run)
             done[run_id] = runner.carry_out(
-                run, design.rounds, design.data, service, folder, board.round
+                run, design.rounds, design.data, service, folder, board.advance
             )
             board.finished(done[run_id])
     return done

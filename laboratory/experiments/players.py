@@ -1,4 +1,4 @@
-"""All clients of a run, played one after the other by this process: honest ones train, attackers see what they may."""
+"""All clients of a run, played by this process: honest ones train, attackers see what they may."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +15,14 @@ from securemedian.laboratory.worker import Trainer
 
 Float32s = NDArray[np.float32]
 
-# Steps of a small network are over before another thread gets the interpreter; those of larger ones run side by side.
+# clients that train at the same time
 THREADS = 2
-THREADS_PAY_FROM = 500_000  # parameters
+# parameters; the steps of a smaller network are over before another thread gets the interpreter
+THREADS_PAY_FROM = 500_000
 
 
 class Players:
-    """The clients. The same run gives the same updates, with threads or without."""
+    """The clients of a run, whose updates are the same with threads or without."""
 
     def __init__(self, run: Run, data: Dataset) -> None:
         self._run, self._data = run, data
@@ -35,10 +36,14 @@ class Players:
         ]
 
     def start(self) -> Float32s:
+        """Return the model that the run starts from."""
         return models.start(self._model, self._run.seed)
 
     def updates(self, model: Float32s, number: int) -> Float32s:
-        """What the clients send in round `number` after `model`: shape (n, d), the attackers' last."""
+        """Return the updates (n, d) that the clients send in round `number`, the attackers' last.
+
+        All clients train from `model` (d,).
+        """
         run, attack = self._run, self._attack
         trained = np.stack(
             list(self._each(lambda trainer: trainer.trained(model, number), model.size))
@@ -46,16 +51,17 @@ class Players:
         if not (run.attackers and attack.active(number)):
             return trained
         honest = trained[: run.clients - run.attackers]
-        rng = np.random.default_rng((run.seed, run.clients, number))  # no client has this index
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what overflows is for the aggregate to survive
+        # no client has the index `run.clients`
+        rng = np.random.default_rng((run.seed, run.clients, number))
+        # an attack may overflow: the aggregate has to survive it
+        with np.errstate(over="ignore", invalid="ignore"):
             sent = attack.corrupt(
                 trained[len(honest) :], model, honest if attack.sees_honest else honest[:0], rng
             )
         return np.concatenate([honest, sent])
 
     def accuracy(self, model: Float32s) -> float:
+        """Return a model's accuracy on the test images."""
         return models.accuracy(self._model, model, self._data.test_images, self._data.test_labels)
 
     def _each(self, train: Callable[[Trainer], Float32s], dim: int) -> Iterator[Float32s]:

@@ -1,4 +1,4 @@
-"""What an experiment looks like in a terminal while it runs."""
+"""The display of an experiment in a terminal while it runs."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -14,14 +14,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from securemedian.laboratory.experiments.methods import CONSTANT
+from securemedian.laboratory.experiments.aggregation import CONSTANT
 from securemedian.laboratory.experiments.runs import Record, Run
 
-ESTIMATE_S = 7200.0  # of the past rounds from which the remaining time is estimated
+# the remaining time is estimated from the rounds of the last so many seconds
+ESTIMATE_S = 7200.0
 
 
-class Board:
-    """A bar over all rounds of all runs, what is going on, and a line for every finished run."""
+class ExperimentBoard:
+    """A progress bar over all rounds of all runs, and a line for every finished run."""
 
     def __init__(self, console: Console, runs: int, rounds: int) -> None:
         self._console, self._runs, self._rounds = console, runs, rounds
@@ -41,7 +42,7 @@ class Board:
         self._task = self._progress.add_task("starting", total=None)
 
     def found(self, done: Mapping[str, Record]) -> None:
-        """These runs need not be carried out."""
+        """Count runs that need not be carried out."""
         self._number = len(done)
         if done:
             self._console.print(f"{len(done)} of {self._runs} runs are there already")
@@ -50,26 +51,28 @@ class Board:
         )
 
     def begin(self, run: Run) -> None:
+        """Show that a run begins."""
         self._number += 1
         self._title = f"run {self._number} of {self._runs}: {run.name}"
-        if run.range != CONSTANT:
-            self._title += f", range {run.range.name} {run.range.initial:g}"
+        if run.policy != CONSTANT:
+            self._title += f", range {run.policy.name} {run.policy.initial:g}"
         self._say(f"{self._title}: starting")
 
-    def round(self, record: Record) -> None:
-        """A round is finished, or a run goes on after those of `record`."""
+    def advance(self, record: Record) -> None:
+        """Show that the rounds of `record` are done and the next one is running."""
         accuracy = f", accuracy {record.rounds[-1].accuracy:.2%}" if record.rounds else ""
         self._line = f"{self._title}: round {len(record.rounds) + 1} of {self._rounds}{accuracy}"
         self._progress.update(self._task, completed=self._done + len(record.rounds))
         self._say(self._line)
 
     def servers(self, status: Mapping[str, Any]) -> None:
-        """S0's status while it computes."""
+        """Show S0's status while it computes."""
         done, total = status["progress"]
         share = f" {done / total:.0%}" if total else ""
         self._say(f"{self._line}; servers: {status['phase'] or status['state']}{share}")
 
     def finished(self, record: Record) -> None:
+        """Print the line of a finished run."""
         self._done += self._rounds
         self._progress.update(self._task, completed=self._done)
         accuracy = f"{record.rounds[-1].accuracy:.2%}" if record.rounds else "none"

@@ -1,4 +1,4 @@
-"""Carry out one training run from its start, or from where it was interrupted, to its last round."""
+"""One training run, carried out from its start, or from where it was interrupted, to its end."""
 
 import hashlib
 import time
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.experiments import methods, saved
+from securemedian.laboratory.experiments import aggregation, saved
 from securemedian.laboratory.experiments.players import Players
-from securemedian.laboratory.experiments.runs import Cost, Figures, Record, Run
+from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
 from securemedian.laboratory.experiments.service import Service
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.training import Training
 
 Float32s = NDArray[np.float32]
-# is called with what is known so far, after every round
+# called with the record so far, first and after every round
 ShowRecord = Callable[[Record], None]
 
 
 class Diverged(SecureMedianError):
-    """Say that a value of the run is no longer a number: there is no next round."""
+    """The error that a value of the run is no longer a number, so that there is no next round."""
 
     code = "diverged"
 
@@ -32,11 +32,14 @@ class Diverged(SecureMedianError):
 def carry_out(
     run: Run, rounds: int, data: Dataset, service: Service | None, folder: Path, show: ShowRecord
 ) -> Record:
-    """Train for `rounds` rounds, saving each. `service` is needed by runs that are `secure`."""
+    """Train for `rounds` rounds, save each, and return the record.
+
+    Only runs that are `secure` need `service`.
+    """
     players = Players(run, data)
     record, training = saved.load_checkpoint(folder, run) or (
         Record(),
-        Training(run.range, players.start(), np.array(run.range.initial, np.float32)),
+        Training(run.policy, players.start(), np.array(run.policy.initial, np.float32)),
     )
     show(record)
     while not record.covers(rounds):
@@ -59,27 +62,27 @@ def carry_out(
 
 def _round(
     run: Run, before: Training, players: Players, service: Service | None
-) -> tuple[Training, Cost | None]:
-    """Return the run after one more round.
+) -> tuple[Training, ServerCost | None]:
+    """Run one more round, and return the training after it and what the round cost the servers.
 
-    Raises Diverged where a value is no number.
+    Raises Diverged if a value is no longer a number.
     """
 
     def play(model: Float32s) -> Float32s:
         updates = players.updates(model, before.number)
-        # no client would be let submit these
+        # a client refuses to submit these
         if np.isnan(updates).any():
             raise Diverged("an update is not a number")
         return updates
 
     model, cost = _model(before), None
-    # what overflows is seen below
+    # an overflow is found below
     with np.errstate(over="ignore", invalid="ignore"):
-        if run.method not in methods.SECURE:
-            after = before.after(methods.combine(run.method, play(model), run.attackers))
+        if run.method not in aggregation.SECURE:
+            after = before.after(aggregation.combine(run.method, play(model), run.attackers))
         elif run.secure:
             assert service is not None
-            after, cost = service.round(run.params(model.size), before, play)
+            after, cost = service.run_round(run.params(model.size), before, play)
         else:
             results = plaintext.published(play(model), run.params(model.size), model, before.width)
             after = before.after(results[0])
@@ -89,6 +92,6 @@ def _round(
 
 
 def _model(training: Training) -> Float32s:
-    # every run starts with one
+    # every run starts with a model
     assert training.model is not None
     return training.model

@@ -1,4 +1,4 @@
-"""What a training run is, and what is kept of it."""
+"""The parameters of a training run, and the record that is kept of it."""
 
 import hashlib
 import json
@@ -10,48 +10,63 @@ from securemedian.laboratory.data import Dataset
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 
-UPLOADS_LIMIT_S = 6 * 3600.0  # for all clients of a round to train and upload
+# for all clients of a round to train and upload
+UPLOADS_LIMIT_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides the figures of a training run, but for the number of its rounds: a longer run begins as
-    a shorter one. The last `attackers` of the clients attack from round `first` on.
+    """Everything that decides the figures of a training run, except the number of its rounds.
+
+    A longer run begins as a shorter one. The last `attackers` of the clients attack from round
+    `first` on.
     """
 
     data: str
     data_digest: str
     model: str
-    recipe: Mapping[str, Any]  # how a client trains it
+    # how a client trains the model
+    recipe: Mapping[str, Any]
     split: str
     clients: int
-    images: int | None  # of each client; None: all there are, divided evenly
+    # per client; None: all there are, divided evenly
+    images: int | None
     seed: int
+    # a name of `aggregation`
     method: str
-    options: Mapping[str, Any]  # the method and its options; none for a yardstick
-    range: RangePolicy
+    # the servers' method and its options; empty for an aggregator in the clear
+    options: Mapping[str, Any]
+    policy: RangePolicy
     attack: str
     attackers: int
     first: int
-    secure: bool  # through S0 and S1, or the same functionality in the clear
-    extensions: Mapping[str, str]  # digests of the files that registered more, by name
+    # through S0 and S1, or the same functionality in the clear
+    secure: bool
+    # digests of the files that registered more methods, attacks, .., by file name
+    extensions: Mapping[str, str]
 
     @property
-    def id(self) -> str:
-        """Also a file name. Runs that differ in anything differ in it."""
+    def run_id(self) -> str:
+        """The run's id, also a file name; runs that differ in any field have different ids."""
         # every policy had a decay when the first runs were saved: their ids stay
-        policy = {"decay": 0.1} | self.range.to_dict()
-        values = json.dumps(asdict(self) | {"range": policy}, sort_keys=True)
+        policy = {"decay": 0.1} | self.policy.to_dict()
+        values = json.dumps(self.to_dict() | {"range": policy}, sort_keys=True)
         digest = hashlib.sha256(values.encode()).hexdigest()
         return f"{self.method}-{self.attack}-seed{self.seed}-{digest[:12]}"
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The run's name for people."""
         return f"{self.method}, {self.attack}, seed {self.seed}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as they are saved, with the policy under "range"."""
+        return {
+            "range" if name == "policy" else name: value for name, value in asdict(self).items()
+        }
+
     def params(self, dim: int) -> RoundParams:
-        """Of a round of the servers, which takes all clients or fails."""
+        """Return the parameters of a round of the servers, which takes all clients or fails."""
         return RoundParams.from_dict(
             {
                 "dim": dim,
@@ -64,8 +79,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What the servers say of a round."""
+class ServerCost:
+    """The cost of a round as S0 reports it."""
 
     seconds: float
     ots: int
@@ -75,43 +90,53 @@ class Cost:
 
 @dataclass(frozen=True)
 class Figures:
-    """One round, measured."""
+    """What was measured in one round."""
 
-    accuracy: float  # of the new model on the test images
-    model: str  # SHA-256 of the new model's float32 values: the same wherever and however it was computed
-    seconds: float  # all of the round: training, attacking, combining, testing
-    cost: Cost | None  # only of rounds through the servers
+    # of the new model on the test images
+    accuracy: float
+    # SHA-256 of the new model's float32 values, the same wherever and however it was computed
+    model: str
+    # of the whole round: training, attacking, combining and testing
+    seconds: float
+    # None for rounds in the clear
+    cost: ServerCost | None
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run. A run that diverged ends in the round where a value was no longer a number."""
+    """The measured rounds of a run.
+
+    A run that diverged ends in the round in which a value was no longer a number.
+    """
 
     rounds: list[Figures] = field(default_factory=list)
     diverged: bool = False
 
     def accuracies(self, rounds: int, classes: int) -> list[float]:
-        """Of so many rounds; those after a divergence have the accuracy of guessing."""
+        """Return the accuracies of so many rounds; after a divergence, it is that of guessing."""
         known = [figures.accuracy for figures in self.rounds[:rounds]]
         return known + [1 / classes] * (rounds - len(known))
 
     def covers(self, rounds: int) -> bool:
+        """Return whether nothing is left to do of so many rounds."""
         return self.diverged or len(self.rounds) >= rounds
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as it is saved."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Record":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Record":
+        """Return the record that was saved as these values."""
         rounds = [
-            Figures(**(one | {"cost": Cost(**one["cost"]) if one["cost"] else None}))
+            Figures(**(one | {"cost": ServerCost(**one["cost"]) if one["cost"] else None}))
             for one in values["rounds"]
         ]
         return cls(rounds, bool(values["diverged"]))
 
 
 def fingerprint(data: Dataset) -> str:
-    """Of the images themselves: the same name in another folder may be other data."""
+    """Return a digest of the images: a name may stand for other data in another folder."""
     digest = hashlib.sha256()
     for array in (data.images, data.labels, data.test_images, data.test_labels):
         digest.update(repr(array.shape).encode())

@@ -1,11 +1,13 @@
-"""What stays of runs on disk: ID.json of a finished one; ID.npz of one in progress, with all it needs to go on."""
+"""The files of runs: ID.json of a finished run, ID.npz of a run in progress.
+
+The latter holds everything that the run needs to go on.
+"""
 
 import io
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from securemedian.servers.training import Training
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder. ConfigError if nothing can be written there."""
+    """Make the folder; raise ConfigError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / "writable", b"")
@@ -27,17 +29,20 @@ def prepare(folder: Path) -> None:
 
 
 def load(folder: Path, run: Run) -> Record | None:
-    """What a finished run has left."""
-    path = folder / f"{run.id}.json"
+    """Return the record of a finished run, or None if there is none.
+
+    Raises ConfigError if the file is damaged or of another run.
+    """
+    path = folder / f"{run.run_id}.json"
     if not path.exists():
         return None
     try:
         values = json.loads(path.read_text("utf-8"))
-        if values["run"] != _as_read(asdict(run)):
+        if values["run"] != _as_read(run.to_dict()):
             raise ConfigError(
                 f"{path} is of another run: move it away, or choose another folder with --out"
             )
-        return Record.from_json(values)
+        return Record.from_dict(values)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is damaged: remove it, or redo everything with --fresh"
@@ -45,12 +50,16 @@ def load(folder: Path, run: Run) -> Record | None:
 
 
 def finish(folder: Path, run: Run, record: Record) -> None:
-    write_json(folder / f"{run.id}.json", {"run": asdict(run)} | record.to_json())
+    """Save the record of a finished run, and remove its checkpoint."""
+    write_json(folder / f"{run.run_id}.json", {"run": run.to_dict()} | record.to_dict())
     _checkpoint(folder, run).unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
-    """Where an unfinished run was interrupted."""
+    """Return the record and state of an interrupted run, or None if there is no checkpoint.
+
+    Raises ConfigError if the checkpoint is damaged.
+    """
     path = _checkpoint(folder, run)
     if not path.exists():
         return None
@@ -58,9 +67,9 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
         with np.load(path, allow_pickle=False) as arrays:
             values = json.loads(str(arrays["record"]))
             training = Training(
-                run.range, arrays["model"], arrays["width"], int(arrays["published"])
+                run.policy, arrays["model"], arrays["width"], int(arrays["published"])
             )
-        return Record.from_json(values), training
+        return Record.from_dict(values), training
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is damaged: remove it, or redo everything with --fresh"
@@ -68,11 +77,11 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
 
 
 def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) -> None:
-    """Figures and state in one file, so that they are of the same round."""
+    """Save the record and state of an unfinished run in one file, so that both are of one round."""
     content = io.BytesIO()
     np.savez(
         content,
-        record=np.array(json.dumps(record.to_json())),
+        record=np.array(json.dumps(record.to_dict())),
         model=training.model,  # type: ignore[arg-type]
         width=training.width,
         published=np.array(training.published),
@@ -81,26 +90,28 @@ def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) 
 
 
 def forget(folder: Path, run: Run) -> None:
-    """Remove what is there of a run."""
-    for path in (folder / f"{run.id}.json", _checkpoint(folder, run)):
+    """Remove the files of a run."""
+    for path in (folder / f"{run.run_id}.json", _checkpoint(folder, run)):
         with suppress(FileNotFoundError):
             path.unlink()
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as JSON to a file, whole or not at all."""
     _replace(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def _checkpoint(folder: Path, run: Run) -> Path:
-    return folder / f"{run.id}.npz"
+    return folder / f"{run.run_id}.npz"
 
 
 def _as_read(values: Mapping[str, Any]) -> Any:
+    """Return values as they are after they have been written and read."""
     return json.loads(json.dumps(values))
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file, whole or not at all."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(content)
     os.replace(new, path)

@@ -1,4 +1,4 @@
-"""Rounds through the real S0 and S1, with every client's own key. All clients are played by this process."""
+"""Rounds through the real S0 and S1, where this process plays all clients with their own keys."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
-from securemedian.laboratory.experiments.runs import Cost
+from securemedian.laboratory.experiments.runs import ServerCost
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.params import RoundParams
@@ -27,20 +27,25 @@ from securemedian.servers.store import Store
 from securemedian.servers.training import Training
 
 Float32s = NDArray[np.float32]
-Play = Callable[[Float32s], Float32s]  # the updates (n, d) that follow a published model
+# returns the updates (n, d) of all clients for a published model (d,)
+Play = Callable[[Float32s], Float32s]
 
-OPEN_LIMIT_S = 60.0  # for an opened round to be seen by the clients
+# for the clients to see an opened round
+OPEN_LIMIT_S = 60.0
+# between two questions of a client to a server
 POLL_S = 0.02
 
 
 class Service:
-    """Both servers, started when the first round needs them and kept for all that follow. Leaving it ends them."""
+    """Both servers, which start when the first round needs them and end with this context."""
 
     def __init__(self, clients: int, show: ShowStatus) -> None:
         self._names, self._show = keygen.client_names(clients), show
         self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
-        self._open = ExitStack()  # of the servers and the connections to them
-        self._kept: Training | None = None  # what S0 has; None: the servers are not running
+        # the servers and the connections to them
+        self._open = ExitStack()
+        # what S0 has published last; None: the servers are not running
+        self._kept: Training | None = None
         try:
             keygen.make_all(
                 self._directory, clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
@@ -50,14 +55,18 @@ class Service:
             raise
 
     def ready(self, training: Training) -> None:
-        """See that the servers run and can go on with `training`."""
+        """Make sure that the servers run and can go on with `training`."""
         if self._kept is None or (training.published and training is not self._kept):
             self._restart(training)
 
-    def round(self, params: RoundParams, before: Training, play: Play) -> tuple[Training, Cost]:
-        """The training run after one more round of it, for which the servers are `ready`, and what the round cost them.
+    def run_round(
+        self, params: RoundParams, before: Training, play: Play
+    ) -> tuple[Training, ServerCost]:
+        """Run one more round, and return the training after it and what the round cost the servers.
 
-        The published result is compared with the one computed in the clear. What `play` raises aborts the round.
+        The servers must be `ready` for `before`. The published result is compared with the one
+        computed in the clear: raises SecureMedianError if they differ. An error of `play` aborts
+        the round and is raised again.
         """
         fresh = before.published == 0
         round_id = self._coordinator.open(
@@ -65,30 +74,32 @@ class Service:
         )
         rounds = [client.wait_for_round(OPEN_LIMIT_S) for client in self._clients]
         model, width = self._coordinator.model(round_id)
-        assert model is not None  # rounds of experiments are opened with one
+        # rounds of experiments are opened with a model
+        assert model is not None
         try:
             updates = play(model)
             for client, update in zip(self._clients, updates, strict=True):
                 client.submit(update)
         except SecureMedianError as error:
-            with suppress(SecureMedianError):  # the servers may be what is wrong
+            # if the servers are what is wrong, this fails, too
+            with suppress(SecureMedianError):
                 self._coordinator.abort(round_id, str(error))
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
         if not np.array_equal(results, plaintext.published(updates, params, model, width)):
             raise SecureMedianError(
-                f"round {rounds[0].number} published another result than the same round computed in the clear: "
-                "this is a defect, please report it"
+                f"round {rounds[0].number} published another result than the same round computed "
+                "in the clear: this is a defect, please report it"
             )
         cost = status["cost"]
         self._kept = before.after(results[0])
-        return self._kept, Cost(
+        return self._kept, ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 
     def _restart(self, training: Training) -> None:
-        """Start the servers, with `training` as what S0 has kept: a run goes on where it was interrupted."""
+        """Start the servers with `training` as S0's saved state, so that a run goes on from it."""
         self._open.close()
         self._kept = None
         self._show({"phase": "being started (the first start compiles)", "progress": (0, 0)})

@@ -1,4 +1,4 @@
-"""What an experiment leaves: a summary as JSON, a table for the terminal, and the machine it ran on."""
+"""The summary of an experiment: as JSON, and as a table for the terminal."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,11 @@ from rich.table import Table
 import securemedian
 from securemedian.laboratory import report
 from securemedian.laboratory.experiments.catalogue import Design, Experiment, Result
-from securemedian.laboratory.experiments.runs import Cost, Record
+from securemedian.laboratory.experiments.runs import Record, ServerCost
 
 
 def machine() -> dict[str, Any]:
+    """Return what figures depend on: the processor, the system, and the versions in use."""
     import torch
 
     return report.machine() | {
@@ -29,6 +30,7 @@ def summary(
     records: Mapping[str, Record],
     command: str,
 ) -> dict[str, Any]:
+    """Return everything that an experiment's JSON file holds."""
     settings = {name: value for name, value in vars(design).items() if name != "data"}
     return {
         "experiment": experiment.name,
@@ -37,7 +39,7 @@ def summary(
         "machine": machine(),
         "settings": settings | {"data": design.data.name},
         "seconds": sum(
-            _seconds(records[run.id], design.rounds)
+            _seconds(records[run.run_id], design.rounds)
             for result in results
             for run in result.curve.runs
         ),
@@ -47,7 +49,7 @@ def summary(
 
 def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[str, Any]:
     curve = result.curve
-    own = [records[run.id] for run in curve.runs]
+    own = [records[run.run_id] for run in curve.runs]
     first = curve.runs[0]
     return {
         "panel": curve.panel,
@@ -55,10 +57,10 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
         "p": curve.x,
         "method": first.method,
         "attack": first.attack,
-        "range": first.range.to_dict(),
+        "range": first.policy.to_dict(),
         "secure": first.secure,
         "seeds": [run.seed for run in curve.runs],
-        "runs": [run.id for run in curve.runs],
+        "runs": [run.run_id for run in curve.runs],
         "accuracy": [[round(value, 2) for value in one] for one in result.accuracies],
         "final": {"mean": result.final_mean, "min": min(result.final), "max": max(result.final)},
         "diverged_after": [len(record.rounds) if record.diverged else None for record in own],
@@ -69,12 +71,13 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
     }
 
 
-def _servers(costs: Sequence[Cost]) -> dict[str, float] | None:
-    """What the servers say of a round, on average; None for what never went through them."""
+def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
+    """Return the mean cost of a round at the servers; None if no round went through them."""
     if not costs:
         return None
     return {
-        name: _mean([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__
+        name: _mean([getattr(cost, name) for cost in costs])
+        for name in ServerCost.__dataclass_fields__
     }
 
 
@@ -87,16 +90,18 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def table(summary: Mapping[str, Any]) -> Table:
+    """Return the table of a summary."""
     settings = summary["settings"]
     seeds = settings["seeds"]
     made = Table(
-        title=f"{summary['figure']}: {settings['model']} on {settings['data']}, {settings['clients']} clients, "
-        f"test accuracy after round {settings['rounds']} over seeds {', '.join(map(str, seeds))}",
+        title=f"{summary['figure']}: {settings['model']} on {settings['data']}, "
+        f"{settings['clients']} clients, test accuracy after round {settings['rounds']} "
+        f"over seeds {', '.join(map(str, seeds))}",
     )
     made.add_column("attack")
     made.add_column("method", no_wrap=True)
     made.add_column("accuracy (%)", justify="right", no_wrap=True)
-    for heading in ("least", "most", "s a round", "servers, s", "OTs", "MB each way"):
+    for heading in ("least", "most", "s per round", "servers, s", "OTs", "MB each way"):
         made.add_column(heading, justify="right")
     for one in summary["results"]:
         servers, final = one["servers"], one["final"]

@@ -1,6 +1,7 @@
-"""The networks that clients train, as functions of one flat vector.
+"""The networks that clients train, as functions of one flat vector of parameters.
 
-A new model is one file with a `Model`, and its line in `MODELS`. Only the functions below import torch.
+A new model is one file with a `Model`, and its line in `MODELS`. Only the functions below import
+torch.
 """
 
 from typing import Any
@@ -18,25 +19,33 @@ from securemedian.mpc.errors import ConfigError
 
 MODELS = {model.name: model for model in (MLP, CNN_MNIST, CNN_CIFAR10, DIGITS)}
 
-_TEST_BATCH = 100  # images at once: the activations of a convolution fit the caches then
+# images at once, so few that the activations of a convolution fit into the caches
+_TEST_BATCH = 100
 
 
 def check_fits(model: Model, data: Dataset) -> None:
-    """ConfigError unless the model takes the images of the data set."""
+    """Raise ConfigError unless the model takes the images of the data set."""
     if (data.images.shape[1], data.classes) != (model.inputs, model.classes):
         raise ConfigError(
-            f"{model.name} tells {model.classes} classes of images of {model.inputs:,} values apart, "
-            f"{data.name} has {data.classes} of {data.images.shape[1]:,}: choose another model"
+            f"{model.name} takes images of {model.inputs:,} values in {model.classes} classes, "
+            f"{data.name} has images of {data.images.shape[1]:,} in {data.classes}: "
+            "choose another model"
         )
 
 
 def use_one_thread() -> None:
-    """Sums of several threads differ from run to run; every process that trains calls this once."""
+    """Make PyTorch compute with one thread; every process that trains calls this once.
+
+    With several threads, sums differ from run to run.
+    """
     _torch().set_num_threads(1)
 
 
 def start(model: Model, seed: int) -> NDArray[np.float32]:
-    """PyTorch's usual initialisation as one vector. (The paper's zeros would never train: protocols.md 7.7.)"""
+    """Return PyTorch's usual initialisation as one vector.
+
+    The paper starts from zeros, which would never train (protocols.md 7.7).
+    """
     torch = _torch()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -50,7 +59,7 @@ def train(
     labels: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """The parameters after a client's local epochs from `vector`; `rng` shuffles."""
+    """Return the parameters after a client's local epochs from `vector`; `rng` shuffles."""
     torch = _torch()
     network = _network(model, vector)
     optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
@@ -67,7 +76,7 @@ def train(
 def accuracy(
     model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> float:
-    """The fraction of the images that the network with these parameters labels rightly."""
+    """Return the fraction of the images that the network with these parameters labels correctly."""
     torch = _torch()
     network = _network(model, vector)
     with torch.no_grad():

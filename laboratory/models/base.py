@@ -1,4 +1,4 @@
-"""What a model is: a network, and how a client trains it in a round."""
+"""The type of a model: a network, and how a client trains it in a round."""
 
 import math
 from collections.abc import Callable
@@ -11,21 +11,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A network of PyTorch and its recipe. Plain stochastic gradient descent on the cross-entropy trains it.
+    """A PyTorch network and its recipe: plain stochastic gradient descent on the cross-entropy.
 
-    `build` makes the network, which takes images as rows of float32 in [0, 1] and brings them into `shape` itself. It
-    imports torch when it is called: the names of all models are known where torch is not installed.
+    `build` makes the network, which takes images as rows of float32 in [0, 1] and brings them into
+    `shape` itself. It imports torch when it is called, so that the names of all models are known
+    where torch is not installed.
     """
 
     name: str
     build: Callable[[], "nn.Module"]
-    shape: tuple[int, ...]  # of one image
+    # of one image
+    shape: tuple[int, ...]
+    # images per step
     batch: int
+    # learning rate
     rate: float
-    epochs: int = 1  # of a client, a round
+    # per client and round
+    epochs: int = 1
     classes: int = 10
 
     @property
     def inputs(self) -> int:
-        """The values of one image."""
+        """The number of values per image."""
         return math.prod(self.shape)

@@ -1,8 +1,9 @@
 """The convolutional network for CIFAR-10: 409,182 parameters.
 
-The paper describes two 5x5 convolutions, the first followed by 2x2 max pooling, then three linear layers, and prints
-581,866 parameters without the widths; no usual widths give that number. This is our reading: convolutions without
-padding of 16 and 32 channels, one pooling, and the linear layers of LeNet-5, 120, 84 and 10.
+The paper describes two 5x5 convolutions, the first followed by 2x2 max pooling, then three linear
+layers, and prints 581,866 parameters without the widths; no usual widths give that number. This is
+our reading: convolutions without padding of 16 and 32 channels, one pooling, and the linear layers
+of LeNet-5, which are 120, 84 and 10 wide.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def build() -> "nn.Module":
-    """32x32 becomes 28x28, pooled 14x14, then 10x10: 3,200 values go into the linear layers."""
+    """Return the network, whose linear layers take 3,200 values.
+
+    The convolutions make 28x28 of 32x32, and 10x10 of the 14x14 that remain after pooling.
+    """
     from torch import nn
 
     return nn.Sequential(

@@ -1,5 +1,7 @@
-"""The convolutional network for MNIST of McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient
-Learning of Deep Networks from Decentralized Data" (AISTATS 2017): 1,663,370 parameters.
+"""The convolutional network for MNIST: 1,663,370 parameters.
+
+It is that of McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient Learning
+of Deep Networks from Decentralized Data" (AISTATS 2017).
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def build() -> "nn.Module":
-    """Two 5x5 convolutions of 32 and 64 channels that keep the size, each followed by 2x2 max pooling; 512; 10."""
+    """Return the network: two 5x5 convolutions, then linear layers of 512 and 10.
+
+    The convolutions have 32 and 64 channels and keep the size; 2x2 max pooling follows each.
+    """
     from torch import nn
 
     return nn.Sequential(
@@ -29,5 +34,6 @@ def build() -> "nn.Module":
     )
 
 
-# McMahan et al. take batches of 10 and tune the rate: this is the paper's batch, at a rate that learns in few rounds
+# McMahan et al. take batches of 10 and tune the rate. This is the paper's batch, at a rate that
+# learns in few rounds.
 CNN_MNIST = Model("cnn-mnist", build, shape=(1, 28, 28), batch=20, rate=0.05)

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons with ReLU: the paper's for MNIST, 784-200-200-10, and 64-32-10 for 8x8 digits."""
+"""Multilayer perceptrons with ReLU: 784-200-200-10 for MNIST (the paper's), 64-32-10 for digits."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def perceptron(*widths: int) -> "nn.Module":
-    """Linear layers of these widths, with ReLU between them."""
+    """Return linear layers of these widths, with ReLU between them."""
     from torch import nn
 
     layers: list[nn.Module] = []
@@ -19,6 +19,6 @@ def perceptron(*widths: int) -> "nn.Module":
     return nn.Sequential(*layers[:-1])
 
 
-# the paper's batch; the rate is that of the simulation in protocols.md 7
+# the batch is the paper's, the rate that of the simulation in protocols.md 7
 MLP = Model("mlp", lambda: perceptron(784, 200, 200, 10), shape=(28, 28), batch=20, rate=0.01)
 DIGITS = Model("digits", lambda: perceptron(64, 32, 10), shape=(8, 8), batch=10, rate=0.1, epochs=2)

@@ -21,7 +21,7 @@ from securemedian.mpc.ot import one_of_two
 class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
     """A random bit as XOR shares and as additive shares over Z_2^bits.
 
-    Handed out are both shares. The bits of which party 0 was the OT sender come first, at both
+    It hands out both shares. The bits of which party 0 was the OT sender come first, at both
     parties: that is the order of a batch's halves.
     """
 

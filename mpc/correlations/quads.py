@@ -14,8 +14,7 @@ from securemedian.mpc.ot import one_of_n
 class Quads(Kind[tuple[Ring, Bits, Ring]]):
     """Four pads over Z_2^bits at the sender, and one of them at the receiver.
 
-    Handed out are all four pads (4, count) to send with, and the positions and pads to receive
-    with.
+    It hands out all four pads (4, count) to send with, and the positions and pads to receive with.
     """
 
     bits: int

@@ -12,7 +12,7 @@ from securemedian.mpc.ot.one_of_two import OtReceiver, OtSender
 class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
     """Two keys over Z_2^bits at the sender, and a random one of them at the receiver.
 
-    Handed out are the OTs to send with and those to receive with.
+    It hands out the OTs to send with and those to receive with.
     """
 
     bits: int

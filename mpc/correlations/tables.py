@@ -16,7 +16,7 @@ from securemedian.mpc.ot import one_of_n
 class Tables(Kind[tuple[Ring, Bits]]):
     """Tables of 2^index_bits messages of `width` bits.
 
-    Handed out are the tables to send from, each packed in one number, and the pads to receive with:
+    It hands out the tables to send from, each packed in one number, and the pads to receive with:
     each is a position in the low `index_bits` bits, and above them the pad at that position.
     """
 

@@ -22,7 +22,7 @@ from securemedian.mpc.ot.extension import ALIGN, BLOCK
 class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
     """XOR shares of random bits a and b_1..b_width, and of c_k = a & b_k: 64 of each per item.
 
-    Handed out are shares of a (words,), b (width, words) and c (width, words). A party takes as
+    It hands out shares of a (words,), b (width, words) and c (width, words). A party takes as
     many items as the sender as it takes as the receiver.
     """
 

@@ -79,7 +79,7 @@ class Chunk:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
         return RingShare(self._read(party))
 
-    def words(self, party: Party) -> XorWords:
+    def xor_rows(self, party: Party) -> XorWords:
         """Return this party's XOR shares of uploads of one row each, shape (n, dim)."""
         return XorWords(self._read(party))
 
@@ -119,7 +119,7 @@ class Method(ABC):
     def bits_for(self, max_clients: int) -> int:
         """Return l of the ring Z_2^l in which the parties compute."""
 
-    def width_for(self, max_clients: int) -> int:
+    def share_bits_for(self, max_clients: int) -> int:
         """Return the bits of one shared value."""
         return self.bits_for(max_clients)
 
@@ -130,7 +130,7 @@ class Method(ABC):
 
     def layout(self, dim: int, max_clients: int) -> Layout:
         """Return the shape of one client's upload."""
-        return Layout(self.rows, dim, self.width_for(max_clients))
+        return Layout(self.rows, dim, self.share_bits_for(max_clients))
 
     @property
     def uses_range(self) -> bool:

@@ -14,9 +14,10 @@ are public, 1 by default, and L + Z - k is compared in the count ring of the tot
 One 1-of-4 OT of ring elements gives both zero_i and its share in the ring, because the low bit of
 an additive share is an XOR share. The receiver's shares of both bits choose.
 
-Opened are the w bits of the element of the rank asked for and nothing else. (For the midpoint of an
-even number, both middle elements are opened, though only their mean is published.) Any w-bit word
-is a value, so no share is malformed: a client that sends rubbish is a client with rubbish values.
+The w bits of the element of the rank asked for are opened, and nothing else. (For the midpoint of
+an even number, both middle elements are opened, though only their mean is published.) Any w-bit
+word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish
+values.
 
 Each of the w bits takes 2 rounds for the OTs, those of one comparison, and 1 to open. It takes 2
 OTs per client and one comparison.
@@ -134,7 +135,7 @@ class Radix(Counting):
         }
         return widths[self.encoding]
 
-    def width_for(self, max_clients: int) -> int:
+    def share_bits_for(self, max_clients: int) -> int:
         return self.word_width
 
     @property
@@ -192,7 +193,7 @@ class Radix(Counting):
         return np.where(np.isnan(numbers), np.copysign(np.inf, numbers), numbers)
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        words, bits = chunk.words(party), self.bits_for(chunk.max_clients)
+        words, bits = chunk.xor_rows(party), self.bits_for(chunk.max_clients)
         return stacked(
             [
                 median(party, words, self.word_width, bits, rank, chunk.weights)

@@ -33,16 +33,16 @@ nothing is used twice.
 
 H is the hash of `mpc.ot.hash`. In the trees its tweaks are the number of the node and a stream
 with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an ideal
-permutation while no two nodes of a session are equal. Of a level the receiver is given H(P) or
-P ^ H(P), for the node P on its path, and it knows P ^ Delta: one P found gives Delta. It may look
+permutation while no two nodes of a session are equal. The receiver is given H(P) or P ^ H(P) for
+the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look
 for all P under one key at once, so each group of trees has a key of its own, which serves
 TREES (depth - 1) = 576 such P however long the session is. The receiver then expects to find one
 after 2^128 / 576 = 2^118.8 evaluations of AES (tests/test_ferret.py); under one key per session it
 would be 2^104.7 after 10^9 OTs.
 
-On the wire are 160 bytes per tree, which is 0.18 bytes per OT, from sender to receiver, in messages
-of a few trees each that wait for nothing. Before the first of them come the seeds of SoftSpokenOT,
-from receiver to sender.
+The sender sends 160 bytes per tree, which is 0.18 bytes per OT, in messages of a few trees each
+that wait for nothing. The seeds of SoftSpokenOT come before the first of them, from receiver to
+sender.
 """
 
 import hashlib

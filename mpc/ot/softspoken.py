@@ -21,8 +21,8 @@ with the hash H of `mpc.ot.hash` under a key of the session. The tweak t is uniq
 a part of t that is 0 elsewhere. Between semi-honest parties the columns are pseudorandom, and
 nobody chooses x against t.
 
-On the wire are 128/k - 1 bits per OT, uniform, from receiver to sender: one message per `extend`,
-and these messages do not wait for each other.
+The receiver sends 128/k - 1 uniform bits per OT: one message per `extend`, and these messages do
+not wait for each other.
 """
 
 import numpy as np
@@ -88,8 +88,8 @@ def sender_setup(
 ) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
     """Return the extension sender's Delta and GGM leaves.
 
-    Delta has 128 bits, with bit j of block i at i k + j. Of each block's leaves, the one at Delta_i
-    is empty. The extension sender is the *receiver* of the base OTs.
+    Delta has 128 bits, with bit j of block i at i k + j. The leaf at Delta_i of each block i is
+    empty. The extension sender is the *receiver* of the base OTs.
     """
     delta = np.unpackbits(np.frombuffer(entropy(SECURITY_BITS // 8), np.uint8), bitorder="little")
     # the root's bit is the top bit of the index

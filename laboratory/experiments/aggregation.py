@@ -1,7 +1,7 @@
-"""How updates are combined: by a median that the servers compute, or by a yardstick in the clear.
+"""The ways to combine updates: by a method of the servers, or by an aggregator in the clear.
 
-A new yardstick is a function in `AGGREGATORS`; a new way to use the servers is a `Secure` in
-`SECURE`.
+A new aggregator is a function in `AGGREGATORS`; a new way to use the servers is a `Secure` in
+`SECURE`. Among all their names, an experiment's `--methods` choose.
 """
 
 from collections.abc import Mapping
@@ -13,23 +13,26 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.constant import ConstantRange
 from securemedian.mpc.ranges.coordinate import CoordinateRange
 
-# of what has no buckets
+# the policy of a method without buckets, on whose results it has no influence
 CONSTANT = ConstantRange()
 
 
 @dataclass(frozen=True)
 class Secure:
-    """Hold how S0 and S1 are used: a method by name and those of its options that differ from its
-    defaults, as in `RoundParams.from_dict`.
+    """A way to use S0 and S1, with its label in plots.
+
+    `options` are a method's name and those of its options that differ from their defaults, as in
+    `RoundParams.from_dict`. `policy` sets the bucket range.
     """
 
     label: str
     options: Mapping[str, Any]
-    range: RangePolicy = field(default=CONSTANT)
+    policy: RangePolicy = field(default=CONSTANT)
 
 
 SECURE: dict[str, Secure] = {
@@ -42,25 +45,34 @@ SECURE: dict[str, Secure] = {
 
 
 def names() -> list[str]:
+    """Return the names of all ways to combine updates."""
     return [*SECURE, *(name for name in AGGREGATORS if name not in SECURE)]
 
 
 def label(name: str) -> str:
-    """Of the line in a plot. What is never computed by the servers says so."""
+    """Return the label of a line in a plot, which says so if the servers never compute it."""
     return SECURE[name].label if name in SECURE else f"{name}, in the clear"
 
 
+def has_range(name: str) -> bool:
+    """Return whether this way to combine updates depends on the bucket range."""
+    secure = SECURE.get(name)
+    return secure is not None and (
+        RoundParams.from_dict({"dim": 1, "max_clients": 2, **secure.options}).uses_range
+    )
+
+
 def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[np.float32]:
-    """A yardstick's aggregate of updates (n, d), of which so many may be an attacker's."""
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # an attack may overflow: the run is then seen to diverge
+    """Return an aggregator's result (d,) for updates (n, d), of which so many may be attackers'."""
+    # an attack may overflow: the runner then finds that the run has diverged
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(AGGREGATORS[name](updates, attackers), np.float32)
 
 
 def check(name: str, clients: int, attackers: int) -> None:
-    """ConfigError where there is no such method, or it cannot take so many attackers among so few
-    clients.
+    """Raise an error unless this way exists and takes so many attackers among so many clients.
+
+    The error is a ConfigError for an unknown name, and an aggregator's InputError for its numbers.
     """
     if name not in names():
         raise ConfigError(f"there is no method {name!r}: choose from {', '.join(names())}")

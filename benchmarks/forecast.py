@@ -1,16 +1,17 @@
-"""`securemedian plan`: what a round will cost, before anyone starts it.
+"""The verb `plan`: what a round will cost, before anyone starts it.
 
 OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two servers with one core
-each, like this machine's, from a calibration that takes about a second a method:
+each, like this machine's, from a calibration that takes about a second per method:
 
     seconds  = max(compute, transfer) + waiting
-    compute  = OTs x seconds an OT + coordinates x seconds a coordinate online + bytes both ways x seconds a byte
+    compute  = OTs x seconds per OT + coordinates x seconds per coordinate online
+               + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
-    waiting  = rounds x (rtt / 2 + HOP_S), a round being a message that waits for one from the other side
+    waiting  = rounds x (rtt / 2 + HOP_S)
 
-Seconds an OT and a coordinate are those of one party that runs a part of this very round alone:
-cryptography and kernels are real, only nobody answers. Seconds a byte are those of the encryption
-that the servers' sockets use.
+In a round, a message waits for one from the other side. Seconds per OT and per coordinate are those
+of one party that runs a part of this very round alone: its cryptography and kernels are real, but
+nobody answers. Seconds per byte are those of the encryption that the servers' sockets use.
 """
 
 import argparse
@@ -48,76 +49,89 @@ COLUMNS = (
     "seconds",
 )
 LOOPBACK_RTT_MS = 0.1
-# the choice of every method
+# the value of --method that stands for every method
 ALL = "all"
-# seconds from a send to the receiving thread going on, the link apart: through the sockets and their threads, as
-# measured with `bench median` on small rounds of many messages
+# seconds from a send until the receiving thread goes on, without the link: those of the sockets and
+# their threads, as measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
-CALIBRATION_OTS = 1 << 21  # at most, in the part of a round that is timed
+# in the part of a round that is timed, at most
+CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
 FORMULA = (
-    "OTs, bytes, rounds: exact, for the first round of a session. Seconds: estimated for servers with one core each "
-    "like this machine's: max(compute, transfer) + waiting, where compute is calibrated here (about a second), "
-    "transfer = bytes of the busier direction / bandwidth, and "
-    f"waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round a message waits for one of the other side. "
-    "Memory: what the lanes' correlations, arrays and buffers take at their most, and the result; the program itself, "
-    "some 150 MB, comes on top."
+    "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
+    "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
+    "compute is calibrated here (about a second per method), transfer = bytes of the busier "
+    f"direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a "
+    "message waits for one from the other side. Memory is what the lanes' correlations, arrays and "
+    "buffers take at their most, and the result; the program itself, some 150 MB, comes on top."
 )
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one core."""
+    """The speed of one core, in seconds per item."""
 
-    ot: float  # seconds
-    coordinate: float  # seconds online
-    byte: float  # seconds to encrypt or decrypt
+    ot: float
+    # online
+    coordinate: float
+    # to encrypt or decrypt it
+    byte: float
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way to compute the result, and its cost."""
+class Forecast:
+    """One way to compute the result, and what it will cost."""
 
     name: str
-    round: RoundParams
+    params: RoundParams
     clients: int
     ots: int
     bytes_s0_to_s1: int
     bytes_s1_to_s0: int
     rounds: int
     memory_bytes: int
-    ahead_seconds: float  # of compute: what needs no inputs
-    online_seconds: float  # of compute: the rest
+    # of the computation: the part that needs no inputs
+    ahead_seconds: float
+    # of the computation: the rest
+    online_seconds: float
     transfer_seconds: float
     waiting_seconds: float
 
     @property
     def compute_seconds(self) -> float:
+        """The seconds of the computation, ahead of the inputs and online."""
         return self.ahead_seconds + self.online_seconds
 
     @property
     def seconds(self) -> float:
+        """The seconds of the whole round."""
         return max(self.compute_seconds, self.transfer_seconds) + self.waiting_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        computed = {
+        """Return the forecast as --json writes it, with the parameters under "round"."""
+        fields = asdict(self) | {"params": self.params.to_dict()}
+        return {"round" if key == "params" else key: value for key, value in fields.items()} | {
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
-            "kind": self.round.method.kind,
+            "kind": self.params.method.kind,
         }
-        return asdict(self) | {"round": self.round.to_dict()} | computed
 
 
 def add_verbs(verbs: Any) -> None:
+    """Add `plan` to the `securemedian` command."""
     plan = verbs.add_parser(
         "plan",
         help="tell what a round will cost, and the cheapest method for a link",
-        description="Tell beforehand what a round costs: OTs, bytes each way, rounds, memory and seconds on a link, "
-        "for one method or, to compare, for all. Needs no servers and no data.",
+        description="Tell beforehand what a round will cost, for one method or, to compare, for "
+        "all: OTs, bytes each way, rounds, memory, and seconds on a link. This needs no servers "
+        "and no data.",
         epilog=FORMULA,
     )
     plan.add_argument(
-        "--method", choices=(*METHODS, ALL), default=ALL, help="(default: %(default)s)"
+        "--method",
+        choices=(*METHODS, ALL),
+        default=ALL,
+        help="what the round computes (default: %(default)s)",
     )
     plan.add_argument(
         "--clients", type=int, required=True, metavar="N", help="clients that take part"
@@ -125,7 +139,7 @@ def add_verbs(verbs: Any) -> None:
     plan.add_argument(
         "--dim", type=int, required=True, metavar="D", help="coordinates of an update"
     )
-    # those that change what a round costs
+    # only those that change what a round costs
     add_method_options(plan, only=(*SWEPT, "trim"), swept=True)
     plan.add_argument(
         "--bandwidth",
@@ -147,27 +161,28 @@ def add_verbs(verbs: Any) -> None:
         type=int,
         default=defaults.lanes,
         metavar="L",
-        help="chunks in flight at once (default: %(default)s)",
+        help="chunks computed at the same time (default: %(default)s)",
     )
     plan.add_argument(
         "--extension",
         choices=OT_EXTENSIONS,
         default=defaults.ot_extension,
-        help="OT extension: softspoken, or silent: few bytes against more work (default: %(default)s)",
+        help="OT extension: softspoken; or silent, with few bytes but more work "
+        "(default: %(default)s)",
     )
     plan.add_argument(
         "--field-bits",
         type=int,
         default=defaults.ot_field_bits,
         choices=(1, 2, 4, 8),
-        help="SoftSpokenOT's k: fewer bytes against more AES (default: %(default)s)",
+        help="SoftSpokenOT's k: a larger one takes fewer bytes but more AES (default: %(default)s)",
     )
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
     plan.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print a table of the rows, what is too large, and the cheapest."""
+    """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
     from rich.console import Console
 
     console = Console()
@@ -176,18 +191,19 @@ def run(options: argparse.Namespace) -> None:
     link = Link(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], []
     with Console(stderr=True).status("encryption") as status:
-        byte = seconds_a_byte()
+        byte = seconds_per_byte()
         for name, params in rounds(options):
             status.update(name)
             try:
-                found.append(plan(name, params, options.clients, protocol, link, byte))
+                found.append(forecast(name, params, options.clients, protocol, link, byte))
             except ConfigError as too_large:
                 refused.append(too_large)
     if not found:
         raise refused[0]
     console.print(_table(found))
     console.print(
-        "~ approximate; out: S0 to S1; seconds (estimated) = max(ahead + online, transfer) + waiting"
+        "~ approximate; out: S0 to S1; "
+        "seconds (estimated) = max(ahead + online, transfer) + waiting"
     )
     for error in refused:
         console.print(f"left out: {error}")
@@ -199,12 +215,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
-    """Yield all rounds that the options leave open, with the label of each."""
+    """Yield all rounds that the options allow, with the label of each."""
     given = given_options(options)
     if options.method != ALL:
         check_belong(options.method, given)
         for name in given.keys() - swept_options(options.method, given).keys():
-            raise ConfigError(f"plan settles {name} of {options.method} by itself: leave it out")
+            raise ConfigError(
+                f"`plan` chooses the {name} of {options.method} itself: leave the option out"
+            )
     for name in METHODS if options.method == ALL else (options.method,):
         known = options_of(METHODS[name])
         own = swept_options(name, given)
@@ -218,10 +236,13 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
             yield method.label, RoundParams(method, options.dim, options.clients)
 
 
-def plan(
+def forecast(
     name: str, params: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float
-) -> Row:
-    """The row of one round; `byte` is `seconds_a_byte()`."""
+) -> Forecast:
+    """Return the forecast of one round; `byte` is `seconds_per_byte()`.
+
+    Raises ConfigError if the round is too large for any machine.
+    """
     weights = [1] * clients
     predicted = predict(params, weights, protocol)
     one = predicted.costs[0]
@@ -238,10 +259,10 @@ def plan(
 
 def estimate(
     name: str, params: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link
-) -> Row:
-    """The formula, for S0's predicted cost."""
+) -> Forecast:
+    """Return the forecast by the formula above, from S0's predicted cost."""
     both = cost.bytes_sent + cost.bytes_received
-    return Row(
+    return Forecast(
         name,
         params,
         clients,
@@ -260,8 +281,9 @@ def estimate(
 def calibrate(
     params: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float
 ) -> Speed:
-    """Time a part of the round at a party whose peer says nothing but zeros: the best of a few
-    runs.
+    """Time a part of the round at a party whose peer sends nothing but zeros.
+
+    Returns the best of CALIBRATION_RUNS runs.
     """
     begin, end = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
     size = end - begin
@@ -271,10 +293,8 @@ def calibrate(
     party = lone_party(protocol)
     for _ in range(CALIBRATION_RUNS):
         pool, start = party.pool, time.perf_counter()
-        ots, ahead = (
-            pool.ots + sum(pool.left),
-            pool.spent.seconds,
-        )  # silent extension makes some that are left over
+        # the silent extension makes OTs by the iteration, and some are left over
+        ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds
         rehearse(party, params, weights, size, protocol.batch)
         seconds = time.perf_counter() - start
         ahead, made = pool.spent.seconds - ahead, pool.ots + sum(pool.left) - ots
@@ -282,13 +302,12 @@ def calibrate(
             min(best[0], ahead / made if made else math.inf),
             min(best[1], (seconds - ahead) / size),
         )
-    return Speed(
-        best[0] if best[0] < math.inf else 0.0, best[1], byte
-    )  # a trimmed mean that drops nobody takes no OTs
+    # some rounds take no OTs, such as those of a trimmed mean that drops nobody
+    return Speed(best[0] if best[0] < math.inf else 0.0, best[1], byte)
 
 
-def seconds_a_byte() -> float:
-    """CURVE's cipher, XSalsa20 and Poly1305, on a message of 1 MiB."""
+def seconds_per_byte() -> float:
+    """Return the seconds per byte of CURVE's cipher, XSalsa20 and Poly1305, on a 1 MiB message."""
     from nacl.secret import SecretBox
     from nacl.utils import random
 
@@ -301,23 +320,23 @@ def seconds_a_byte() -> float:
     return best / len(message)
 
 
-def cheapest(rows: Sequence[Row]) -> list[str]:
-    """One sentence for each kind of median among the rows."""
+def cheapest(rows: Sequence[Forecast]) -> list[str]:
+    """Return one sentence on the cheapest method for each kind of median among the forecasts."""
     lines = []
     for what, wanted in (("exact median", "exact"), ("approximate median", "approximate")):
-        of_kind = [row for row in rows if row.round.method.kind == wanted]
+        of_kind = [row for row in rows if row.params.method.kind == wanted]
         if of_kind:
             best = min(of_kind, key=lambda row: row.seconds)
             lines.append(f"cheapest {what} on this link: {best.name}, {best.seconds:.3g} s")
     return lines
 
 
-def _table(rows: Sequence[Row]) -> Any:
+def _table(rows: Sequence[Forecast]) -> Any:
     from rich.table import Table
 
     first = rows[0]
     table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
-    table.title = f"n = {first.clients} clients, d = {first.round.dim:,} coordinates"
+    table.title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
     table.add_column("method", no_wrap=True)
     for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
@@ -332,12 +351,14 @@ def _table(rows: Sequence[Row]) -> Any:
         )
         figures = [_figure(value / 1e6) for value in mega] + [_figure(value) for value in seconds]
         figures.insert(COLUMNS.index("rounds"), f"{row.rounds:,}")
-        table.add_row(("~ " if row.round.method.kind == "approximate" else "") + row.name, *figures)
+        table.add_row(
+            ("~ " if row.params.method.kind == "approximate" else "") + row.name, *figures
+        )
     return table
 
 
 def _figure(value: float) -> str:
-    """Four digits or so."""
+    """Return a figure with about four digits."""
     return f"{value:,.{3 if value < 10 else 2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 
