@@ -263,7 +263,7 @@ class Client(_Member):
                 updates.load(self._vectors(current.round_id, None)[0], model)
             except _ROUND_LOST as error:
                 updates.load(start, model)
-                report(f"{name}: {error}")
+                report(f"going on to the next round: {error}")
                 continue
             trained = True
             done += 1

@@ -163,6 +163,10 @@ def test_an_error_of_a_library_is_one_line_and_status_1(
     error = capsys.readouterr().err
     assert error.startswith("securemedian: RuntimeError: of two lines (PYTHONDEVMODE=1 ")
     assert error.count("\n") == 1
+    # a server's log keeps the traceback
+    monkeypatch.setattr("securemedian.servers.config.load", fails)
+    with pytest.raises(RuntimeError, match="of two"):
+        cli.main(["serve", "unused.toml"])
 
 
 # With servers
@@ -391,7 +395,7 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
     pair: Pair, coordinator: Coordinator
 ) -> None:
     model, said, trained = own_model(), [], []
-    coordinator.open(PARAMS, START)
+    failed = coordinator.open(PARAMS, START)
 
     def train(model: dict[str, np.ndarray]) -> None:
         trained.append(flatten(model)[0].tolist())
@@ -404,7 +408,9 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
 
     with member(pair) as client:
         assert client.fit(model, train, timeout_s=0.2, report=report) == 0
-        assert "has no result: S0: aborted by coordinator: wrong data" in "\n".join(said)
+        said_after = said[said.index(f"round {failed}: submitted, waiting for the result") + 1]
+        reason = "S0: aborted by coordinator: wrong data"
+        assert said_after == (f"going on to the next round: round {failed} has no result: {reason}")
         assert said[-1].endswith(
             "no new round was opened within 0.2 s: the training ends after 0 rounds"
         )
