@@ -67,8 +67,11 @@ class _Member:
         keys = load_keys(config.key_file)
         self.config = config
         self.servers = tuple(
-            Connection(label, server, keys, config.reply_timeout_s)
-            for label, server in (("S0", config.s0), ("S1", config.s1))
+            Connection(label, server, keys, config.reply_timeout_s, other.public_key)
+            for label, server, other in (
+                ("S0", config.s0, config.s1),
+                ("S1", config.s1, config.s0),
+            )
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
-from securemedian.settings.keys import check_public_key
+from securemedian.settings.keys import check_key_places, check_public_key
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class ClientConfig:
         """
         path = Path(path)
         values = read_toml(path)
+        check_key_places(values, str(path))
         for server in ("s0", "s1"):
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")

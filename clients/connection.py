@@ -11,10 +11,20 @@ from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ServerAddress
 from securemedian.mpc import wire
-from securemedian.mpc.errors import ServerUnreachable, from_code
-from securemedian.settings.keys import KeyPair
+from securemedian.mpc.errors import ConfigError, ServerUnreachable, from_code
+from securemedian.settings.keys import KeyPair, fingerprint
 
-_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+# The other end hung up during the handshake: it has another key than the one expected, or is no
+# server of ours, or has no room for connections at the moment.
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_WATCHED = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | _FAILED
+)
+# the longest that another key is tried
+TRIAL_S = 5.0
 
 
 class Connection:
@@ -24,18 +34,27 @@ class Connection:
     report nothing.
     """
 
-    def __init__(self, label: str, server: ServerAddress, keys: KeyPair, timeout_s: float) -> None:
+    def __init__(
+        self,
+        label: str,
+        server: ServerAddress,
+        keys: KeyPair,
+        timeout_s: float,
+        other_key: str = "",
+    ) -> None:
+        """Connect to `server`; `other_key` is the key that the configuration has for the other one.
+
+        It is tried if this server does not prove its own, to find out whether they are exchanged.
+        """
         self._label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
-        self._public_key = keys.public.decode()
+        self._server, self._keys, self._other_key = server, keys, other_key
         self._numbers = itertools.count(1)
         # whether both ends have proved their keys to each other
         self.proven = False
-        context: zmq.Context[Any] = zmq.Context.instance()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.linger = 0
+        # whether the other end has hung up during a handshake since it last proved its key
+        self._unproved = False
+        self._socket = _dealer(keys, server.public_key)
         self._socket.sndtimeo = int(timeout_s * 1000)
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
-        self._socket.curve_serverkey = server.public_key.encode()
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -92,18 +111,47 @@ class Connection:
     def _event(self) -> int:
         """Take the next event of the connection, and return it.
 
-        Raises ServerUnreachable if our key was refused.
+        Raises ServerUnreachable if our key was refused, and ConfigError if the server has the key
+        that the configuration has for the other one.
         """
         event = int(recv_monitor_message(self._monitor)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.proven = True
+            self.proven, self._unproved = True, False
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.proven = False
             raise ServerUnreachable(
                 f"{self._where} does not know this key: "
-                f"ask who runs it to allow the public key {self._public_key} and to restart it"
+                f"ask who runs it to allow the public key {self._keys.public.decode()} and to "
+                "restart it"
             )
+        elif event & _FAILED and not self._unproved:
+            self._unproved = True
+            self._try_other_key()
         return event
+
+    def _try_other_key(self) -> None:
+        """Raise ConfigError if the server proves the key that belongs to the other server."""
+        if self.proven or not self._other_key:
+            return
+        trial = _dealer(self._keys, self._other_key)
+        # Both tell that the server has this key: it read our handshake, and judged our own key.
+        proved = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        monitor = trial.get_monitor_socket(proved | _FAILED)
+        try:
+            trial.connect(self._server.address)
+            exchanged = (
+                monitor.poll(int(min(TRIAL_S, self._timeout_s) * 1000))
+                and int(recv_monitor_message(monitor)["event"]) & proved
+            )
+        finally:
+            trial.disable_monitor()
+            trial.close()
+        if exchanged:
+            raise ConfigError(
+                f"{self._where} has the key {fingerprint(self._other_key)}, which is that of the "
+                "other server here: the public keys of [s0] and [s1] are exchanged, or their "
+                "addresses"
+            )
 
     def _no_answer(self, op: str) -> ServerUnreachable:
         if self.proven:
@@ -111,7 +159,23 @@ class Connection:
                 f"{self._where} did not answer {op!r} within {self._timeout_s:g} s: "
                 "see its log, or raise reply_timeout_s"
             )
+        if self._unproved:
+            return ServerUnreachable(
+                f"{self._where} can be reached, but has not proved the key "
+                f"{fingerprint(self._server.public_key)} within {self._timeout_s:g} s: compare "
+                "this fingerprint with who runs the server, and check the address here"
+            )
         return ServerUnreachable(
             f"{self._where} could not be reached within {self._timeout_s:g} s: "
-            "is it running, and are its address and public_key right here?"
+            "is it running, and is its address right here?"
         )
+
+
+def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
+    """Return a socket that is not connected yet, for a server with this public key."""
+    context: zmq.Context[Any] = zmq.Context.instance()
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    socket.curve_serverkey = server_key.encode()
+    return socket

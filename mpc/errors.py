@@ -85,6 +85,12 @@ class NotAllowed(SecureMedianError):
     code = "not-allowed"
 
 
+class PolicyRefused(SecureMedianError):
+    """A server takes no part in such a round: the message names the server and its limits."""
+
+    code = "policy-refused"
+
+
 class UnknownRound(SecureMedianError):
     """The server knows no such round."""
 

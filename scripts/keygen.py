@@ -1,12 +1,14 @@
 """The verb `keygen`, which makes keys and configurations.
 
-It makes them for everybody at once, or for one party, which then exchanges nothing but public keys.
+It makes them for everybody at once, or for one party, which then exchanges nothing but public keys
+(`exchange`).
 """
 
 import argparse
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,17 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securemedian.mpc.errors import ConfigError
+from securemedian.scripts.exchange import (
+    NAME,
+    ROLES,
+    STDIN,
+    PublicKey,
+    check,
+    join,
+    read_public_keys,
+)
 from securemedian.servers.config import MAX_CLIENTS
+from securemedian.settings.keys import MARK
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-ROLES = ("s0", "s1", "coordinator", "client")
 # for a party made alone: the others, who are elsewhere, must use the same ports
 DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
-# a party's name becomes a file name, and is written into TOML
-NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"
 
 
 @dataclass(frozen=True)
@@ -60,28 +69,32 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
         return Network(host0, host1, *(probe.getsockname()[1] for probe in probes))
 
 
-def make_all(directory: Path, clients: int, net: Network) -> None:
-    """Make the keys and configurations of S0, S1, the coordinator and `clients` clients."""
+def make_all(directory: Path, clients: int, net: Network) -> list[PublicKey]:
+    """Make the keys and configurations of S0, S1, the coordinator and `clients` clients.
+
+    Returns their public keys.
+    """
     names = client_names(clients)
-    everybody = ["s0", "s1", "coordinator", *names]
-    _prepare(directory, everybody)
-    keys = {name: _make_keys(directory, name) for name in everybody}
-    for name in everybody:
-        role = "client" if name in names else name
+    roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(names, "client")
+    _prepare(directory, list(roles))
+    made = [_make_keys(directory, role, name) for name, role in roles.items()]
+    keys = {one.name: one.key for one in made}
+    for name, role in roles.items():
         (directory / f"{name}.toml").write_text(_configuration(role, name, keys, net, names))
+    return made
 
 
-def make_one(directory: Path, role: str, name: str, clients: int, net: Network) -> str:
-    """Make one party's keys, and a configuration into which it pastes the others' public keys.
+def make_one(directory: Path, role: str, name: str, clients: int, net: Network) -> PublicKey:
+    """Make one party's keys, and a configuration into which it fills the others' public keys.
 
     Returns the party's own public key, to hand out.
     """
     _prepare(directory, [name])
-    key = _make_keys(directory, name)
+    made = _make_keys(directory, role, name)
     (directory / f"{name}.toml").write_text(
-        _configuration(role, name, {name: key}, net, client_names(clients))
+        _configuration(role, name, {name: made.key}, net, client_names(clients))
     )
-    return key
+    return made
 
 
 def client_names(count: int) -> list[str]:
@@ -107,8 +120,8 @@ def _prepare(directory: Path, names: Sequence[str]) -> None:
                 )
 
 
-def _make_keys(directory: Path, name: str) -> str:
-    """Write NAME.key and NAME.key_secret, and return the public key."""
+def _make_keys(directory: Path, role: str, name: str) -> PublicKey:
+    """Write NAME.key, which says whose it is, and NAME.key_secret; return the public key."""
     import zmq.auth
 
     # others can never read the secret, not even while it is written
@@ -117,8 +130,12 @@ def _make_keys(directory: Path, name: str) -> str:
         public_file, _ = zmq.auth.create_certificates(directory, name)
     finally:
         os.umask(mask)
+    # pyzmq has a place for this, and writes it to the secret file alone
+    text = Path(public_file).read_text()
+    about = f'metadata\n    role = "{role}"\n    name = "{name}"\n'
+    Path(public_file).write_text(text.replace("metadata\n", about, 1))
     os.chmod(public_file, 0o644)
-    return zmq.auth.load_certificate(public_file)[0].decode()
+    return PublicKey(role, name, zmq.auth.load_certificate(public_file)[0].decode())
 
 
 def _configuration(
@@ -130,7 +147,7 @@ def _configuration(
     """
 
     def public_key(of: str) -> str:
-        return f'public_key = "{keys.get(of, f"PASTE HERE the public key of {of}")}"'
+        return f'public_key = "{keys.get(of, f"{MARK}{of}")}"'
 
     if role not in ("s0", "s1"):
         return CALLER.format(
@@ -208,12 +225,42 @@ def add_verbs(verbs: "Verbs") -> None:
         help="make keys and configurations",
         description=(
             "Make keys and ready-to-use configurations for both servers, the coordinator and N "
-            "clients; or, with --role, for one party alone, which then pastes in the others' "
-            "public keys and hands out its own. Nothing is ever overwritten."
+            "clients; or, with --role, for one party alone, which hands out its public key and "
+            "fills in the others' with --join. Nothing is ever overwritten. Each public key is "
+            "printed with its fingerprint, to be compared over the telephone."
         ),
     )
     verb.add_argument(
-        "directory", type=Path, metavar="DIR", help="the folder to write to; made with mode 0700"
+        "directory",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="the folder to write to; made with mode 0700",
+    )
+    exchange = verb.add_mutually_exclusive_group()
+    exchange.add_argument(
+        "--join",
+        type=Path,
+        metavar="CONFIG",
+        help=(
+            "fill others' public keys into this party's configuration, and then check it; new "
+            "clients are added"
+        ),
+    )
+    exchange.add_argument(
+        "--check",
+        type=Path,
+        metavar="CONFIG",
+        help="print the fingerprints of a configuration's keys, and name all that are missing",
+    )
+    verb.add_argument(
+        "--keys",
+        nargs="+",
+        metavar="FILE",
+        help=(
+            "with --join: the others' .key files, or text with the lines that keygen printed for "
+            f"them; {STDIN} for the standard input (default)"
+        ),
     )
     verb.add_argument(
         "--clients",
@@ -254,24 +301,52 @@ def add_verbs(verbs: "Verbs") -> None:
 
 
 def _keygen(options: argparse.Namespace) -> None:
-    directory: Path = options.directory
-    if options.role is None:
-        if options.clients is None or options.name is not None:
-            raise ConfigError(
-                "say for how many clients: --clients N; "
-                "or make one party alone: --role, with --name for a client"
-            )
-        make_all(
-            directory,
-            _check_clients(options.clients),
-            network(options.host0, options.host1, options.base_port),
+    _check_flags(options)
+    if options.join:
+        _join(options.join, options.keys or [STDIN])
+    elif options.check:
+        _check(options.check)
+    elif options.role:
+        _make_one(options)
+    else:
+        _make_all(options)
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Raise ConfigError if flags do not fit together."""
+    config = options.join or options.check
+    if config and (options.directory or options.role or options.name or options.clients):
+        raise ConfigError(
+            "--join and --check take a configuration that is there already: leave out DIR, --role, "
+            "--name and --clients"
         )
-        print(
-            f"{directory} has the keys and configurations of s0, s1, the coordinator and "
-            f"{options.clients} clients"
+    if options.keys and not options.join:
+        raise ConfigError("--keys are others' keys, for --join")
+    if not config and not options.directory:
+        raise ConfigError("say which folder to write to: DIR; or --join CONFIG, or --check CONFIG")
+
+
+def _make_all(options: argparse.Namespace) -> None:
+    if options.clients is None or options.name is not None:
+        raise ConfigError(
+            "say for how many clients: --clients N; "
+            "or make one party alone: --role, with --name for a client"
         )
-        print("give every party its own .toml and .key_secret, and nobody those of another")
-        return
+    made = make_all(
+        options.directory,
+        _check_clients(options.clients),
+        network(options.host0, options.host1, options.base_port),
+    )
+    print(
+        f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
+        f"{options.clients} clients"
+    )
+    print("give every party its own .toml and .key_secret, and nobody those of another")
+    print("their public keys, each with its fingerprint:")
+    print("\n".join(one.line for one in made))
+
+
+def _make_one(options: argparse.Namespace) -> None:
     if options.role == "client" and not options.name:
         raise ConfigError("a client needs a name, by which the servers call it: --name hospital-a")
     name = _check_name(options.name or options.role)
@@ -280,9 +355,35 @@ def _keygen(options: argparse.Namespace) -> None:
         options.host1,
         DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
     )
-    key = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
-    print(f"{directory / name}.toml: paste in the others' public keys where it says PASTE HERE")
-    print(f"hand out this public key of {name}, so that nobody can swap it on the way: {key}")
+    directory: Path = options.directory
+    made = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
+    print(f"hand out {directory / name}.key, or this line:")
+    print(made.line)
+    print("and read its last word, the fingerprint, out over the telephone")
+    print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
+
+
+def _join(path: Path, sources: Sequence[str]) -> None:
+    print("\n".join(join(path, read_public_keys(sources))))
+    print("compare the fingerprints with their owners, over the telephone")
+    try:
+        _, faults = check(path)
+    except ConfigError as error:
+        faults = [str(error)]
+    for fault in faults:
+        print(f"still to do: {fault}")
+    if not faults:
+        print(f"{path} is complete")
+
+
+def _check(path: Path) -> None:
+    """Print every key, and raise ConfigError if one is missing or wrong, or anything else is."""
+    lines, faults = check(path)
+    print("\n".join(lines))
+    sys.stdout.flush()
+    if faults:
+        raise ConfigError(f"{path}: {'; '.join(faults)}")
+    print(f"{path} is complete")
 
 
 def _check_clients(count: int) -> int:

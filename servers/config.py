@@ -8,9 +8,10 @@ from typing import Any
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint
 from securemedian.settings.files import read_toml
-from securemedian.settings.keys import check_public_key
+from securemedian.settings.keys import check_key_places, check_public_key
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names.
@@ -87,6 +88,8 @@ class ServerConfig:
     # the most bytes of correlations made while clients train; the smaller of both servers' counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
+    # which rounds this server takes part in, whatever the coordinator asks for
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         if self.party not in (0, 1):
@@ -171,11 +174,13 @@ def load(path: Path) -> ServerConfig:
     """
     values = read_toml(path)
     where = str(path)
+    check_key_places(values, where)
     nested: dict[str, Any] = {
         table: _callers(values, table, where) for table in ("clients", "coordinators")
     }
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
+    nested["policy"] = build(Policy, values.get("policy", {}), f"{where}: [policy]")
     config = build(ServerConfig, values | nested, where)
     folder = path.parent
     return replace(

@@ -1,5 +1,6 @@
 """The register of a server's rounds, and of the clients whom an earlier attempt binds."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from securemedian.servers.training import Float32s, Training
 
 # the number of rounds whose status and result can still be asked for
 KEPT_ROUNDS = 4
+HOUR_S = 3600.0
 # What an upload needs besides its words. zmq compares each part of a message, encrypted, with
 # max_message_bytes, and CURVE adds 33 bytes to a part. The header, with a round id and a digest, is
 # short.
@@ -53,14 +55,16 @@ class Entry:
 class Register:
     """Admits rounds and finds them again. At most one is live, and then it is the latest."""
 
-    def __init__(self, config: ServerConfig, store: Store) -> None:
+    def __init__(self, config: ServerConfig, store: Store, clock: Callable[[], float]) -> None:
         self.names = {client.public_key: client.name for client in config.clients}
-        self._config, self._store = config, store
+        self._config, self._store, self._clock = config, store, clock
         self._entries: dict[str, Entry] = {}
         self._closed = False
         # the number of the latest round that ran, and its clients, whose values may have been
         # opened
         self._bound: tuple[int, frozenset[str]] = (0, frozenset())
+        # when the rounds of the last hour began
+        self._begun: deque[float] = deque()
 
     @property
     def latest(self) -> Entry | None:
@@ -95,13 +99,15 @@ class Register:
     def admit(self, asked: Open, params: RoundParams, before: Training) -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
-        Raises RoundBusy if this server stops, ConfigError if the uploads are too long or
-        `max_clients` is below this server's own `min_clients`, and ClientsDiffer if it is below the
-        number of clients that an earlier attempt binds.
+        Raises RoundBusy if this server stops, PolicyRefused if its policy is against the round,
+        ConfigError if the uploads are too long or `max_clients` is below this server's own
+        `min_clients`, and ClientsDiffer if it is below the number of clients that an earlier
+        attempt binds.
         """
         config = self._config
         if self._closed:
             raise RoundBusy(f"{config.name} is being stopped")
+        config.policy.check(params, self._rounds_of_the_hour(), config.name)
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
@@ -124,6 +130,16 @@ class Register:
         while len(self._entries) > KEPT_ROUNDS:
             del self._entries[next(iter(self._entries))]
         return entry
+
+    def begin(self) -> None:
+        """Count a round that both servers take part in, for the policy's rounds per hour."""
+        self._begun.append(self._clock())
+
+    def _rounds_of_the_hour(self) -> int:
+        """Return how many rounds have begun within the last hour, and forget earlier ones."""
+        while self._begun and self._begun[0] <= self._clock() - HOUR_S:
+            self._begun.popleft()
+        return len(self._begun)
 
     def bind(self, number: int, clients: Iterable[str]) -> None:
         """Remember that values of these clients may have been opened at this number.

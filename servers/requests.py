@@ -254,6 +254,7 @@ class Desk:
             "party": self._config.party,
             "release": securemedian.__version__,
             "max_message_bytes": self._config.max_message_bytes,
+            "policy": self._config.policy.to_dict(),
         }
         caller = {"role": call.role, "name": call.name}
         now = {

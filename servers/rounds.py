@@ -54,7 +54,7 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._engine, self._clock = config, engine, clock
-        self.register = Register(config, store)
+        self.register = Register(config, store, clock)
         self._keeper = TrainingKeeper(config.party, store)
         self._runner = RoundRunner(self.register, self._keeper, engine, send, clock)
         self._peer_control = PeerControl(config, self.register, self._runner, engine, send, clock)

@@ -89,6 +89,7 @@ class RoundRunner:
             self._send(action)
 
     def _begin(self, entry: Entry) -> None:
+        self._register.begin()
         if entry.server_round.asked.start_over and self._register.release():
             logs.event("clients-released", logging.WARNING, round=entry.server_round.round_id)
         self._keeper.keep(entry.before)

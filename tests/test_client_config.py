@@ -59,3 +59,11 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, said: str) -> No
 def test_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keygen"):
         ClientConfig.load(tmp_path / "none.toml")
+
+
+def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text(GOOD.replace(KEY, "missing one").replace(OTHER_KEY, "missing other"))
+    with pytest.raises(ConfigError) as caught:
+        ClientConfig.load(path)
+    assert "[s0]: 'missing one'; [s1]: 'missing other' are no public keys" in str(caught.value)

@@ -24,6 +24,7 @@ def test_the_samples_name_every_setting() -> None:
     for kind, text in (
         (config.ServerConfig, S0),
         (config.ProtocolParams, S0.partition("[protocol]")[2]),
+        (config.Policy, S0.partition("[policy]")[2]),
     ):
         for name in kind.__dataclass_fields__:
             assert name in text

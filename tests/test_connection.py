@@ -33,7 +33,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
-from securemedian.settings.keys import KeyPair
+from securemedian.settings.keys import KeyPair, fingerprint
 from tests.daemons import endpoint_of
 
 # type, fields, arrays
@@ -133,15 +133,57 @@ def test_a_refused_key_is_told_at_once_and_with_what_to_do() -> None:
         assert time.monotonic() - start < 60
 
 
-def test_the_wrong_server_key_and_nobody_there_end_at_the_limit() -> None:
+def test_the_wrong_server_key_and_nobody_there_end_at_the_limit_and_are_told_apart() -> None:
     with serving(echo) as server:
         impostor = replace(server, public_key=STRANGER.public.decode())
-        for nobody in (impostor, ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())):
+        digits = fingerprint(STRANGER.public.decode())
+        nobody = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
+        for address, said in (
+            (impostor, f"has not proved the key {digits} within 1 s: compare"),
+            (nobody, "could not be reached within 1 s: is it running"),
+        ):
             with (
-                connected(nobody, timeout_s=0.5) as connection,
-                pytest.raises(ServerUnreachable, match="within 0.5 s: is it running"),
+                connected(address, timeout_s=1) as connection,
+                pytest.raises(ServerUnreachable, match=said),
             ):
                 connection.ask("info")
+
+
+@pytest.mark.parametrize("caller", [MEMBER, STRANGER], ids=["on the list", "not on it"])
+def test_the_key_of_the_other_server_is_told_at_once(caller: KeyPair) -> None:
+    with serving(echo) as server:
+        swapped = replace(server, public_key=OTHER.public.decode())
+        connection = Connection("S0", swapped, caller, 120, other_key=server.public_key)
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match=r"^S0 at .* has the key .* \[s0\] and \[s1\]"):
+            connection.ask("info")
+        assert time.monotonic() - start < 60
+        connection.close()
+        # with a third key it is not blamed on the other server's
+        connection = Connection("S0", swapped, caller, 1, other_key=STRANGER.public.decode())
+        with pytest.raises(ServerUnreachable, match="has not proved the key"):
+            connection.ask("info")
+        connection.close()
+
+
+def test_exchanged_keys_are_told_and_nothing_is_uploaded(tmp_path: Path) -> None:
+    pair = Pair(PAIRWISE)
+    with (
+        serving(lambda message: pair.handle(message, 0)) as s0,
+        serving(lambda message: pair.handle(message, 1), keys=OTHER) as s1,
+    ):
+        config = ClientConfig(
+            "a",
+            write_keys(tmp_path),
+            replace(s0, public_key=s1.public_key),
+            replace(s1, public_key=s0.public_key),
+        )
+        with (
+            Client(config) as client,
+            pytest.raises(ConfigError, match="public keys of .* are exchanged"),
+        ):
+            client.submit(np.zeros(5))
+    assert pair.uploads == []
 
 
 def test_a_server_that_says_nothing_ends_at_the_limit_and_its_late_answer_is_dropped() -> None:

@@ -1,6 +1,6 @@
 """Keys and configurations: what is written is what both loaders take; nothing is overwritten."""
 
-import re
+import io
 from pathlib import Path
 
 import pytest
@@ -9,10 +9,10 @@ import zmq.auth
 from securemedian import cli
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError
-from securemedian.scripts import keygen
+from securemedian.scripts import exchange, keygen
 from securemedian.scripts.keygen import LOOPBACK
 from securemedian.servers import config as server_config
-from securemedian.settings.keys import load_keys
+from securemedian.settings.keys import fingerprint, is_public_key, load_keys
 
 
 def mode(path: Path) -> int:
@@ -84,19 +84,19 @@ def test_parties_made_alone_need_only_each_others_public_keys(
             f"{name}.key_secret",
         }
         assert mode(directory / f"{name}.key_secret") == 0o600
-    with pytest.raises(ConfigError, match="PASTE HERE the public key of"):
+    with pytest.raises(ConfigError) as missing:
         server_config.load(tmp_path / "s0" / "s0.toml")
+    for other in ("s1", "coordinator", "client-1", "client-2"):
+        assert f"PASTE HERE the public key of {other}" in str(missing.value)
     with pytest.raises(ConfigError, match="PASTE HERE the public key of s0"):
         ClientConfig.load(tmp_path / "client-1" / "client-1.toml")
+    # everybody gives everybody's files, in any order; what is not needed does no harm
+    files = [str(tmp_path / name / f"{name}.key") for name in reversed(keys)]
     for name in keys:
         path = tmp_path / name / f"{name}.toml"
-        path.write_text(
-            re.sub(
-                "PASTE HERE the public key of ([a-z0-9-]+)",
-                lambda place: keys[place[1]],
-                path.read_text(),
-            )
-        )
+        assert cli.main(["keygen", "--join", str(path), "--keys", *files]) == 0
+        assert f"{path} is complete" in capsys.readouterr().out
+        assert cli.main(["keygen", "--check", str(path)]) == 0
     s0, s1 = (server_config.load(tmp_path / name / f"{name}.toml") for name in ("s0", "s1"))
     client = ClientConfig.load(tmp_path / "client-1" / "client-1.toml")
     assert (s0.listen, s0.peer.address) == ("tcp://0.0.0.0:7000", "tcp://10.0.0.2:7002")
@@ -133,3 +133,218 @@ def test_ports() -> None:
     assert (chosen.s0, chosen.s1, chosen.s1_peer) == (9000, 9001, 9002)
     free = keygen.network(LOOPBACK, LOOPBACK, None)
     assert len({free.s0, free.s1, free.s1_peer}) == 3
+
+
+# Exchanging public keys
+
+KEYS = [
+    "Vk3cb=Sl&&3]8WNQ+FCbd]1/Q}J9+:tqW^h/W?=V",
+    "ZC:n(g3xqV&Kb:p3K@17liL(JforP[JR[37UqL3T",
+    "2x$#nbyBNhzC/PmGZlpy3BA%54>Bqn2e5IZhwW>{",
+]
+
+
+def handed(role: str, name: str, key: str) -> exchange.PublicKey:
+    return exchange.PublicKey(role, name, key)
+
+
+def alone(directory: Path, role: str, name: str) -> Path:
+    """Make one party and return its configuration."""
+    assert cli.main(["keygen", str(directory), "--role", role, "--name", name]) == 0
+    return directory / f"{name}.toml"
+
+
+def test_a_fingerprint_is_that_of_the_32_bytes() -> None:
+    # computed apart from this code: sha256sum of the decoded key, 100 bits in Crockford's base 32
+    assert [fingerprint(key) for key in KEYS[:2]] == [
+        "E4GWF-Z9M2P-RQ9YA-GJS3G",
+        "G0JCH-CX1GY-0C2NA-B05MH",
+    ]
+    assert len({fingerprint(key) for key in KEYS}) == 3
+
+
+@pytest.mark.parametrize("text", [KEYS[0][1:], KEYS[0] + "a", "#" * 40, "\u00e9" * 40, "", 7, None])
+def test_what_is_no_public_key(text: object) -> None:
+    assert not is_public_key(text)
+    assert is_public_key(KEYS[0])
+
+
+def test_everything_that_keygen_makes_has_its_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "2"]) == 0
+    said = capsys.readouterr().out
+    for role, name in (("s0", "s0"), ("coordinator", "coordinator"), ("client", "client-2")):
+        assert handed(role, name, public_key(tmp_path / "all", name)).line in said.splitlines()
+    alone(tmp_path / "one", "client", "hospital-a")
+    line = handed("client", "hospital-a", public_key(tmp_path / "one", "hospital-a")).line
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_a_pasted_block_renames_and_adds_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone(tmp_path, "s0", "s0")
+    path.chmod(0o640)
+    before = path.read_text()
+    lines = [
+        handed("client", name, key).line
+        for name, key in zip(("hospital-a", "client-1", "hospital-b"), KEYS, strict=True)
+    ]
+    # mail programs break lines, and the coordinator's .key file is pasted as a whole
+    alone(tmp_path / "gamma", "coordinator", "gamma")
+    alone(tmp_path / "beta", "s1", "beta")
+    block = "\n".join(lines).replace(" ", "\n  ") + "\n"
+    block += (tmp_path / "gamma" / "gamma.key").read_text()
+    block += (tmp_path / "beta" / "beta.key").read_text()
+    monkeypatch.setattr("sys.stdin", io.StringIO(block))
+    assert cli.main(["keygen", "--join", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert f"hospital-b: added to [[clients]], {fingerprint(KEYS[2])}" in said
+    assert f"{path} is complete" in said
+    loaded = server_config.load(path)
+    # who is named keeps the place, the next one takes the marked one, and the third a new one
+    assert [(caller.name, caller.public_key) for caller in loaded.clients] == [
+        ("client-1", KEYS[1]),
+        ("hospital-a", KEYS[0]),
+        ("hospital-b", KEYS[2]),
+    ]
+    assert [caller.name for caller in loaded.coordinators] == ["gamma"]
+    assert loaded.peer.public_key == public_key(tmp_path / "beta", "beta")
+    assert mode(path) == 0o640 and not path.with_name("s0.toml.new").exists()
+    # everything else stands as it was, comments included
+    kept = [line for line in before.splitlines() if "PASTE" not in line and "client-" not in line]
+    assert set(kept) - set(path.read_text().splitlines()) == {'name = "coordinator"'}
+
+
+def test_join_tells_what_is_still_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone(tmp_path / "s0", "s0", "s0")
+    alone(tmp_path / "s1", "s1", "s1")
+    assert cli.main(["keygen", "--join", str(path), "--keys", str(tmp_path / "s1/s1.key")]) == 0
+    said = capsys.readouterr().out
+    for place in ("[[coordinators]] 1 has no", "[[clients]] 1 has no", "[[clients]] 2 has no"):
+        assert f"still to do: {place} public key of" in said
+    assert "[peer] has no" not in said and "is complete" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no public key"),
+        (f"client a {KEYS[0]}", "is no public key"),
+        (f"hello!\nclient a {KEYS[0]} DIGITS", "'hello!' is no public key"),
+        (f"clint a {KEYS[0]} DIGITS", "is no public key"),
+        (f"client a/b {KEYS[0]} DIGITS", "is no public key"),
+        (f"client a {KEYS[1]} DIGITS", "the key of a does not fit its fingerprint"),
+        (f"client a {KEYS[0].swapcase()} DIGITS", "the key of a does not fit its fingerprint"),
+        (f'public-key = "{KEYS[0][:-1]}"', "is no public key"),
+        (f'role = "owner"\npublic-key = "{KEYS[0]}"', "a role is one of"),
+        (f'public-key = "{KEYS[0]}"\nsecret-key = "{KEYS[1]}"', "this is a secret key"),
+    ],
+)
+def test_mistakes_in_keys_are_told_and_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path = alone(tmp_path, "s1", "s1")
+    before = path.read_bytes()
+    given = tmp_path / "given.txt"
+    given.write_text(text.replace("DIGITS", fingerprint(KEYS[0])))
+    assert cli.main(["keygen", "--join", str(path), "--keys", str(given)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and str(given) in error
+    assert path.read_bytes() == before
+
+
+def test_a_key_that_is_there_is_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone(tmp_path, "client", "a")
+    exchange.join(path, [handed("s0", "s0", KEYS[0])])
+    before = path.read_bytes()
+    exchange.join(path, [handed("s0", "s0", KEYS[0])])
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigError) as caught:
+        exchange.join(path, [handed("s1", "s1", KEYS[2]), handed("s0", "s0", KEYS[1])])
+    assert fingerprint(KEYS[0]) in str(caught.value) and fingerprint(KEYS[1]) in str(caught.value)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("party = 0\n", r"has no \[peer\]"),
+        ("party = 0\npeer = 3\n", "`peer` is no table"),
+        ("party = 0\npeer = { public_key = '' }\n", "paste it by hand"),
+        ("party = 0\n[peer]\npublic_key = ''\n", "paste it by hand"),
+        ("party = 0\n[peer]\n", "paste it by hand"),
+        ("party =", "is not TOML"),
+    ],
+)
+def test_a_configuration_of_another_form_is_left_alone(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "s0.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        exchange.join(path, [handed("s1", "s1", KEYS[0])])
+    assert path.read_text() == text
+
+
+def test_check_names_every_missing_and_doubtful_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone(tmp_path, "s0", "s0")
+    own = public_key(tmp_path, "s0")
+    text = path.read_text()
+    for name, key in (("s1", own), ("client-1", KEYS[0]), ("coordinator", KEYS[0])):
+        text = text.replace(f"PASTE HERE the public key of {name}", key)
+    path.write_text(text)
+    assert cli.main(["keygen", "--check", str(path)]) == 2
+    said = capsys.readouterr()
+    assert "[peer] s1 has this party's own key" in said.err
+    assert "[[clients]] 2 has no public key of client-2" in said.err
+    assert "[[clients]] 1 client-1 has the same key as [[coordinators]] 1 coordinator" in said.err
+    printed = [line.split() for line in said.out.splitlines()]
+    assert ["own", "key", "s0", fingerprint(own)] in printed
+    assert ["[peer]", "s1", fingerprint(own)] in printed
+    assert ["[[clients]]", "1", "client-1", fingerprint(KEYS[0])] in printed
+    assert ["[[clients]]", "2", "client-2", "missing"] in printed
+
+
+@pytest.mark.parametrize("name", ["s0", "client-1"])
+def test_check_finds_what_a_start_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    directory = tmp_path / "keys"
+    assert cli.main(["keygen", str(directory), "--clients", "2"]) == 0
+    path, secret = directory / f"{name}.toml", directory / f"{name}.key_secret"
+    assert cli.main(["keygen", "--check", str(path)]) == 0
+    secret.chmod(0o644)
+    assert cli.main(["keygen", "--check", str(path)]) == 2
+    assert "chmod 600" in capsys.readouterr().err
+    secret.chmod(0o600)
+    path.write_text(f"pear = 1\n{path.read_text()}")
+    assert cli.main(["keygen", "--check", str(path)]) == 2
+    assert "unknown pear" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["DIR", "--join", "s0.toml"],
+        ["--check", "s0.toml", "--role", "s0"],
+        ["--check", "s0.toml", "--keys", "s1.key"],
+        ["--clients", "2", "--keys", "s1.key"],
+        ["--clients", "2"],
+        ["--check", "none.toml"],
+        ["--join", "none.toml", "--keys", "none.key"],
+    ],
+)
+def test_flags_that_do_not_fit_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["keygen", *arguments]) == 2
+    assert list(tmp_path.iterdir()) == []

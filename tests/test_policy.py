@@ -1,0 +1,249 @@
+"""servers.policy: what a server takes no part in is refused by name, at open and by either server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import ConfigError, PolicyRefused
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.params import RoundParams
+from securemedian.servers.control import Failed, Open, Opened
+from securemedian.servers.policy import Policy
+from securemedian.servers.register import HOUR_S
+from tests.daemons import Pair, wait_until
+from tests.servers_alone import PARAMS, Server
+
+ROUND: dict[str, Any] = {"dim": 1000, "max_clients": 10}
+
+
+def policy(**table: Any) -> Policy:
+    """Return the policy of a table, as the loader makes it."""
+    return build(Policy, table, "[policy]")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_a_policy_there_is_no_limit(method: str) -> None:
+    Policy().check(RoundParams.from_dict({"method": method, **ROUND}), 10**6, "s0")
+
+
+@pytest.mark.parametrize(
+    ("table", "fits", "refused", "said"),
+    [
+        (
+            {"methods": ["radix", "pairwise"]},
+            {"method": "pairwise"},
+            {"method": "bucketed"},
+            "s1 takes part in radix, pairwise; not in bucketed: [policy] methods",
+        ),
+        (
+            {"allowed": {"selection": ["oblivious"]}},
+            {"method": "pairwise"},
+            {"method": "pairwise", "selection": "opened"},
+            "s1 takes part in rounds with selection oblivious; not opened: [policy] allowed",
+        ),
+        (
+            {"allowed": {"result_to": ["clients"]}},
+            {"method": "pairwise", "result_to": "clients"},
+            {"method": "pairwise"},
+            "s1 takes part in rounds with result_to clients; not servers: [policy] allowed",
+        ),
+        (
+            {"allowed": {"midpoint": [False]}},
+            {"method": "radix"},
+            {"method": "radix", "midpoint": True},
+            "s1 takes part in rounds with midpoint False; not True: [policy] allowed",
+        ),
+        (
+            {"at_most": {"ranks": 1}},
+            {"method": "radix", "ranks": [3]},
+            {"method": "radix", "ranks": [3, 4]},
+            "s1 takes part in rounds with ranks up to 1; not 2: [policy] at_most",
+        ),
+        (
+            {"at_most": {"quantiles": 2}},
+            {"method": "radix", "quantiles": [0.25, 0.5]},
+            {"method": "radix", "quantiles": [0.25, 0.5, 0.75]},
+            "with quantiles up to 2; not 3",
+        ),
+        (
+            {"at_most": {"results": 1}},
+            {"method": "radix", "ranks": [3]},
+            {"method": "radix", "midpoint": True},
+            "with results up to 1; not 2",
+        ),
+        (
+            {"at_most": {"results": 3}},
+            {"method": "radix", "ranks": [1, 2], "quantiles": [0.5]},
+            {"method": "radix", "ranks": [1, 2], "quantiles": [0.5, 0.75]},
+            "with results up to 3; not 4",
+        ),
+        (
+            {"at_least": {"max_clients": 10}},
+            {"method": "radix"},
+            {"method": "radix", "max_clients": 9},
+            "s1 takes part in rounds with max_clients from 10 on; not 9: [policy] at_least",
+        ),
+        (
+            {"at_most": {"weight_cap": 0.4}},
+            {"method": "bucketed"},
+            {"method": "bucketed", "weight_cap": 1.0},
+            "with weight_cap up to 0.4; not 1.0",
+        ),
+        (
+            {"at_most": {"weights": 0}},
+            {"method": "bucketed"},
+            {"method": "bucketed", "weights": {"a": 1, "b": 1, "c": 1}},
+            "with weights up to 0; not 3",
+        ),
+        (
+            {"at_most": {"dim": 1000}},
+            {"method": "mean"},
+            {"method": "mean", "dim": 1001},
+            "with dim up to 1000; not 1001",
+        ),
+        (
+            {"at_most": {"buckets": 64}},
+            {"method": "bucketed", "buckets": 64},
+            {"method": "bucketed", "buckets": 65},
+            "with buckets up to 64; not 65",
+        ),
+    ],
+)
+def test_each_limit_holds_and_is_named(
+    table: dict[str, Any], fits: dict[str, Any], refused: dict[str, Any], said: str
+) -> None:
+    made = policy(**table)
+    made.check(RoundParams.from_dict(ROUND | fits), 0, "s1")
+    with pytest.raises(PolicyRefused) as caught:
+        made.check(RoundParams.from_dict(ROUND | refused), 0, "s1")
+    assert said in str(caught.value)
+
+
+def test_a_limit_on_an_option_leaves_methods_without_it_alone() -> None:
+    made = policy(allowed={"selection": ["oblivious"]}, at_most={"ranks": 0, "buckets": 3})
+    made.check(RoundParams.from_dict({"method": "mean", **ROUND}), 0, "s0")
+
+
+def test_all_reasons_are_told_at_once() -> None:
+    made = policy(methods=["radix"], at_most={"dim": 10}, at_least={"max_clients": 11})
+    with pytest.raises(PolicyRefused) as caught:
+        made.check(RoundParams.from_dict({"method": "mean", **ROUND}), 0, "s0")
+    for place in ("[policy] methods", "[policy] at_most", "[policy] at_least"):
+        assert place in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"method": ["radix"]}, "unknown method; known are"),
+        ({"methods": "radix"}, "methods must be list"),
+        ({"methods": []}, "methods is empty"),
+        ({"methods": ["mode"]}, "must be one of bucketed,"),
+        ({"allowed": {"ranks": [1]}}, "a name in `allowed` must be one of"),
+        ({"allowed": {"selection": "oblivious"}}, "must be a list"),
+        ({"allowed": {"selection": []}}, "must be a list of one or more"),
+        ({"allowed": {"selection": ["hidden"]}}, "oblivious, opened, not 'hidden'"),
+        ({"allowed": {"midpoint": [0]}}, "False, True, not 0"),
+        ({"at_most": {"bucket": 3}}, "a name in `at_most` must be one of dim,"),
+        ({"at_most": {"selection": 3}}, "a name in `at_most` must be one of"),
+        ({"at_most": {"method": 3}}, "a name in `at_most` must be one of"),
+        ({"at_least": {"dims": 3}}, "a name in `at_least` must be one of"),
+        ({"at_most": {"dim": "9"}}, "at_most: dim must be a number"),
+        ({"at_most": {"dim": True}}, "at_most: dim must be a number"),
+        ({"at_most": {"dim": -1}}, "at_most: dim must be a number"),
+        ({"at_most": {"dim": 1 << 63}}, "at_most: dim must be a number"),
+        ({"at_most": {"dim": float("nan")}}, "at_most: dim must be a number"),
+        ({"at_most": {"dim": 3}, "at_least": {"dim": 4}}, "dim: at_least is more than at_most"),
+    ],
+)
+def test_mistakes_are_named(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(**table)
+    assert said in str(caught.value)
+
+
+def asked(number: int) -> Open:
+    """Return S0's message about a round of `PARAMS`."""
+    return Open(f"{number}-00000000", number, PARAMS.to_dict(), bytes(16), True, False)
+
+
+def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:
+    s1 = Server(1, tmp_path, policy=policy(at_most={"rounds_per_hour": 2}))
+    for number in (1, 2):
+        s1.hear(asked(number))
+        assert isinstance(s1.sent[-1], Opened)
+        s1.now = 60.0
+        s1.hear(Failed(f"{number}-00000000", "round-failed", "the test goes on"))
+    s1.hear(asked(3))
+    assert s1.sent[-1] == Failed(
+        "3-00000000",
+        "policy-refused",
+        "s1: s1 takes part in rounds with rounds_per_hour up to 2; not 3: [policy] at_most",
+    )
+    # the first round began an hour ago, the second one did not
+    s1.now = HOUR_S
+    s1.hear(asked(4))
+    assert isinstance(s1.sent[-1], Opened)
+    s1.hear(Failed("4-00000000", "round-failed", "the test goes on"), asked(5))
+    assert isinstance(s1.sent[-1], Failed)
+
+
+def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
+    s0 = Server(0, tmp_path, policy=policy(at_most={"rounds_per_hour": 1}))
+    for _ in range(3):
+        s0.ask_to_open()
+        s0.hear(Failed(s0.sent[-1].round, "policy-refused", "s1: no"))
+        assert s0.replies[-1].fields["message"] == "s1: no"
+    s0.open()
+    s0.hear(Failed(s0.sent[-1].round, "round-failed", "the test goes on"))
+    s0.ask_to_open()
+    assert "rounds_per_hour up to 1; not 2" in s0.replies[-1].fields["message"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two servers with policies of their own."""
+    made = Pair(tmp_path_factory.mktemp("pair") / "keys")
+    made.configure("s0", '\n[policy]\nallowed = { selection = ["oblivious"] }\n')
+    made.configure("s1", "\n[policy]\nat_most = { results = 1, rounds_per_hour = 2 }\n")
+    try:
+        made.start("s0", "s1")
+        made.link()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) -> None:
+    radix = {"method": "radix", "dim": 4, "max_clients": 3}
+    pairwise = {"method": "pairwise", "dim": 4, "max_clients": 3}
+    with pytest.raises(PolicyRefused, match="^s0 takes part in rounds with selection oblivious"):
+        pair.open(**pairwise, selection="opened")
+    assert pair.status()["state"] == "none"
+    with pytest.raises(PolicyRefused, match="^s1: s1 takes part in rounds with results up to 1"):
+        pair.open(**radix, ranks=[1, 2, 3])
+    assert pair.status()["opened"] == "nothing"
+    refusals = [e for e in pair.events("s1") if e["event"] == "open-refused"]
+    assert [event["code"] for event in refusals] == [PolicyRefused.code]
+    # what neither refuses is computed
+    round_id = pair.open(**radix)
+    for number in (1, 2, 3):
+        pair.submit(f"client-{number}", np.full(4, number, np.float32))
+    pair.wait("published")
+    assert pair.result(round_id).tolist() == [2.0] * 4
+    pair.open(**radix)
+    pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="enough")
+    wait_until(lambda: pair.status("s1")["state"] == "failed")
+    with pytest.raises(PolicyRefused, match="s1 takes part in rounds with rounds_per_hour up to 2"):
+        pair.open(**radix)
+    s0, s1 = (
+        pair.caller("client-1", server).ask("info").fields["policy"] for server in ("s0", "s1")
+    )
+    everything = Policy().to_dict()
+    assert s0 == everything | {"allowed": {"selection": ["oblivious"]}}
+    assert s1 == everything | {"at_most": {"results": 1, "rounds_per_hour": 2}}
