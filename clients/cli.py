@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,16 @@ from securemedian.clients.options import (
     range_policy,
     round_params,
 )
-from securemedian.mpc.errors import ConfigError, UnknownRound
+from securemedian.mpc.errors import UnknownRound
 
 if TYPE_CHECKING:
     from securemedian.clients.client import Coordinator
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+# `round open` warns of a round of fewer clients
+FEW_CLIENTS = 5
 
 
 def add_verbs(subparsers: "Verbs") -> None:
@@ -53,6 +58,7 @@ def _add_submit(subparsers: "Verbs") -> None:
 
 def _submit(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
+    from securemedian.clients.update import flatten, unflatten
 
     update = files.read(options.update)
     if options.result:
@@ -60,11 +66,19 @@ def _submit(options: argparse.Namespace) -> None:
     with Client.from_config(options.config) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
-        client.submit(update)
-        print(f"submitted to round {current.round_id}")
-        if options.result:
-            files.write(options.result, client.result())
-            print(f"result in {options.result}")
+        if current.submitted and options.result:
+            print(
+                f"round {current.round_id} has an upload of this client already: nothing was sent"
+            )
+            result = unflatten(client.result(), flatten(update)[1])
+        else:
+            client.submit(update)
+            print(f"submitted to round {current.round_id}")
+            if not options.result:
+                return
+            result = client.result()
+        files.write(options.result, result)
+        print(f"result of round {current.round_id} in {options.result}")
 
 
 def _add_round(subparsers: "Verbs") -> None:
@@ -119,7 +133,9 @@ def _add_open(actions: "Verbs") -> None:
     action.add_argument(
         "--reset", action="store_true", help="start a new training run from the model that S0 has"
     )
-    action.add_argument("--dim", type=int, help="values of an update (default: the model's)")
+    action.add_argument(
+        "--dim", type=int, help="values of an update (default: those of the model, given or kept)"
+    )
     action.add_argument(
         "--max-clients",
         type=int,
@@ -159,12 +175,20 @@ def _open(options: argparse.Namespace) -> None:
     """Open a round. Mistakes in its options are reported before anything connects."""
     model = files.read_vector(options.model) if options.model else None
     dim = options.dim if options.dim is not None or model is None else model.size
-    if dim is None:
-        raise ConfigError("say how many values an update has: --dim, or --model FILE.npy")
-    params, policy = round_params(options, dim=dim), range_policy(options)
+    # until S0 is asked for the size, any size does for the check of the other options
+    params, policy = round_params(options, dim=1 if dim is None else dim), range_policy(options)
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
-        print(coordinator.open(params, model, policy, options.reset))
+        asked = params if dim is not None else replace(params, dim=coordinator.dim())
+        round_id = coordinator.open(asked, model, policy, options.reset)
+        if asked.max_clients < FEW_CLIENTS:
+            print(
+                f"securemedian: warning: the result of at most {asked.max_clients} clients tells "
+                "much about single updates (the median of two is the smaller value): "
+                f"take {FEW_CLIENTS} or more where you can",
+                file=sys.stderr,
+            )
+        print(round_id)
 
     _as_coordinator(act)(options)
 
@@ -183,8 +207,10 @@ def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
     files.check_writable(options.file)
-    results = coordinator.results(_round(coordinator, options))
+    round_id = _round(coordinator, options)
+    results = coordinator.results(round_id)
     files.write(options.file, results if len(results) > 1 else results[0])
+    print(f"result of round {round_id} in {options.file}")
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:

@@ -1,8 +1,10 @@
 """The Python interface: `Client` submits updates and receives results, `Coordinator` opens rounds.
 
     with Client.from_config("client.toml") as client:
-        client.submit(model.state_dict())           # waits for a round to open
-        model.load_state_dict(client.result())      # waits for its result
+        # in every round: load its model, train, submit, load the result
+        client.fit(model, train)
+
+`Client.wait_for_round`, `submit` and `result` are its steps, for a loop of your own.
 
 An update is the *trained parameters*, not their difference to the published model, because the
 buckets of a bucketed round lie around that model.
@@ -26,9 +28,12 @@ from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
+    DuplicateUpload,
     InputError,
+    NotAllowed,
     PeerProtocolError,
     RoundClosed,
+    RoundFailed,
     ServerUnreachable,
     UnknownRound,
 )
@@ -37,6 +42,22 @@ from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.settings.keys import load_keys
 
 T = TypeVar("T")
+
+# the rounds whose results a client can give the form of its update: servers keep no more of them
+_KEPT_ROUNDS = 4
+# what costs a client one round, and nothing beyond it
+_ROUND_LOST = (
+    DuplicateUpload,
+    NotAllowed,
+    RoundClosed,
+    RoundFailed,
+    ServerUnreachable,
+    UnknownRound,
+)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 class _Member:
@@ -115,7 +136,10 @@ class _Member:
         """
 
         def look() -> wire.Message | None:
-            message = server.ask("result", {"round": round_id})
+            try:
+                message = server.ask("result", {"round": round_id})
+            except RoundFailed as error:
+                raise RoundFailed(f"round {round_id} has no result: {error}") from None
             return None if message.fields["form"] == "pending" else message
 
         return self._wait(server, look, timeout_s, f"round {round_id} was not published")
@@ -130,39 +154,58 @@ class Client(_Member):
         self._seen = ""
         # the round last waited for, as long as nothing has been submitted to it
         self._open: Round | None = None
-        # the round last submitted to, and the form of the update
-        self._submitted: tuple[Round, updates.Spec] | None = None
+        # the id of the round last submitted to, which holds this client's upload
+        self._submitted = ""
+        # the latest rounds to which this object has tried to submit, and the form of the update
+        self._attempts: dict[str, tuple[RoundParams, updates.Spec]] = {}
         # whether both servers have said which party they are
         self._parties_known = False
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet.
 
-        It has the published model and range to train from. Raises ChannelTimeout if none is opened
-        within `timeout_s` (default: `wait_timeout_s` of the configuration).
+        It has the published model and range to train from. If `submitted` is set, the servers have
+        an upload of this client already, from before a restart: there is nothing to train, and
+        `result` waits for the round's result. Raises ChannelTimeout if none is opened within
+        `timeout_s` (default: `wait_timeout_s` of the configuration).
         """
         self._open = self._wait(
             self.servers[0], self._look_for_round, timeout_s, "no new round was opened"
         )
         self._seen = self._open.round_id
+        if self._open.submitted:
+            self._submitted = self._seen
         return self._open
 
-    def submit(self, update: Any) -> None:
+    def submit(self, update: Any, round_id: str = "") -> None:
         """Share the trained parameters between the servers.
 
-        They go to the round last waited for, or else to the next one that opens. `update` is
-        anything that `clients.update` takes. There is one attempt per round, because two sharings
-        of an update must not mix: after an error from a server this client is left out of that
-        round, and the next call goes to the next round.
+        They go to the round `round_id`, by default to the round last waited for, or otherwise to
+        the next one that opens. `update` is anything that `clients.update` takes. There is one
+        attempt per round, because two sharings of an update must not mix: after an error from a
+        server this client is left out of that round, and the next call goes to the next round.
 
         Before the first upload both servers are asked which party they are. Raises ConfigError
-        unless [s0] names S0 and [s1] names S1, and InputError if the update does not fit the round.
+        unless [s0] names S0 and [s1] names S1, InputError if the update does not fit the round,
+        DuplicateUpload if this client has submitted to the round already, for example before a
+        restart, and RoundClosed if the round `round_id` is not open.
         """
         vector, spec = updates.flatten(update)
-        current = self._open or self.wait_for_round()
+        current = self._round_for(round_id)
+        attempted = current.round_id in self._attempts
+        if current.submitted or attempted:
+            self._open = None
+            tried = "attempted" if attempted and not current.submitted else "stored"
+            raise DuplicateUpload(
+                f"an upload of yours for round {current.round_id} was {tried} already: "
+                "wait for its result, or for the next round"
+            )
         halves = upload.split(upload.encode_update(vector, current), current)
         self._check_parties()
-        self._open = None
+        self._open, self._seen, self._submitted = None, current.round_id, ""
+        self._attempts[current.round_id] = current.params, spec
+        while len(self._attempts) > _KEPT_ROUNDS:
+            del self._attempts[next(iter(self._attempts))]
         for server, half in zip(self.servers, halves, strict=True):
             fields = {
                 "round": current.round_id,
@@ -170,7 +213,65 @@ class Client(_Member):
                 "form": half.form,
             }
             server.ask("upload", fields, {"share": half.share})
-        self._submitted = current, spec
+        self._submitted = current.round_id
+
+    def fit(
+        self,
+        model: Any,
+        train: Callable[[Any], object],
+        rounds: int | None = None,
+        timeout_s: float | None = None,
+        report: Callable[[str], object] = _say,
+    ) -> int:
+        """Take part in rounds with a model that is trained in place, and return in how many.
+
+        In each round the published model is loaded into `model`, `train(model)` is called, the
+        trained parameters are submitted, and the result (of the first rank) is loaded into
+        `model`. Where a round publishes no model, training starts from the parameters that `model`
+        has. For a round that has an upload of this client already, from before a restart, `train`
+        is not called. `report` gets a line per step.
+
+        Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
+        `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
+        one that this client is left out of, is reported and does not count, and `model` gets back
+        the parameters from which it was trained. Raises ChannelTimeout if fewer rounds than
+        `rounds` come, and InputError if `model` does not fit the round.
+        """
+        # whether `model` holds a result, which is known to the clients alone in some rounds
+        trained = False
+        done = 0
+        while rounds is None or done < rounds:
+            report("waiting for a round to open")
+            try:
+                current = self.wait_for_round(timeout_s)
+            except ChannelTimeout as error:
+                if rounds is not None:
+                    raise
+                report(f"{error}: the training ends after {done} rounds")
+                return done
+            name = f"round {current.round_id}"
+            private = current.params.result_to == "clients"
+            goes_on = private and trained and current.number > 1
+            if current.model is not None and not goes_on:
+                current.load_into(model)
+            start, _ = updates.flatten(model)
+            try:
+                if current.submitted:
+                    report(f"{name}: an upload of yours is stored already, waiting for the result")
+                else:
+                    report(f"{name}: training")
+                    train(model)
+                    self.submit(model, current.round_id)
+                    report(f"{name}: submitted, waiting for the result")
+                updates.load(self._vectors(current.round_id, None)[0], model)
+            except _ROUND_LOST as error:
+                updates.load(start, model)
+                report(f"going on to the next round: {error}")
+                continue
+            trained = True
+            done += 1
+            report(f"{name}: the result is loaded")
+        return done
 
     def _check_parties(self) -> None:
         """Raise ConfigError unless [s0] is party 0 and [s1] is party 1. Asks both once."""
@@ -186,45 +287,100 @@ class Client(_Member):
                 )
         self._parties_known = True
 
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the result of the round last submitted to, and return it.
+    def result(self, round_id: str = "", timeout_s: float | None = None) -> Any:
+        """Wait for the result of a round, by default the one last submitted to, and return it.
 
-        It has the form of the update. Raises RoundFailed, with the reason, if there will be none.
+        It has the form of the update, or is a flat vector if the update was submitted before a
+        restart (`unflatten` gives it a form). Servers keep their last four rounds. Raises
+        RoundFailed, with the reason, if there will be no result, UnknownRound if the servers do
+        not know the round, and InputError if no round is named and none was submitted to.
         """
-        return self.results(timeout_s)[0]
+        return self.results(round_id, timeout_s)[0]
 
-    def results(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait for all results of the round last submitted to, and return them.
+    def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:
+        """Wait for all results of a round and return them.
 
         There is one per rank, in the order in which the coordinator asked for the ranks. Otherwise
         this is `result`.
         """
-        if self._submitted is None:
-            raise InputError("there is no result to ask for before a submit()")
-        current, spec = self._submitted
-        round_id = current.round_id
-        if current.params.result_to == "servers":
-            results = _results(self._published(self.servers[0], round_id, timeout_s))
-            return [updates.unflatten(vector, spec) for vector in results]
+        round_id = round_id or self._submitted or self._submitted_before()
+        vectors = self._vectors(round_id, timeout_s)
+        if round_id not in self._attempts:
+            return vectors
+        spec = self._attempts[round_id][1]
+        return [updates.unflatten(vector, spec) for vector in vectors]
+
+    def _vectors(self, round_id: str, timeout_s: float | None) -> list[NDArray[Any]]:
+        """Wait for all results of a round and return them as flat vectors."""
+        if round_id in self._attempts:
+            params = self._attempts[round_id][0]
+        else:
+            status = self.servers[0].ask("status", {"round": round_id}).fields
+            params = RoundParams.from_dict(status["params"])
+        if params.result_to == "servers":
+            return list(_results(self._published(self.servers[0], round_id, timeout_s)))
         answers = [self._published(server, round_id, timeout_s) for server in self.servers]
         one, other = (answer.arrays.get("share", np.empty(0)) for answer in answers)
-        return [updates.unflatten(upload.combine(one, other, current.params), spec)]
+        return [upload.combine(one, other, params)]
+
+    def _submitted_before(self) -> str:
+        """Return the id of the latest round if it holds an upload from before a restart.
+
+        Raises InputError if it does not.
+        """
+        try:
+            found = self._latest()
+        except UnknownRound:
+            found = {}
+        if not found.get("submitted"):
+            raise InputError(
+                "there is no result to ask for before a submit(): "
+                "name the round, as in result(round_id)"
+            )
+        return str(found["round"])
+
+    def _latest(self) -> dict[str, Any]:
+        """Return what S0 says about the latest round. Raises UnknownRound if there is none."""
+        return self.servers[0].ask("round").fields
+
+    def _round_for(self, round_id: str) -> Round:
+        """Return the open round to submit to, and wait for it if it is not named.
+
+        Raises RoundClosed if it is named and not open.
+        """
+        if self._open and round_id in ("", self._open.round_id):
+            return self._open
+        if not round_id:
+            return self.wait_for_round()
+        found = self._latest()
+        if found["round"] != round_id:
+            raise RoundClosed(
+                f"round {round_id} takes no uploads: the latest round is {found['round']}"
+            )
+        if found["state"] != "open":
+            raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
+        return self._round(found)
 
     def _look_for_round(self) -> Round | None:
         try:
-            found = self.servers[0].ask("round").fields
+            found = self._latest()
             if found["state"] != "open" or found["round"] == self._seen:
                 return None
-            return Round(
-                found["round"],
-                found["number"],
-                RoundParams.from_dict(found["params"]),
-                found["index"],
-                *self.model(found["round"]),
-            )
+            return self._round(found)
         # there has been no round yet, or it has ended between the two requests
         except (UnknownRound, RoundClosed):
             return None
+
+    def _round(self, found: dict[str, Any]) -> Round:
+        """Return the round that S0 describes, with its model and range."""
+        return Round(
+            found["round"],
+            found["number"],
+            RoundParams.from_dict(found["params"]),
+            found["index"],
+            *self.model(found["round"]),
+            submitted=bool(found.get("submitted")),
+        )
 
 
 class Coordinator(_Member):
@@ -249,6 +405,19 @@ class Coordinator(_Member):
             "reset": reset,
         }
         return str(self.servers[0].ask("open", fields, arrays).fields["round"])
+
+    def dim(self) -> int:
+        """Return how many values the model has that S0 keeps, or otherwise the latest round.
+
+        Raises ConfigError if S0 has neither.
+        """
+        dim = int(self.servers[0].ask("info").fields["dim"])
+        if not dim:
+            raise ConfigError(
+                "S0 keeps no model: say how many values an update has, "
+                "or give the model to start from (--dim N or --model FILE.npy)"
+            )
+        return dim
 
     def status(self, round_id: str = "") -> dict[str, Any]:
         """Return what S0 says about a round, by default the latest.

@@ -1,10 +1,11 @@
 """The conversion of a model in any of the usual forms to one flat vector, and back.
 
-A model is a PyTorch `state_dict` or another mapping of names to arrays, a list or tuple of arrays,
-or one array. Its real-valued entries are sent, in the order given. Entries of whole numbers or
-truth values (BatchNorm's `num_batches_tracked`, masks) have no meaningful median across clients:
-they are not sent, and come back with the values that this client put in. torch is never imported
-here: a tensor brings it along. The way back gives the same names, shapes and dtypes.
+A model is a PyTorch module, its `state_dict` or another mapping of names to arrays, a list or tuple
+of arrays, or one array. Its real-valued entries are sent, in the order given. Entries of whole
+numbers or truth values (BatchNorm's `num_batches_tracked`, masks) have no meaningful median across
+clients: they are not sent, and come back with the values that this client put in. torch is never
+imported here: a tensor brings it along. The way back gives the same names, shapes and dtypes, for a
+module as a state_dict.
 """
 
 import sys
@@ -31,7 +32,8 @@ class Spec:
 def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
     """Return a model's real-valued entries as one vector, and what `unflatten` needs.
 
-    Raises InputError if `update` is no model or has no real-valued entries.
+    The vector has the running means and variances of BatchNorm too, which `parameters()` leaves
+    out. Raises InputError if `update` is no model or has no real-valued entries.
     """
     spec = _spec(update)
     sent = [_to_float64(entry).reshape(-1) for entry in spec.entries.values() if _is_real(entry)]
@@ -45,6 +47,38 @@ def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
 
     Raises InputError if there are too few values or too many.
     """
+    values = _values(vector, spec)
+    if spec.form is dict:
+        return values
+    rebuilt = list(values.values())
+    return rebuilt[0] if spec.form is np.ndarray else spec.form(rebuilt)
+
+
+def load(vector: NDArray[Any], model: Any) -> None:
+    """Put the values of `vector` into a model, in place.
+
+    `model` is anything that `flatten` takes. Entries that are not sent keep their values. Raises
+    InputError if there are too few values or too many, or an array cannot be written to; the model
+    is as it was then.
+    """
+    spec = _spec(model)
+    values = _values(vector, spec)
+    if _has_state_dict(model):
+        model.load_state_dict(values)
+        return
+    real = {name: entry for name, entry in spec.entries.items() if _is_real(entry)}
+    for name, entry in real.items():
+        if not (_is_tensor(entry) or entry.flags.writeable):
+            raise InputError(f"{name!r} is an array that cannot be written to: give a copy of it")
+    for name, entry in real.items():
+        if _is_tensor(entry):
+            entry.detach().copy_(values[name])
+        else:
+            entry[...] = values[name]
+
+
+def _values(vector: NDArray[Any], spec: Spec) -> dict[Any, Any]:
+    """Return the entries of `spec` with the values of `vector`, as new arrays or tensors."""
     real = [_is_real(entry) for entry in spec.entries.values()]
     sizes = [
         int(np.prod(entry.shape)) if sent else 0
@@ -52,20 +86,20 @@ def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
     ]
     if vector.shape != (sum(sizes),):
         raise InputError(
-            f"this model has {sum(sizes):,} real values, the vector has shape {vector.shape}"
+            f"this model has {sum(sizes):,} real values, the vector has shape {vector.shape}: "
+            "is it the same model, with all entries of its state_dict()?"
         )
     pieces = np.split(vector, np.cumsum(sizes)[:-1])
-    values = [
-        _like(entry, piece) if sent else _copy(entry)
-        for entry, piece, sent in zip(spec.entries.values(), pieces, real, strict=True)
-    ]
-    if spec.form is dict:
-        return dict(zip(spec.entries, values, strict=True))
-    return values[0] if spec.form is np.ndarray else spec.form(values)
+    return {
+        name: _like(entry, piece) if sent else _copy(entry)
+        for (name, entry), piece, sent in zip(spec.entries.items(), pieces, real, strict=True)
+    }
 
 
 def _spec(update: Any) -> Spec:
     form: type
+    if _has_state_dict(update):
+        update = update.state_dict()
     if isinstance(update, Mapping):
         form, entries = dict, dict(update)
     elif isinstance(update, list | tuple):
@@ -75,7 +109,7 @@ def _spec(update: Any) -> Spec:
     for name, entry in entries.items():
         if not (isinstance(entry, np.ndarray) or _is_tensor(entry)):
             raise InputError(
-                "an update is a state_dict, a list of arrays or one array, "
+                "an update is a module, a state_dict, a list of arrays or one array, "
                 f"but {name!r} is a {type(entry).__name__}"
             )
         if _is_complex(entry):
@@ -86,6 +120,10 @@ def _spec(update: Any) -> Spec:
     return Spec(
         form, {name: entry if _is_real(entry) else _copy(entry) for name, entry in entries.items()}
     )
+
+
+def _has_state_dict(model: Any) -> bool:
+    return callable(getattr(model, "state_dict", None))
 
 
 def _is_tensor(entry: Any) -> bool:

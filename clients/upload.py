@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import update as updates
 from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.errors import InputError, PeerProtocolError
+from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 
@@ -30,6 +31,25 @@ class Round:
     model: NDArray[np.float32] | None = field(default=None, repr=False)
     # the published bucket range B, shape () or (d,); only rounds on buckets have one
     width: NDArray[np.float32] | None = field(default=None, repr=False)
+    # whether S0 has an upload of this client already, for example from before a restart
+    submitted: bool = False
+
+    def load_into(self, model: Any) -> None:
+        """Put the published global model into a model of your own, in place.
+
+        `model` is a PyTorch module, or anything else that `clients.update` takes. Names, shapes
+        and dtypes stay. Raises InputError if the model has another number of real values, and
+        ConfigError if the round publishes no model.
+        """
+        if self.model is None:
+            raise ConfigError(
+                f"round {self.round_id} publishes no model to train from: "
+                "the coordinator has to open it with a model"
+            )
+        try:
+            updates.load(self.model, model)
+        except InputError as error:
+            raise InputError(f"the model of round {self.round_id} does not fit: {error}") from error
 
 
 @dataclass(frozen=True)

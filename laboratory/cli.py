@@ -1,4 +1,4 @@
-"""The verbs `init` and `train`, which need the extra `[train]`.
+"""The verbs `init` and `train`, which need the extra `[train]` for the networks known here.
 
 A verb imports PyTorch when it runs, so that --help works without it.
 """
@@ -11,6 +11,7 @@ from securemedian.clients import files
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
 from securemedian.laboratory.options import add_worker_options
+from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -25,12 +26,15 @@ def add_verbs(subparsers: "Verbs") -> None:
 def _add_init(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "init",
-        help="write a start model for `train`",
-        description="Write PyTorch's usual initialisation of a network that `train` knows, as one "
-        "flat vector.",
+        help="write a start model",
+        description=(
+            "Write a start model as one flat vector: of a model of your own, "
+            "or PyTorch's usual initialisation of a network that `train` knows."
+        ),
     )
     verb.add_argument(
         "network",
+        nargs="?",
         choices=list(dict.fromkeys([*MODELS, *SOURCES])),
         metavar="NETWORK",
         help=f"{', '.join(MODELS)}; or a data set, which stands for its own network: "
@@ -42,12 +46,32 @@ def _add_init(subparsers: "Verbs") -> None:
     )
     verb.add_argument("file", type=Path, help="the .npy file to write, for `round open --model`")
     verb.add_argument(
+        "--from",
+        dest="source",
+        metavar="PACKAGE.MODULE:BUILD",
+        help="in place of NETWORK: a function of yours, installed or in the current folder, "
+        "that returns a model",
+    )
+    verb.add_argument(
         "--seed", type=int, default=1, help="seed of the initialisation (default: %(default)s)"
     )
     verb.set_defaults(run=_init)
 
 
 def _init(options: argparse.Namespace) -> None:
+    files.check_writable(options.file)
+    if (options.network is None) == (options.source is None):
+        raise ConfigError(
+            f"name what {options.file} is to start: either a NETWORK before the file, "
+            "or --from PACKAGE.MODULE:BUILD"
+        )
+    if options.source is not None:
+        from securemedian.clients.start import start_model
+
+        model = start_model(options.source, options.seed)
+        files.write(options.file, model)
+        print(f"{options.file}: {model.size:,} values of {options.source}")
+        return
     from securemedian.laboratory import models
 
     name = options.network if options.network in MODELS else SOURCES[options.network].model

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
+from securemedian.clients.upload import Round
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.data import SOURCES, Dataset, load, split
@@ -125,21 +126,35 @@ def run(
     private: NDArray[Any] | None = None
     for _ in itertools.count() if rounds is None else range(rounds):
         current = client.wait_for_round()
-        start = current.model if private is None or current.number == 1 else private
-        if start is None:
-            raise ConfigError(
-                f"round {current.round_id} publishes no model to train from: "
-                "the coordinator has to open it with --model"
-            )
-        update = trainer.update(np.asarray(start, np.float32), current.number)
-        if record is not None:
-            np.save(record / f"round-{current.number}-{client.config.name}.npy", update)
+        if current.submitted:
+            # by this client, before it was restarted
+            update = None
+        else:
+            update = _update(current, trainer, private)
+            if record is not None:
+                np.save(record / f"round-{current.number}-{client.config.name}.npy", update)
         try:
-            client.submit(update)
-            print(f"round {current.number}: update submitted", flush=True)
+            if update is not None:
+                client.submit(update)
+            done = "was submitted before" if update is None else "submitted"
+            print(f"round {current.number}: update {done}", flush=True)
             private = client.result() if current.params.result_to == "clients" else None
         except SecureMedianError as error:
             print(f"round {current.number}: {error}", flush=True)
+
+
+def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> NDArray[np.float32]:
+    """Return the update for a round, trained from its model or from the clients' own result.
+
+    Raises ConfigError if there is neither.
+    """
+    start = current.model if private is None or current.number == 1 else private
+    if start is None:
+        raise ConfigError(
+            f"round {current.round_id} publishes no model to train from: "
+            "the coordinator has to open it with --model"
+        )
+    return trainer.update(np.asarray(start, np.float32), current.number)
 
 
 def main() -> None:

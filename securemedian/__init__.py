@@ -1,6 +1,6 @@
 """Robust, private federated learning: two servers compute what neither can see.
 
-    from securemedian import Client, Coordinator, Radix, RoundParams
+    from securemedian import Client, Coordinator, Radix, RoundParams, flatten, unflatten
 
 Methods (`Bucketed`, `Radix`, ..) and range policies (`MeanRange`, ..) are found by the names of
 their classes.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from securemedian.clients.client import Client, Coordinator
     from securemedian.clients.config import ClientConfig
+    from securemedian.clients.update import flatten, unflatten
     from securemedian.clients.upload import Round
     from securemedian.mpc.errors import SecureMedianError
     from securemedian.mpc.params import RoundParams
@@ -29,6 +30,8 @@ __all__ = [
     "Round",
     "RoundParams",
     "SecureMedianError",
+    "flatten",
+    "unflatten",
 ]
 
 _HOMES = {
@@ -39,6 +42,8 @@ _HOMES = {
     "Round": "clients.upload",
     "RoundParams": "mpc.params",
     "SecureMedianError": "mpc.errors",
+    "flatten": "clients.update",
+    "unflatten": "clients.update",
 }
 
 

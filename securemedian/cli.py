@@ -32,7 +32,8 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status.
 
-    It is 0, 2 after an error with a message, and 130 after Ctrl-C.
+    It is 0, 2 after an error with a message, 130 after Ctrl-C, and 1 after any other error. Such an
+    error is one line too, except in Python's development mode and for a verb that sets `traceback`.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -42,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    # an error of a library, or a defect of ours
+    except Exception as error:
+        if options.traceback:
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -55,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(traceback=sys.flags.dev_mode)
     parser.add_argument("--version", action="version", version=f"securemedian {__version__}")
     # the help of the verbs themselves is suppressed, because they are listed below by group
     verbs = parser.add_subparsers(

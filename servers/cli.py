@@ -30,7 +30,8 @@ def add_verbs(verbs: "Verbs") -> None:
         metavar="CONFIG",
         help="the server's TOML file (see docs/samples/s0.toml)",
     )
-    serve.set_defaults(run=_serve)
+    # nobody is there to start it again in development mode
+    serve.set_defaults(run=_serve, traceback=True)
 
 
 def _serve(args: argparse.Namespace) -> None:

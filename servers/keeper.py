@@ -20,6 +20,11 @@ class TrainingKeeper:
         self._party, self._store = party, store
         self._kept = store.load_training() if party == 0 else Training()
 
+    @property
+    def model(self) -> Float32s | None:
+        """The global model of the current training run, shape (d,), if there is one."""
+        return self._kept.model
+
     def begin(
         self,
         params: RoundParams,

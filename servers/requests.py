@@ -258,6 +258,7 @@ class Desk:
         }
         caller = {"role": call.role, "name": call.name}
         now = {
+            "dim": self._rounds.dim,
             "state": "busy" if self._rounds.live else "idle",
             "round": latest.server_round.round_id if latest else "",
         }
@@ -299,6 +300,7 @@ class Desk:
                 "params": server_round.params.to_dict(),
                 "index": list(server_round.names).index(call.key),
                 "state": server_round.state.value,
+                "submitted": call.key in server_round.here,
             }
         )
 

@@ -69,6 +69,14 @@ class Rounds:
         """The watch over the other server."""
         return self._peer_control.watch
 
+    @property
+    def dim(self) -> int:
+        """The values of the model that S0 keeps, or otherwise of the latest round; 0 if neither."""
+        if (model := self._keeper.model) is not None:
+            return model.size
+        latest = self.register.latest
+        return latest.server_round.params.dim if latest else 0
+
     def left_s(self, entry: Entry) -> float:
         """Return for how many seconds the round still takes uploads."""
         server_round = entry.server_round

@@ -50,7 +50,7 @@ try:
                 time.sleep(0.2)
         one.submit(np.float32([1, 2, 3, 4]))
         two.submit(np.float32([4, 3, 2, 1]))
-        assert one.result(60).tolist() == [1, 2, 2, 1]
+        assert one.result(timeout_s=60).tolist() == [1, 2, 2, 1]
 finally:
     for daemon in daemons:
         daemon.terminate()

@@ -163,11 +163,6 @@ def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None
             assert np.allclose(client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6)
 
 
-def test_open_needs_a_size(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["round", "open", toml(pair, "coordinator"), "--max-clients", "3"]) == 2
-    assert "--dim, or --model" in capsys.readouterr().err
-
-
 def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

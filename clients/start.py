@@ -1,0 +1,62 @@
+"""The start model of a training run, from a function of the user's that builds the model."""
+
+import os
+import random
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.update import flatten
+from securemedian.mpc.errors import ConfigError, InputError
+
+
+def start_model(source: str, seed: int) -> NDArray[np.float32]:
+    """Call the function `source`, written package.module:build, and flatten the model it returns.
+
+    Modules in the current folder are found as well as installed ones. Before the call the random
+    numbers of Python, numpy and, if the module imports it, torch are seeded. Raises ConfigError if
+    there is no such function or it fails, and InputError if it returns no model.
+    """
+    build = _find(source)
+    random.seed(seed)
+    np.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+    try:
+        model = build()
+    # it is the user's code, and may raise anything
+    except Exception as error:
+        raise ConfigError(f"{source} failed: {_in_one_line(error)}") from error
+    try:
+        return flatten(model)[0].astype(np.float32)
+    except InputError as error:
+        raise InputError(f"{source} returned no model: {error}") from error
+
+
+def _find(source: str) -> Any:
+    """Return the function that `source` names. Raises ConfigError if there is none."""
+    name, _, function = source.partition(":")
+    if not name or not function:
+        raise ConfigError(f"{source!r} is not like package.module:build")
+    # an installed command has its own folder there, and not the one in which it is run
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = import_module(name)
+    # importing runs the user's code
+    except Exception as error:
+        raise ConfigError(
+            f"cannot import {name!r}, from {os.getcwd()} or what is installed: "
+            f"{_in_one_line(error)}"
+        ) from error
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise ConfigError(f"the module {name!r} has no function {function!r}")
+    return build
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
