@@ -174,7 +174,7 @@ class Connection:
 def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     """Return a socket that is not connected yet, for a server with this public key."""
     context: zmq.Context[Any] = zmq.Context.instance()
-    socket = context.socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = server_key.encode()

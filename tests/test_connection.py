@@ -36,6 +36,8 @@ from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authentica
 from securemedian.settings.keys import KeyPair, fingerprint
 from tests.daemons import endpoint_of
 
+pytestmark = pytest.mark.slow
+
 # type, fields, arrays
 Answer = tuple[str, dict[str, Any], dict[str, Any]]
 

@@ -20,6 +20,8 @@ from securemedian.servers import config
 from securemedian.settings.keys import KeyPair, load_keys
 from tests.daemons import SETTINGS, Pair, wait_until
 
+pytestmark = pytest.mark.slow
+
 SERVERS = ("s0", "s1")
 # Their reserve is more than what both queues of S1 hold: that many get in when it is opened.
 DESCRIPTORS = 1024

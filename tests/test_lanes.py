@@ -24,6 +24,8 @@ from securemedian.servers import engine
 from securemedian.servers.engine import MOST_ABANDONED, Engine
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60.0
 
 # zmq's collector of frames that are sent without copying, with its threads switched where they may

@@ -109,6 +109,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         started.close()
 
 
+@pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
     """Unweighted, and weighted by name: the servers know which weight is whose."""
     updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)

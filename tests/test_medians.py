@@ -16,6 +16,8 @@ from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from tests import reference
 from tests.parties import additive, make_parties, run_both, run_rounds
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = range(2, 18)
 # random cases a combination: 16 client numbers, thousands in all
 COLUMNS = 40

@@ -91,7 +91,7 @@ def radix_round(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clients", range(1, 34))
+@pytest.mark.parametrize("clients", [*range(1, 10), 15, 16, 17, 32, 33])
 def test_every_rank_of_random_words(clients: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(clients)

@@ -39,6 +39,8 @@ from securemedian.servers.transport import (
 from securemedian.settings.keys import KeyPair, load_keys
 from tests.daemons import endpoint_of
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 1 << 20
 WAIT_S = 10.0
 
