@@ -26,7 +26,7 @@ from typing import Any
 
 from securemedian.benchmarks.link import Link
 from securemedian.benchmarks.work import SWEPT, swept_options
-from securemedian.clients.options import add_method_options, check_belong, given_options
+from securemedian.clients.flags import add_method_options, check_belong, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.registry import METHODS

@@ -12,7 +12,7 @@ from typing import Any
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.settings import count, list_from, numbers
 from securemedian.benchmarks.work import SWEPT, Point
-from securemedian.clients.options import add_method_options
+from securemedian.clients.flags import add_method_options
 from securemedian.laboratory import report
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.options import Option, options_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securemedian.clients import files
-from securemedian.clients.options import (
+from securemedian.clients.flags import (
     add_method,
     add_method_options,
     add_range_options,

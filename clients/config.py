@@ -10,8 +10,8 @@ from typing import Self
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.files import read_toml
 from securemedian.settings.keys import check_key_places, check_public_key
+from securemedian.settings.toml import read_toml
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from securemedian.clients import files
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
-from securemedian.laboratory.options import add_worker_options
+from securemedian.laboratory.worker_options import add_worker_options
 from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:

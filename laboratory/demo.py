@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.options import (
+from securemedian.clients.flags import (
     add_method,
     add_method_options,
     add_range_options,
     range_policy,
     round_params,
 )
-from securemedian.laboratory.options import (
+from securemedian.laboratory.worker_options import (
     add_data_options,
     add_fault_options,
     fault,

@@ -19,7 +19,7 @@ from securemedian.clients.upload import Round
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.data import SOURCES, Dataset, load, split
-from securemedian.laboratory.options import (
+from securemedian.laboratory.worker_options import (
     add_fault_options,
     add_worker_options,
     fault,

@@ -15,7 +15,6 @@ from typing import Any
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.servers import config as server_config
-from securemedian.settings.files import read_toml
 from securemedian.settings.keys import (
     check_public_key,
     fingerprint,
@@ -23,6 +22,7 @@ from securemedian.settings.keys import (
     key_places,
     load_keys,
 )
+from securemedian.settings.toml import read_toml
 
 ROLES = ("s0", "s1", "coordinator", "client")
 # a party's name becomes a file name, and is written into TOML

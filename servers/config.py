@@ -10,8 +10,8 @@ from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.files import read_toml
 from securemedian.settings.keys import check_key_places, check_public_key
+from securemedian.settings.toml import read_toml
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names.

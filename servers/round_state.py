@@ -450,7 +450,7 @@ def always(_: ServerRound, __: Event) -> bool:
 
 
 @dataclass(frozen=True)
-class Line:
+class Transition:
     """A line of the table: if `when` holds, the round goes to `to` and `actions` are done.
 
     A message class among the actions means that a message of that kind is sent.
@@ -462,22 +462,22 @@ class Line:
 
 
 Pair = tuple[State, type]
-Table = dict[Pair, tuple[Line, ...]]
+Table = dict[Pair, tuple[Transition, ...]]
 
 
-_CLOSE = Line(State.CLOSING, (Effect.LOG, Close))
+_CLOSE = Transition(State.CLOSING, (Effect.LOG, Close))
 _PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
 _FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
 _FAIL_ASKED = (*_FAIL, Effect.ANSWER)
 
 _BOTH: Table = {
     (State.RUNNING, Computed): (
-        Line(State.PUBLISHED, (*_PUBLISH, Done), ServerRound.both_computed),
-        Line(State.RUNNING, (Done,)),
+        Transition(State.PUBLISHED, (*_PUBLISH, Done), ServerRound.both_computed),
+        Transition(State.RUNNING, (Done,)),
     ),
     (State.RUNNING, Done): (
-        Line(State.PUBLISHED, _PUBLISH, ServerRound.both_computed),
-        Line(State.RUNNING),
+        Transition(State.PUBLISHED, _PUBLISH, ServerRound.both_computed),
+        Transition(State.RUNNING),
     ),
 }
 
@@ -489,8 +489,8 @@ def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
     """
     table: Table = {}
     for state in states:
-        table[state, Failure] = table[state, Overdue] = (Line(State.FAILED, (*does, Failed)),)
-        table[state, Failed] = (Line(State.FAILED, does),)
+        table[state, Failure] = table[state, Overdue] = (Transition(State.FAILED, (*does, Failed)),)
+        table[state, Failed] = (Transition(State.FAILED, does),)
     return table
 
 
@@ -498,26 +498,28 @@ _LEADER: Table = (
     _failing(LIVE, _FAIL_ASKED)
     | _BOTH
     | {
-        (State.NEW, OpenAsked): (Line(State.OPENING, (Effect.LOG, Open)),),
+        (State.NEW, OpenAsked): (Transition(State.OPENING, (Effect.LOG, Open)),),
         (State.OPENING, Opened): (
-            Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Effect.ANSWER)),
+            Transition(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Effect.ANSWER)),
         ),
         (State.OPEN, Stored): (
-            Line(State.CLOSING, (Uploaded, Effect.LOG, Close), ServerRound.full),
-            Line(State.OPEN, (Uploaded,)),
+            Transition(State.CLOSING, (Uploaded, Effect.LOG, Close), ServerRound.full),
+            Transition(State.OPEN, (Uploaded,)),
         ),
         (State.OPEN, Uploaded): (
-            Line(State.CLOSING, (Effect.LOG, Close), ServerRound.full),
-            Line(State.OPEN),
+            Transition(State.CLOSING, (Effect.LOG, Close), ServerRound.full),
+            Transition(State.OPEN),
         ),
         (State.OPEN, CloseAsked): (_CLOSE,),
         # the deadline, which is not a failure
         (State.OPEN, Overdue): (_CLOSE,),
         (State.CLOSING, Held): (
-            Line(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.obstructed),
-            Line(State.STARTING, (Effect.LOG, Run)),
+            Transition(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.obstructed),
+            Transition(State.STARTING, (Effect.LOG, Run)),
         ),
-        (State.STARTING, Ready): (Line(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START)),),
+        (State.STARTING, Ready): (
+            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START)),
+        ),
     }
 )
 
@@ -528,13 +530,15 @@ _FOLLOWER: Table = (
     | {
         # The lanes are opened before the answer is sent: what S0 sends on a lane that S1 has not
         # opened yet is lost.
-        (State.NEW, Open): (Line(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),),
-        (State.OPEN, Stored): (Line(State.OPEN, (Uploaded,)),),
-        (State.OPEN, Uploaded): (Line(State.OPEN),),
-        (State.OPEN, Close): (Line(State.CLOSING, (Effect.LOG, Held)),),
+        (State.NEW, Open): (
+            Transition(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),
+        ),
+        (State.OPEN, Stored): (Transition(State.OPEN, (Uploaded,)),),
+        (State.OPEN, Uploaded): (Transition(State.OPEN),),
+        (State.OPEN, Close): (Transition(State.CLOSING, (Effect.LOG, Held)),),
         (State.CLOSING, Run): (
-            Line(State.FAILED, (*_FAIL, Failed), ServerRound.obstructed),
-            Line(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
+            Transition(State.FAILED, (*_FAIL, Failed), ServerRound.obstructed),
+            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
         ),
     }
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.laboratory import options
+from securemedian.laboratory import worker_options
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
 from securemedian.laboratory.attacks.far import FAR
 from securemedian.laboratory.attacks.lie import z_max
@@ -172,6 +172,9 @@ def test_who_sees_no_other_update_cannot_collude() -> None:
         asked = argparse.Namespace(fault=name, fault_from=2)
         if attack.sees_honest:
             with pytest.raises(ConfigError, match="securemedian experiment.* bitflip"):
-                options.fault(asked)
+                worker_options.fault(asked)
         else:
-            assert (options.fault(asked).name, options.fault(asked).first) == (name, 2)
+            assert (worker_options.fault(asked).name, worker_options.fault(asked).first) == (
+                name,
+                2,
+            )

@@ -21,7 +21,7 @@ from securemedian.laboratory import (  # noqa: E402
     models,
     plaintext,
 )
-from securemedian.laboratory.experiments import catalogue, runner, saved, summaries  # noqa: E402
+from securemedian.laboratory.experiments import catalogue, execution, saved, summaries  # noqa: E402
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
 from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
@@ -84,12 +84,14 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     radix = secure.run(1, "radix", "gaussian")
     with Service(3, nothing) as service:
-        through = {radix.run_id: runner.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        through = {radix.run_id: execution.carry_out(radix, 2, digits, service, tmp_path, nothing)}
         with pytest.raises(KeyboardInterrupt):
-            runner.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
+            execution.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
         # these servers are at this very run: but it is another's turn first
-        runner.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
-        through[bucketed.run_id] = runner.carry_out(bucketed, 3, digits, service, tmp_path, nothing)
+        execution.carry_out(replace(radix, seed=2), 1, digits, service, tmp_path, nothing)
+        through[bucketed.run_id] = execution.carry_out(
+            bucketed, 3, digits, service, tmp_path, nothing
+        )
         other = replace(bucketed, seed=2)
         with monkeypatch.context() as patch, pytest.raises(SecureMedianError, match="defect"):
             patch.setattr(
@@ -97,11 +99,11 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
                 "published",
                 lambda updates, *_: np.zeros((1, updates.shape[1]), np.float32),
             )
-            runner.carry_out(other, 1, digits, service, tmp_path, nothing)
+            execution.carry_out(other, 1, digits, service, tmp_path, nothing)
     assert saved.load(tmp_path, other) is None
     for run, rounds in ((radix, 2), (bucketed, 3)):
         plain = replace(run, secure=False)
-        clear = runner.carry_out(plain, rounds, digits, None, tmp_path, nothing)
+        clear = execution.carry_out(plain, rounds, digits, None, tmp_path, nothing)
         assert models_of(through[run.run_id]) == models_of(clear)
         assert len(set(models_of(clear))) == rounds
         assert all(figures.cost and figures.cost.ots > 0 for figures in through[run.run_id].rounds)
@@ -113,12 +115,12 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: data.Dataset) -> None:
     run = design(digits).run(1, "bucketed", "gaussian")
-    whole = runner.carry_out(run, 4, digits, None, tmp_path / "..", nothing)
+    whole = execution.carry_out(run, 4, digits, None, tmp_path / "..", nothing)
     with pytest.raises(KeyboardInterrupt):
-        runner.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
+        execution.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
     assert saved.load(tmp_path, run) is None
     seen: list[int] = []
-    resumed = runner.carry_out(
+    resumed = execution.carry_out(
         run, 4, digits, None, tmp_path, lambda record: seen.append(len(record.rounds))
     )
     assert seen == [2, 3, 4]
@@ -132,7 +134,7 @@ def test_ctrl_c_leaves_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["fig4", *SMALL, "--seeds", "1", "--faults", "bitflip", "--out", str(tmp_path)]
-    carry_out, calls = runner.carry_out, []
+    carry_out, calls = execution.carry_out, []
 
     def twice(*arguments: Any) -> Record:
         calls.append(arguments)
@@ -140,12 +142,12 @@ def test_ctrl_c_leaves_what_was_finished(
             raise KeyboardInterrupt
         return carry_out(*arguments)
 
-    monkeypatch.setattr(runner, "carry_out", twice)
+    monkeypatch.setattr(execution, "carry_out", twice)
     assert experiment(*options) == 130
     finished = sorted((tmp_path / "runs").glob("*.json"))
     assert len(finished) == 2
     times = [path.stat().st_mtime_ns for path in finished]
-    monkeypatch.setattr(runner, "carry_out", carry_out)
+    monkeypatch.setattr(execution, "carry_out", carry_out)
     capsys.readouterr()
     assert experiment(*options) == 0
     assert "2 of 3 runs are there already" in capsys.readouterr().out

@@ -52,12 +52,12 @@ from securemedian.servers.round_state import (
     Effect,
     Event,
     Failure,
-    Line,
     OpenAsked,
     Overdue,
     ServerRound,
     State,
     Stored,
+    Transition,
     always,
     is_message,
 )
@@ -407,7 +407,7 @@ class Walk:
 
 def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     """Nor does a line or a late pair stand there that no order reaches."""
-    taken: set[tuple[int, Any, Line]] = set()
+    taken: set[tuple[int, Any, Transition]] = set()
     late: set[tuple[int, Any]] = set()
     start = Walk()
     known, heap = {start.key()}, [start]

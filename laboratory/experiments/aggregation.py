@@ -64,7 +64,7 @@ def has_range(name: str) -> bool:
 
 def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[np.float32]:
     """Return an aggregator's result (d,) for updates (n, d), of which so many may be attackers'."""
-    # an attack may overflow: the runner then finds that the run has diverged
+    # an attack may overflow: `execution` then finds that the run has diverged
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(AGGREGATORS[name](updates, attackers), np.float32)
 

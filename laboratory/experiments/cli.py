@@ -273,7 +273,7 @@ def _records(
     runs: "dict[str, Run]", design: "Design", folder: Path, board: "ExperimentBoard"
 ) -> "dict[str, Record]":
     """Carry out the runs that are missing, and return the records of all."""
-    from securemedian.laboratory.experiments import runner, saved
+    from securemedian.laboratory.experiments import execution, saved
     from securemedian.laboratory.experiments.service import Service
 
     done = {
@@ -289,7 +289,7 @@ def _records(
             service = stack.enter_context(Service(design.clients, board.servers))
         for run_id, run in missing.items():
             board.begin(run)
-            done[run_id] = runner.carry_out(
+            done[run_id] = execution.carry_out(
                 run, design.rounds, design.data, service, folder, board.advance
             )
             board.finished(done[run_id])
