@@ -66,7 +66,6 @@ class AnyRound:
     """The fields of a request about a round, by default the latest."""
 
     # the round's id; "" for the latest
-
     round: str = ""
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ class Spool:
         try:
             folder.mkdir(mode=0o700)
             with opening():
-                self._file_of_words: WordsFile | None = WordsFile(folder / "uploads.words")
+                self._words_file: WordsFile | None = WordsFile(folder / "uploads.words")
         except OSError as error:
             raise SecureMedianError(
                 f"this server cannot store uploads: {error.strerror}"
@@ -116,15 +116,15 @@ class Spool:
         if form == "seed":
             self._uploads[client] = SeedUpload(self._layout, share.tobytes())
             return
-        if self._file_of_words is None:
+        if self._words_file is None:
             raise SecureMedianError("this round has ended, and its uploads are deleted")
         try:
-            begin = self._file_of_words.append(np.ascontiguousarray(share).reshape(-1))
+            begin = self._words_file.append(np.ascontiguousarray(share).reshape(-1))
         except OSError as error:
             raise SecureMedianError(
                 f"this server cannot store the upload: {error.strerror}"
             ) from error
-        self._uploads[client] = StoredUpload(self._layout, self._file_of_words, begin)
+        self._uploads[client] = StoredUpload(self._layout, self._words_file, begin)
 
     def get(self, client: str) -> Upload:
         """Return the upload of a client."""
@@ -136,7 +136,7 @@ class Spool:
         A run that still reads keeps the file, which then has no name, until it stops.
         """
         self._uploads.clear()
-        self._file_of_words = None
+        self._words_file = None
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 
