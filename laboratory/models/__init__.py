@@ -78,7 +78,8 @@ def accuracy(
 ) -> float:
     """Return the fraction of the images that the network with these parameters labels correctly."""
     torch = _torch()
-    network = _network(model, vector)
+    # BatchNorm: by the running statistics of the model, which are part of it, not by the batch's
+    network = _network(model, vector).eval()
     with torch.no_grad():
         guesses = torch.cat(
             [network(batch).argmax(1) for batch in torch.from_numpy(images).split(_TEST_BATCH)]
