@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.clients.upload import Round, encode_update, split
+from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
 from securemedian.mpc import compare
 from securemedian.mpc.correlations.base import Demand
@@ -30,7 +30,7 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training, finish
-from tests.parties import make_parties, run_both
+from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
 
@@ -55,9 +55,9 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
     halves = []
     for index, update in enumerate(updates):
         seen = Round("1-a", 1, params, index, model, width)
-        halves.append(split(encode_update(update, seen), seen))
+        halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
-    uploads = [[_upload(pair[j], params) for pair in halves] for j in (0, 1)]
+    uploads = [[pair[j] for pair in halves] for j in (0, 1)]
     one, other = run_both(
         lambda j: run_round(lanes[j], params, protocol, uploads[j], weights=weights)
     )
@@ -68,14 +68,6 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
         assert (one.values == other.values).all()
     _, results = finish(Training(model=model, width=width), params, values, sum(weights))
     return results, plaintext.published(updates, params, model, width, weights)
-
-
-def _upload(half: Any, params: RoundParams) -> Any:
-    from securemedian.mpc import share
-
-    if half.form == "seed":
-        return share.SeedUpload(params.layout, half.share.tobytes())
-    return share.WordsUpload(params.layout, half.share)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])
