@@ -26,11 +26,10 @@ def outside(party: Party, values: RingShare, bits: int, headroom: int) -> NDArra
     `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits.
     """
     top = ring.dtype(bits).type(1 << (bits - 2 - headroom))
-    zero = np.zeros_like(values)
-    bound = (
-        [values + top, zero + top - 1 - values] if party.number == 0 else [values, zero - values]
-    )
-    sides = ring.reduce(np.stack(bound[: comparisons(headroom)]), bits)
+    # public, so that one party's share has them
+    least, most = (top, top - 1) if party.number == 0 else (0, 0)
+    both = np.stack([values + least, most - values])
+    sides = ring.reduce(both[: comparisons(headroom)], bits)
     signs = compare.msb(party, RingShare(sides.reshape(-1)), bits)
     opened: PublicBits = open_bits(party, signs, sides.size)
     return opened.reshape(sides.shape).max(axis=(0, 2)).astype(np.bool_)
