@@ -24,7 +24,7 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.pipeline import fill, run_round
+from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.base import UniformRange
@@ -154,7 +154,7 @@ def test_an_option_of_another_method_says_whose_it_is() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> None:
     def kinds(made: Method, clients: int) -> set[type]:
-        counts = made.demand([1] * clients, 64, clients).counts
+        counts = (made.demand([1] * clients, 64, clients) + made.check_demand(64, clients)).counts
         return {type(kind) for kind in counts}
 
     warmed = METHODS[method].warm_up()
@@ -249,9 +249,12 @@ def test_a_cut_round_is_planned_to_the_byte() -> None:
 
     uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
     lanes = make_parties(2)
-    outcomes = run_both(lambda j: run_round(lanes[j], params, protocol, uploads))
-    for cost, outcome in zip(predict(params, [1] * MANY, protocol).costs, outcomes, strict=True):
-        got = outcome.cost
+
+    def run(j: int) -> Cost:
+        checked = check_values(lanes[j], params, protocol, uploads)
+        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
+
+    for cost, got in zip(predict(params, [1] * MANY, protocol).costs, run_both(run), strict=True):
         assert (cost.ots, cost.bytes_sent, cost.messages, cost.rounds) == (
             got.ots,
             got.bytes_sent,
