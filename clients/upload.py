@@ -18,8 +18,10 @@ from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 
-# The part of an update's values beyond which a client warns that they lie in the outermost buckets:
-# XXX.
+# A client warns if more than this part of its values lies in the outermost buckets. Half: then not
+# even the middle one of its values counts with its size. With the default policy it was 4 to 20 %
+# after the first round in trainings of evenly divided images, and at most 39 % of unevenly divided
+# ones (dirichlet:0.3).
 MOST_BEYOND = 0.5
 
 
