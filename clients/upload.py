@@ -53,6 +53,17 @@ class Round:
         """Return what S0 published for the round."""
         return Published(self.model, self.scale, self.policy)
 
+    def next_scale(self, result: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the scale that S0 publishes for the next round, once this one had `result`.
+
+        `result` is the first result as published, flat. Raises ConfigError if the round is not on
+        buckets.
+        """
+        if self.policy is None or self.scale is None or self.model is None:
+            raise ConfigError(f"round {self.round_id} is not on buckets, which have a scale")
+        buckets = self.params.method.range_buckets
+        return self.policy.next(self.scale, self.model, result, self.number, buckets)
+
     def load_into(self, model: Any) -> None:
         """Put the published global model into a model of your own, in place.
 

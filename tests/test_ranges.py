@@ -1,5 +1,6 @@
 """mpc.ranges and the buckets of mpc.encode, against plain Python, one value at a time."""
 
+import argparse
 import math
 from decimal import Decimal
 from itertools import pairwise
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securemedian.clients.flags import add_range_options, range_policy
+from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
 from securemedian.mpc import encode
 from securemedian.mpc.arrays import PublicValues
@@ -21,7 +24,7 @@ from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges import follow
 from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.ranges.follow import LAYOUTS, FollowRange
+from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.mpc.ranges.log import LogRange
 from securemedian.mpc.ranges.mean import MeanRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from
@@ -29,12 +32,32 @@ from securemedian.servers.training import Training, begin, finish
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]
-OWN = {
+OWN: dict[str, Any] = {
     "policy": "follow",
-    "layout": "own",
     "edges": [1, 3.0],
     "values": [0.5, 2.0, 3.0],
     "factors": [0.5, 1.0, 4.0],
+}
+Q16: dict[str, Any] = {
+    "policy": "follow",
+    "edges": [0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5],
+    "values": [0.06, 0.19, 0.37, 0.62, 0.87, 1.25, 2.0, 2.5],
+    "factors": [0.35, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 4.0],
+}
+EDGES = [4 / 2.5**i for i in range(6, -1, -1)]
+# one size per bucket of EDGES
+ROOT = Decimal("2.5").sqrt()
+SIZES = [0.008192, *(float(4 / Decimal("2.5") ** i * ROOT) for i in range(6, 0, -1)), 4.0]
+# policies, and their edges and values from the second round on
+LAYOUTS = {
+    "default": (FollowRange(), EDGES, [EDGES[0] / 2, *SIZES[1:]]),
+    "powers of 4": (
+        FollowRange(top=8.0, ratio=4.0),
+        [0.125, 0.5, 2.0, 8.0],
+        [0.0625, 0.25, 1.0, 4.0, 8.0],
+    ),
+    "own": (policy_from(OWN), OWN["edges"], OWN["values"]),
+    "Q16": (policy_from(Q16), Q16["edges"], Q16["values"]),
 }
 
 
@@ -54,9 +77,14 @@ def bucket(x: float, edges: list[float]) -> int:
     return found
 
 
-def value(index: int, values: list[float]) -> float:
+def value(index: int, g: float, s: float, edges: list[float], values: list[float]) -> float:
+    """Return what a bucket stands for, step by step."""
     half = len(values)
-    return values[index - half] if index >= half else -values[half - 1 - index]
+    sign, size = (1.0, index - half) if index >= half else (-1.0, half - 1 - index)
+    move, inner = s * values[size], s * (edges[size - 1] if size else 0.0)
+    if sign * g < 0 and inner < abs(g) <= move:
+        move = (inner + abs(g)) / 2
+    return g + sign * move
 
 
 def around(edges: list[float]) -> list[float]:
@@ -65,69 +93,140 @@ def around(edges: list[float]) -> list[float]:
     return both + [float(np.nextafter(e, side)) for e in both for side in (-math.inf, math.inf)]
 
 
+def middles_of(edges: list[float], at: float) -> list[float]:
+    """Return the values of logarithmic buckets, nearly."""
+    inner = [low * (high / low) ** at for low, high in pairwise(edges)]
+    return [edges[0] / 2, *inner, edges[-1]]
+
+
 @pytest.mark.parametrize("buckets", [6, 8, 16, 32, 64, 1024])
-def test_logarithmic_buckets_are_signs_and_orders_of_magnitude(buckets: int) -> None:
-    policy = LogRange(1e-5, 6e2)
-    edges = log_edges(1e-5, 6e2, buckets)
-    middles = [edges[0] / 2, *(math.sqrt(a * b) for a, b in pairwise(edges)), edges[-1]]
+@pytest.mark.parametrize("policy", [LogRange(1e-5, 6e2), FollowRange(ratio=1.01)])
+def test_logarithmic_buckets_are_signs_and_orders_of_magnitude(
+    policy: LogRange, buckets: int
+) -> None:
+    edges = log_edges(policy.lowest, policy.highest, buckets)
+    sizes = policy.logarithmic(buckets)
+    assert list(sizes.edges) == edges
+    at = 0.3 if isinstance(policy, FollowRange) else 0.5
+    np.testing.assert_allclose(sizes.values, middles_of(edges, at), rtol=1e-12)
     lying = policy.buckets(policy.start(), buckets)
     xs = [*ODD, *around(edges), *np.random.default_rng(buckets).normal(0, 1, 200)]
     assert lying.bucketize(xs, 0.0).tolist() == [bucket(x, edges) for x in xs]
     got = lying.quantize(np.arange(buckets), 0.0).tolist()
-    assert got == [value(index, middles) for index in range(buckets)]
+    assert got == [value(index, 0.0, 1.0, edges, list(sizes.values)) for index in range(buckets)]
     assert lying.bucketize(got[1:-1], 0.0).tolist() == list(range(1, buckets - 1))
 
 
-def test_logarithmic_edges_have_these_bits_everywhere() -> None:
-    """The ratio of 32 buckets is 3.594, near that of the experiments in protocols.md."""
-    lying = LogRange().buckets(FIRST, 32)
-    values = lying.quantize(np.array([16, 17, 23, 30, 31]), 0.0)
-    assert [one.hex() for one in values.tolist()] == [
-        "0x1.4f8b588e368f1p-18",
-        "0x1.3e0fba1ba69d8p-16",
-        "0x1.4eb6e5bd8472cp-5",
-        "0x1.3c7d776b52a60p+8",
-        "0x1.2c00000000000p+9",
+def test_layouts_have_these_bits_everywhere() -> None:
+    follow = FollowRange()
+    first = follow.buckets(FIRST, 16).quantize(np.arange(8, 16), 0.0)
+    later = follow.buckets(np.ones(1, np.float32), 16).quantize(np.arange(8, 16), 0.0)
+    assert [one.hex() for one in first.tolist()] == [
+        "0x1.a36e2eb1c432dp-15",
+        "0x1.06c4363887511p-11",
+        "0x1.ba46a1cec4db0p-4",
+        "0x1.7435749ef7068p+4",
+        "0x1.393df516e1276p+12",
+        "0x1.079df298e4f0cp+20",
+        "0x1.bbb51d56e4402p+27",
+        "0x1.2a05f20000000p+33",
     ]
-    edges = np.array(log_edges(1e-5, 600.0, 32))
-    assert np.allclose(edges[1:] / edges[:-1], 3.594, rtol=1e-3)
+    assert [one.hex() for one in later.tolist()] == [
+        "0x1.0c6f7a0b5ed8dp-7",
+        "0x1.a86f0875fcf94p-6",
+        "0x1.09456549be1bdp-4",
+        "0x1.4b96be9c2da2cp-3",
+        "0x1.9e7c6e43390b7p-2",
+        "0x1.030dc4ea03a72p+0",
+        "0x1.43d136248490fp+1",
+        "0x1.0000000000000p+2",
+    ]
+
+
+def test_the_default_layout_is_the_one_that_was_searched() -> None:
+    """The first round from 1e-4 to 1e10, then 4 / 2.5^i: docs/protocols.md says why."""
+    policy, later = FollowRange(), np.ones(1, np.float32)
+    np.testing.assert_allclose(
+        policy.buckets(later, 16).quantize(np.arange(8, 16), 0.0),
+        [0.008192, 0.02591, 0.06476, 0.16191, 0.40477, 1.01193, 2.52982, 4],
+        rtol=1e-3,
+    )
+    # s = 1 shows the factors
+    factors = [policy.next(later, [0.0], [x], 2, 16)[0] for x in SIZES]
+    np.testing.assert_allclose(
+        factors, [0.3, 0.3, 0.3, 0.40238, 0.63622, 1.00595, 1.59054, 8], rtol=1e-4
+    )
+    edges = log_edges(1e-4, 1e10, 16)
+    ratio = edges[1] / edges[0]
+    assert ratio == pytest.approx(215.443, rel=1e-5)
+    values = policy.logarithmic(16).values
+    np.testing.assert_allclose(values[1:-1], 5.009 * np.array(edges[:-1]), rtol=1e-3)
+    for x, edge in zip(values[1:], edges, strict=True):
+        scale = policy.next(FIRST, [0.0], [x], 1, 16)
+        assert scale.shape == (1,) and scale[0] == pytest.approx(14.678 * edge, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_named_layouts_are_those_of_the_tables(name: str) -> None:
-    sizes = LAYOUTS[name]
-    edges, values = list(map(float, sizes.edges)), list(map(float, sizes.values))
+def test_buckets_times_a_scale(name: str) -> None:
+    policy, edges, values = LAYOUTS[name]
     count = 2 * len(values)
     rng = np.random.default_rng(count)
-    g = rng.normal(size=300).astype(np.float32)
-    s = (10.0 ** rng.uniform(-12, 6, 300)).astype(np.float32)
-    x = np.concatenate([ODD, around(edges), rng.normal(0, 2, 300)])[:300]
+    x = np.concatenate([ODD, around(edges), rng.normal(0, 2, 300)])
+    g = (10.0 ** rng.uniform(-3, 1, x.size) * rng.choice([-1, 1, 0], x.size)).astype(np.float32)
+    s = (10.0 ** rng.uniform(-6, 6, x.size)).astype(np.float32)
     with np.errstate(over="ignore"):
         w = g + s.astype(np.float64) * x
-    lying = FollowRange(layout=name).buckets(s, count)
+    lying = policy.buckets(s, count)
     index = lying.bucketize(w, g)
     assert index.dtype == np.uint16
-    for i in range(300):
+    got = lying.quantize(index, g)
+    for i in range(x.size):
         scaled = (float(w[i]) - float(g[i])) / float(s[i])
         assert index[i] == bucket(scaled, edges)
-    got = lying.quantize(index, g)
-    for i in range(300):
-        assert got[i] == float(g[i]) + float(s[i]) * value(int(index[i]), values)
+        assert got[i] == value(int(index[i]), float(g[i]), float(s[i]), edges, values)
     # exactly on the edges, without g
-    exact = FollowRange(layout=name).buckets(np.ones(1, np.float32), count)
+    exact = policy.buckets(np.ones(1, np.float32), count)
     xs = [*ODD, *around(edges)]
     assert exact.bucketize(xs, 0.0).tolist() == [bucket(x, edges) for x in xs]
+
+
+def test_a_result_has_another_sign_only_if_its_whole_bucket_has() -> None:
+    lying = UnevenBuckets(1.0, [1.0, 2.0], [0.5, 1.5, 2.0])
+    # below g: (g-1, g], (g-2, g-1], and what is smaller
+    for g, index, want in (
+        (0.75, 2, 0.25),
+        (0.5, 2, 0.25),
+        (0.25, 2, 0.125),
+        (1.5, 1, 0.25),
+        (1.25, 1, 0.125),
+        (1.0, 1, -0.5),
+        (2.0, 0, 0.0),
+        (1.9, 0, -0.1),
+        (0.0, 2, -0.5),
+        (0.75, 3, 1.25),
+    ):
+        assert lying.quantize(np.array([index]), g)[0] == pytest.approx(want, abs=1e-15)
+        assert lying.quantize(np.array([5 - index]), -g)[0] == pytest.approx(-want, abs=1e-15)
+    rng = np.random.default_rng(2)
+    model = (10.0 ** rng.uniform(-30, 10, 500)).astype(np.float32)
+    for policy in (LogRange(), FollowRange()):
+        for scale in (FIRST, (10.0 ** rng.uniform(-6, 12, 500)).astype(np.float32)):
+            # clients' values that are positive
+            w = (model * 10.0 ** rng.uniform(-3, 3, 500)).astype(np.float32)
+            published = Published(model, scale, policy)
+            results = published.quantize(published.bucketize(w, 16), 16)
+            assert (results.astype(np.float32) > 0).all()
 
 
 @given(
     st.lists(st.floats(allow_nan=False), min_size=1, max_size=10),
     st.floats(-(2.0**100), 2.0**100, width=32),
-    st.floats(2.0**-60, 2.0**60, width=32),
+    st.floats(2.0**-19, 2.0**60, width=32),
 )
 @settings(max_examples=200, deadline=None)
 def test_any_number_has_a_bucket(values: list[float], g: float, s: float) -> None:
-    edges = list(map(float, LAYOUTS["q16"].edges))
-    got = UnevenBuckets(s, *LAYOUTS["q16"][:2]).bucketize(values, g)
+    policy, edges, _ = LAYOUTS["default"]
+    got = policy.buckets(np.full(1, s, np.float32), 16).bucketize(values, g)
     scaled = np.array([w - g for w in values], np.float64)
     with np.errstate(over="ignore"):
         scaled /= s
@@ -145,7 +244,7 @@ def test_uneven_buckets_refuse_what_is_no_number_and_no_bucket() -> None:
             UnevenBuckets([1.0, scale], [1.0], [0.5, 1.0])
 
 
-@pytest.mark.parametrize("policy", [LogRange(), FollowRange(), CoordinateRange(2.0)])
+@pytest.mark.parametrize("policy", [LogRange(), FollowRange(), CoordinateRange(2e4)])
 @pytest.mark.parametrize("first", [True, False])
 def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> None:
     rng = np.random.default_rng(1)
@@ -162,12 +261,13 @@ def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> N
         plaintext.published(updates, RoundParams(method, d, 5), published)
         for method in (Bucketed(buckets=b), radix)
     ]
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
     # the outermost buckets stand for no more than what was sent
     median = plaintext.median(updates)
     outer = encode.outermost(published.bucketize(median, b), b)
     reached, sent = np.abs(results[0][0] - g), np.abs(median - g)
-    assert outer.any() == (not first) and (reached <= sent * (1 + 1e-6))[outer].all()
+    assert outer.any() == (not first and policy.name != "log")
+    assert (reached <= sent + 1e-6)[outer].all()
 
 
 def test_a_logarithmic_word_is_a_sign_and_an_exponent() -> None:
@@ -185,28 +285,21 @@ def test_a_logarithmic_word_is_a_sign_and_an_exponent() -> None:
 # The scale over rounds
 
 
-def plain_follow(
-    scale: list[float] | None, before: list[float], after: list[float], indices: list[int]
-) -> list[float]:
+def plain_follow(scale: list[float] | None, indices: list[int]) -> list[float]:
     """Return the next scale in float32, from the buckets that came out, as protocols.md says."""
-    moved = [abs(a - b) for a, b in zip(after, before, strict=True)]
+    size = [index - 8 if index >= 8 else 7 - index for index in indices]
     if scale is None:
-        ranked = sorted(moved)
-        half = len(ranked) // 2
-        middle = ranked[half] if len(ranked) % 2 else (ranked[half - 1] + ranked[half]) / 2
-        found = [max(one, 0.1 * middle) for one in moved]
+        factors = FollowRange().logarithmic(16).factors
+        found = [factors[k] for k in size]
     else:
-        factors = LAYOUTS["q16"].factors
-        size = [index - 8 if index >= 8 else 7 - index for index in indices]
-        found = [s * factors[k] for s, k in zip(scale, size, strict=True)]
-    least = [max(2.0**-60, abs(a) * 2.0**-24) for a in after]
-    return [
-        float(np.float32(min(max(s, low), max(low, 2.0**60))))
-        for s, low in zip(found, least, strict=True)
-    ]
+        roots = [max(0.3, math.sqrt(one)) for one in LAYOUTS["default"][2][:-1]] + [8.0]
+        found = [s * roots[k] for s, k in zip(scale, size, strict=True)]
+    ranked = sorted(found)
+    least = max(1e-6, 0.01 * ranked[len(ranked) // 2])
+    return [float(np.float32(max(s, least))) for s in found]
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("size", [1e-2, 1.0, 1e4])
 def test_the_scale_follows_the_results(size: float) -> None:
     """Eight rounds whose updates shrink and grow, against plain Python, bit for bit."""
     rng = np.random.default_rng(7)
@@ -221,19 +314,18 @@ def test_the_scale_follows_the_results(size: float) -> None:
         reach = size * 10.0 ** rng.uniform(-2, 1, d) * (0.1 if number < 5 else 30.0)
         updates = (training.model + reach * rng.normal(0.3, 1, (n, d))).astype(np.float32)
         index = np.sort(published.bucketize(updates, 16), axis=0)[(n - 1) // 2]
-        before = training.model.astype(np.float64).tolist()
+        before = training.model
         training, results = finish(training, params, PublicValues(index[None]), n)
         assert np.array_equal(results, plaintext.published(updates, params, published))
         assert training.model is not None
-        after = training.model.astype(np.float64).tolist()
-        scale = plain_follow(scale, before, after, index.tolist())
+        scale = plain_follow(scale, index.tolist())
         assert training.scale.tolist() == scale, number
         assert training.scale.dtype == np.float32 and training.scale.shape == (d,)
         if number > 1:
             seen |= set(np.abs(index - 7.5).tolist())
         # what everybody else computes from what is published
-        assert published.policy is not None and published.scale is not None
-        again = published.policy.next(published.scale, before, after, number)
+        current = Round("1-a", number, params, 0, before, published.scale, published.policy)
+        again = current.next_scale(results[0])
         assert np.array_equal(again, training.scale) and again.dtype == np.float32
     assert len(seen) == 8
 
@@ -242,24 +334,47 @@ def test_a_scale_stays_a_number() -> None:
     policy = FollowRange()
     zeros = np.zeros(4, np.float32)
     # nothing moved: neither 0 nor denormal
-    scale = policy.next(FIRST, zeros, zeros, 1)
-    assert scale.tolist() == [follow.SMALLEST] * 4
+    scale = policy.next(FIRST, zeros, zeros, 1, 16)
     for _ in range(200):
-        scale = policy.next(scale, zeros, zeros, 2)
-    assert scale.tolist() == [follow.SMALLEST] * 4
+        scale = policy.next(scale, zeros, zeros, 2, 16)
+    assert scale.tolist() == [np.float32(follow.SMALLEST)] * 4
     # everything moves as far as it can
     model = np.array([0.0, 1.0, -1e30, 3e38], np.float32)
     for number in range(2, 200):
-        scale = policy.next(scale, model, model + np.float32(2.5) * scale, number)
-    assert (np.isfinite(scale)).all() and scale[0] == follow.LARGEST
-    # a step that float32 would lose beside the model
-    assert policy.next(scale * 0 + np.float32(1e-12), model, model, 2)[1] == np.float32(2.0**-24)
+        scale = policy.next(scale, 0 * model, np.float32(4) * scale, number, 16)
+    assert scale.tolist() == [np.float32(follow.LARGEST)] * 4
+    lying = policy.buckets(scale, 16)
+    assert np.isfinite(lying.quantize(np.full(4, 15), 0 * model).astype(np.float32)).all()
 
 
-def test_some_coordinates_that_did_not_move_get_a_tenth_of_the_median() -> None:
-    after = np.array([0, 1, -2, 3, 0], np.float32)
-    scale = FollowRange().next(FIRST, np.zeros(5, np.float32), after, 1)
-    assert scale.tolist() == [np.float32(0.1), 1, 2, 3, np.float32(0.1)]
+def test_coordinates_that_do_not_move_keep_a_hundredth_of_the_median() -> None:
+    zeros, scale = np.zeros(3, np.float32), np.array([1e-3, 5.0, 5.0], np.float32)
+    model = np.array([0, 5, -5], np.float32)
+    after = policy_from({}).next(scale, zeros, model, 2, 16)
+    root = 5 * math.sqrt(SIZES[5])
+    assert after.tolist() == np.array([0.01 * root, root, root], np.float32).tolist()
+
+
+def test_a_round_without_buckets_sets_the_scale_to_what_moved() -> None:
+    after = np.array([0, 1, -2, 3, 0.5], np.float32)
+    for scale in (FIRST, np.full(5, 7, np.float32)):
+        found = FollowRange().next(scale, np.zeros(5, np.float32), after, 1, 0)
+        assert found.tolist() == [np.float32(0.01), 1, 2, 3, 0.5]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7, 8, 14, 15])
+def test_the_bucket_is_known_from_a_result_that_was_rounded_or_shortened(rank: int) -> None:
+    """S' is from the factor of the bucket, also where the sign rule has shortened the move."""
+    policy, rng = FollowRange(), np.random.default_rng(rank)
+    d = 2000
+    scale = np.full(d, 1, np.float32)
+    g = (10.0 ** rng.uniform(-3, 4, d) * rng.choice([-1, 1], d)).astype(np.float32)
+    index = np.full(d, rank, np.uint16)
+    results = policy.buckets(scale, 16).quantize(index, g).astype(np.float32)
+    size = rank - 8 if rank >= 8 else 7 - rank
+    wanted = 8.0 if size == 7 else max(0.3, math.sqrt(SIZES[size]))
+    found = policy.next(scale, g, results, 2, 16)
+    assert (found == np.float32(wanted)).all()
 
 
 def test_own_buckets_are_taken() -> None:
@@ -267,21 +382,21 @@ def test_own_buckets_are_taken() -> None:
     lying = policy.buckets(np.full(1, 2, np.float32), 6)
     xs = [-7.0, -6.0, -3.0, 0.0, 1.0, 2.0, 5.0, 6.0, 6.1]
     assert lying.bucketize(xs, 0.0).tolist() == [0, 0, 1, 2, 3, 3, 4, 4, 5]
-    assert lying.quantize(np.arange(6), 1.0).tolist() == [-5.0, -3.0, 0.0, 2.0, 5.0, 7.0]
-    scale = policy.next(np.full(3, 2, np.float32), np.zeros(3), np.array([1.0, -4.0, 6.0]), 5)
+    assert lying.quantize(np.arange(6), 10.0).tolist() == [4.0, 6.0, 9.0, 11.0, 14.0, 16.0]
+    scale = policy.next(np.full(3, 2, np.float32), np.zeros(3), np.array([1.0, -4.0, 6.0]), 5, 6)
     assert scale.tolist() == [1.0, 2.0, 8.0]
 
 
 def test_log_keeps_no_state() -> None:
     policy = LogRange()
     moved = np.arange(3, dtype=np.float32)
-    assert np.array_equal(policy.next(policy.start(), moved, 5 * moved, 4), policy.start())
+    assert np.array_equal(policy.next(policy.start(), moved, 5 * moved, 4, 16), policy.start())
 
 
 def test_a_policy_goes_on_with_the_scale_of_another_if_it_means_the_same() -> None:
     scale = np.full(2, 3, np.float32)
     assert MeanRange().take_over(scale, CoordinateRange()) is scale
-    assert FollowRange(layout="q8").take_over(scale, FollowRange()) is scale
+    assert FollowRange(top=3.0).take_over(scale, FollowRange()) is scale
     for policy, former in (
         (FollowRange(), CoordinateRange()),
         (FollowRange(), LogRange()),
@@ -301,7 +416,7 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         lying = policy.buckets(scale, 16)
         after = lying.quantize(np.array([0, 8, 15]), model).astype(np.float32)
         assert lying.bucketize(after, model).tolist()[1] == 8
-        scale = policy.next(scale, model, after, number)
+        scale = policy.next(scale, model, after, number, 16)
         assert scale.dtype == np.float32 and scale.shape in ((), (3,))
         assert (np.isfinite(scale) & (scale > 0)).all()
         model = after
@@ -313,14 +428,17 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
     [
         ({"policy": "log"}, 15, "an even number of buckets"),
         ({"policy": "log"}, 4, "an even number of buckets"),
-        ({}, 8, r"q16 has 16 buckets, and the round has 8.*q8 \(8\)"),
-        ({"layout": "q8"}, 16, "q8 has 8 buckets"),
-        (OWN, 8, "own has 6 buckets"),
+        ({}, 7, "an even number of buckets"),
+        ({}, 4, "an even number of buckets"),
+        (OWN, 8, "edges for 6 buckets, and the round has 8"),
         ({"initial": 0.1}, 16, "initial is an option of coordinate .*: leave it out for follow"),
         ({"policy": "coordinate", "lowest": 0.1}, 16, "lowest is an option of follow and log"),
-        ({"policy": "log", "layout": "q16"}, 16, "layout is an option of follow"),
-        ({"layout": "q7"}, 16, "layout must be one of"),
-        ({"edges": [1.0]}, 16, "are for the layout own"),
+        ({"policy": "log", "ratio": 2.0}, 16, "ratio is an option of follow"),
+        ({"ratio": 1.0}, 16, "range ratio must be"),
+        ({"ratio": math.inf}, 16, "range ratio must be"),
+        ({"top": 0.0}, 16, "range top must be"),
+        ({"edges": [1.0]}, 16, "as many factors as values"),
+        ({"factors": [1.0]}, 16, "as many factors as values"),
         ({"policy": "log", "lowest": 0.0}, 16, "range lowest must be above"),
         ({"policy": "log", "highest": math.inf}, 16, "range highest must be"),
         ({"policy": "log", "lowest": math.nan}, 16, "range lowest must be"),
@@ -338,7 +456,7 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         (OWN | {"factors": [0.5, -1.0, 2.0]}, 6, "a range factor must be"),
         (OWN | {"factors": [0.5, math.inf, 2.0]}, 6, "a range factor must be"),
         ({"policy": ["log"]}, 16, "range policy must be one of"),
-        ({"layout": 3}, 16, "layout must be str"),
+        ({"edges": 3}, 16, "edges must be list"),
     ],
 )
 def test_unusable_ranges_are_refused_when_a_round_opens(
@@ -362,3 +480,40 @@ def test_results_in_the_outermost_buckets_are_counted() -> None:
     twelve = Radix(encoding="buckets", buckets=12)
     assert twelve.outermost(PublicValues(np.array([[0, 10, 11, 13]], np.uint8))) == 3
     assert Radix().outermost(PublicValues(np.zeros((1, 5), np.uint32))) == 0
+
+
+def parsed(*flags: str) -> Any:
+    parser = argparse.ArgumentParser()
+    add_range_options(parser)
+    return range_policy(parser.parse_args(flags))
+
+
+def test_flags_name_a_policy_and_its_options() -> None:
+    assert parsed() is None
+    assert parsed("--range", "log", "--range-lowest", "1e-4") == LogRange(lowest=1e-4)
+    assert parsed("--range-ratio", "3") == FollowRange(ratio=3.0)
+    assert parsed("--range", "mean", "--range-initial", "2") == MeanRange(2.0)
+    own = ["--range-edges", "1,3", "--range-values", ".5,2,3", "--range-factors", ".5,1,4"]
+    assert parsed(*own) == policy_from(OWN)
+    with pytest.raises(ConfigError, match="leave it out for log"):
+        parsed("--range", "log", "--range-ratio", "3")
+
+
+def test_flags_are_grouped_by_the_policies_that_have_them() -> None:
+    parser = argparse.ArgumentParser()
+    add_range_options(parser)
+    text = " ".join(parser.format_help().split())
+    assert "options of the range follow and log: --range-lowest" in text
+    assert "options of the range coordinate, mean, linf, l1 and constant: --range-initial" in text
+
+
+def test_the_innermost_bucket_may_not_vanish() -> None:
+    """It is checked when a round opens, though the first round is logarithmic."""
+    with pytest.raises(ConfigError, match="lower ratio or buckets"):
+        begin(
+            Training(),
+            RoundParams(Radix(encoding="buckets", buckets=1000), 4, 3),
+            {},
+            False,
+            np.zeros(4, np.float32),
+        )
