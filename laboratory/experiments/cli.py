@@ -71,8 +71,8 @@ def add_verbs(verbs: "Verbs") -> None:
     how.add_argument(
         "--secure",
         action="store_true",
-        default=True,
-        help="compute the medians with S0 and S1 (default)",
+        default=None,
+        help="compute the medians with S0 and S1 (the default of most experiments)",
     )
     how.add_argument(
         "--plain",
