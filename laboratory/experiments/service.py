@@ -70,7 +70,10 @@ class Service:
         """
         fresh = before.published == 0
         round_id = self._coordinator.open(
-            params, before.model if fresh else None, before.policy if fresh else None
+            params,
+            before.model if fresh else None,
+            before.policy if fresh else None,
+            optimiser=before.optimiser if fresh else None,
         )
         rounds = [client.wait_for_round(OPEN_LIMIT_S) for client in self._clients]
         published = self._coordinator.model(round_id)
