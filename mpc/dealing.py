@@ -257,8 +257,7 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
     seeded, secret = SeedUpload(shape.layout, entropy(SEED_BYTES)), Stream(entropy(SEED_BYTES))
     packed = np.zeros((1, shape.layout.row_words), np.uint64)
     kept = np.empty(shape.dim, np.uint8)
-    # l words hold 64 entries, so that they repeat from there on
-    tops = ring.pack(np.full(64, 1 << (shape.bits - 1), np.uint64), shape.bits)
+    tops = ring.top_bits(shape.bits)
     for part in shape.parts:
         for first, count in ((part.first, part.kept), (part.middle, part.others)):
             drawn = secret.words(ring.packed_words(count, shape.slot_bits))
@@ -266,8 +265,7 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
             stop = first + ring.packed_words(count, shape.packed_bits)
             section = packed[0, first:stop]
             vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
-            mask = seeded.words(0, first, stop)
-            packing.subtract_packed(mask, np.resize(tops, section.size), section)
+            packing.subtract_packed(seeded.words(0, first, stop), tops, section)
             if count == part.kept and first == part.first:
                 kept[part.start : part.stop] = slots
     return Dealt(shape, seeded, WordsUpload(shape.layout, packed), kept)
@@ -421,10 +419,13 @@ class _Pairs:
         theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
         turns = self._turns + theirs.reshape(self._turns.shape) & np.uint8(shape.slots - 1)
         bits, per_word, kept = shape.bits, shape.per_word, turns.shape[1]
+        scratch = shape.vectors(min(kept, 1 << NEAR))
         for p, own in enumerate(turns):
             for start in range(0, kept, 1 << NEAR):
                 block = own[start : start + (1 << NEAR)]
-                difference = shape.vectors(block.size)
+                difference = (
+                    scratch if block.size == scratch.shape[1] else shape.vectors(block.size)
+                )
                 vectors.turn(self._partners, p * kept + start, block, bits, per_word, difference)
                 vectors.subtract(self._kept, start, bits, per_word, self._number == 1, difference)
                 self._verdict.differences.update(difference.data.cast("B"))

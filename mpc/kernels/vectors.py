@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from securemedian.mpc.kernels.jit import kernel
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
+# Vectors that a loop works on while they are in the cache.
+BLOCK = 1 << 12
 
 
 @kernel
@@ -45,10 +47,9 @@ def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, n
 def unpack(
     words: NDArray[np.uint64], bits: int, per_word: int, one: int, vectors: NDArray[Any]
 ) -> None:
-    """Fill `vectors`, which must be zero before, from their entries 0..W-2, packed.
+    """Fill `vectors` from their entries 0..W-2, packed. The last entry is `one` minus their sum.
 
-    The last entry is `one` minus their sum. The product of the pairs of entries with `ones` has the
-    sum of all pairs in the last.
+    The product of a word's pairs of entries with `ones` has the sum of all pairs in the last.
     """
     even, odd, down, last_pair = _pairs(bits, per_word)
     ones = _ones(bits, per_word, 2)
@@ -58,24 +59,27 @@ def unpack(
     step = np.uint64(((last + 1) * per_word - 1) * bits)
     end = np.uint64(words.shape[0] - 1)
     six, low, unit = np.uint64(6), np.uint64(63), np.uint64(1)
-    for k in range(last + 1):
-        width = per_word * bits if k < last else (per_word - 1) * bits
-        mask = FULL >> np.uint64(64 - width) if width > 0 else np.uint64(0)
-        position = np.uint64(k * per_word * bits)
-        for i in range(vectors.shape[1]):
-            word, offset = position >> six, position & low
-            # in two steps, because a shift by 64 is none
-            above = (words[min(word + unit, end)] << unit) << (low - offset)
-            value = ((words[min(word, end)] >> offset) | above) & mask
-            total = (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
-            # until its own turn comes, the last word holds the sum of the words before
-            total += np.uint64(vectors[last, i])
-            if k < last:
-                vectors[k, i] = value
-                vectors[last, i] = total & entry
-            else:
-                vectors[k, i] = value | (((np.uint64(one) - total) & entry) << top)
-            position += step
+    rest = np.empty(BLOCK, np.uint64)
+    for start in range(0, vectors.shape[1], BLOCK):
+        count = min(BLOCK, vectors.shape[1] - start)
+        rest[:count] = one
+        for k in range(last + 1):
+            width = per_word * bits if k < last else (per_word - 1) * bits
+            mask = FULL >> np.uint64(64 - width) if width > 0 else np.uint64(0)
+            position = np.uint64(start) * step + np.uint64(k * per_word * bits)
+            row = vectors[k, start : start + count]
+            for i in range(count):
+                word, offset = position >> six, position & low
+                # in two steps, because a shift by 64 is none
+                above = (words[min(word + unit, end)] << unit) << (low - offset)
+                row[i] = ((words[min(word, end)] >> offset) | above) & mask
+                position += step
+            for i in range(count):
+                value = np.uint64(row[i])
+                rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
+        row = vectors[last, start : start + count]
+        for i in range(count):
+            row[i] |= (rest[i] & entry) << top
 
 
 @kernel
@@ -141,8 +145,9 @@ def turn(
     mask = FULL >> (np.uint64(64) - width)
     within, unit = np.uint64(per_word - 1), np.uint64(1)
     if words == 1:
+        row = vectors[0, start : start + turns.shape[0]]
         for i in range(turns.shape[0]):
-            value = np.uint64(vectors[0, start + i])
+            value = np.uint64(row[i])
             up = (np.uint64(turns[i]) & within) * np.uint64(bits)
             out[0, i] = ((value << up) | ((value >> (width - unit - up)) >> unit)) & mask
         return
@@ -173,8 +178,9 @@ def subtract(
     """
     tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
     for k in range(totals.shape[0]):
+        row = vectors[k, start : start + totals.shape[1]]
         for i in range(totals.shape[1]):
-            one, other = np.uint64(totals[k, i]), np.uint64(vectors[k, start + i])
+            one, other = np.uint64(totals[k, i]), np.uint64(row[i])
             if negated:
                 one, other = other, one
             totals[k, i] = ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
@@ -204,8 +210,9 @@ def add_entries(
     for j in range(out.shape[0]):
         down = np.uint64(j % per_word * bits)
         k = j // per_word
+        row = out[j, start : start + vectors.shape[1]]
         for i in range(vectors.shape[1]):
-            out[j, start + i] += ((np.uint64(vectors[k, i]) >> down) & entry) * weight
+            row[i] += ((np.uint64(vectors[k, i]) >> down) & entry) * weight
 
 
 @kernel
