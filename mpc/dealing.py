@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -181,9 +182,9 @@ class Dealing:
         return 8 * self.rotations_layout.words
 
     def vectors(self, count: int) -> Ring:
-        """Return zeros for `count` vectors, as `kernels.vectors` has them: shape (K, count)."""
+        """Return an array for `count` vectors, as `kernels.vectors` has them: shape (K, count)."""
         dtype = np.uint32 if self.per_word * self.bits <= 32 else np.uint64
-        return np.zeros((self.slots // self.per_word, count), dtype)
+        return np.empty((self.slots // self.per_word, count), dtype)
 
     def unpack(self, words: Words, count: int, number: int) -> Ring:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
@@ -471,35 +472,33 @@ def counts(
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
     histogram = np.zeros((shape.buckets - 1, stop - start), ring.dtype(bits))
     for part in shape.parts:
-        low, high = max(start, part.start), min(stop, part.stop)
-        if low >= high:
-            continue
-        for weight in sorted(set(weights)):
-            totals = shape.vectors(high - low)
-            for upload, own in zip(uploads, weights, strict=True):
-                if own == weight:
-                    _add(number, upload, part, low, high, totals)
-            vectors.add_entries(
-                totals,
-                shape.bits,
-                shape.per_word,
-                np.uint64(weight),
-                low - start,
-                histogram,
-            )
-    np.add.accumulate(histogram, axis=0, out=histogram)
+        for low in range(max(start, part.start), min(stop, part.stop), 1 << NEAR):
+            high = min(low + (1 << NEAR), stop, part.stop)
+            for weight in sorted(set(weights)):
+                members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
+                total = _sum(number, members, part, low, high)
+                vectors.add_entries(
+                    total, shape.bits, shape.per_word, np.uint64(weight), low - start, histogram
+                )
+    # row by row, because numpy's accumulate goes over each column by itself
+    for below, row in pairwise(histogram):
+        row += below
     return RingShare(ring.reduce(histogram, bits))
 
 
-def _add(number: int, upload: DealtUpload, part: Part, start: int, stop: int, totals: Ring) -> None:
-    """Add a client's one-hot vectors of its buckets in the coordinates [start, stop)."""
-    shape = upload.shape
+def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
+    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
+    shape = uploads[0].shape
     first = part.first + (start - part.start) * shape.packed_bits // 64
-    words = ring.packed_words(stop - start, shape.packed_bits)
-    kept = shape.unpack(upload.half.words(0, first, first + words), stop - start, number)
-    first = start * shape.slot_bits // 64
-    words = ring.packed_words(stop - start, shape.slot_bits)
-    turns = ring.unpack(upload.words(0, first, first + words), shape.slot_bits, stop - start)
-    turned = shape.vectors(stop - start)
-    vectors.turn(kept, 0, turns, shape.bits, shape.per_word, turned)
-    vectors.add(turned, shape.bits, shape.per_word, totals)
+    last = first + ring.packed_words(stop - start, shape.packed_bits)
+    first_turn = start * shape.slot_bits // 64
+    last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
+    total, turned = shape.vectors(stop - start), shape.vectors(stop - start)
+    total[...] = 0
+    for upload in uploads:
+        kept = shape.unpack(upload.half.words(0, first, last), stop - start, number)
+        packed = upload.rotations.words(0, first_turn, last_turn)
+        turns = ring.unpack(packed, shape.slot_bits, stop - start)
+        vectors.turn(kept, 0, turns, shape.bits, shape.per_word, turned)
+        vectors.add(turned, shape.bits, shape.per_word, total)
+    return total
