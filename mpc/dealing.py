@@ -157,9 +157,14 @@ class Dealing:
         (B-1) k) <= 2^-check_bits for every k. The binomial is smallest at k = 1 or at k = N.
         """
         partners = 1
-        while escape(kept, partners, self.guards) > 0.5**self.check_bits:
+        while self._placements(kept, partners) < 1 << self.check_bits:
             partners += 1
         return partners
+
+    def _placements(self, kept: int, partners: int) -> int:
+        """Return min_k C((B-1) N + g, (B-1) k): a cheat's wrong others must be at one of these."""
+        others = partners * kept + self.guards
+        return min(math.comb(others, partners), math.comb(others, self.guards))
 
     @property
     def layout(self) -> Layout:
@@ -205,15 +210,6 @@ class Dealing:
         return (parts & np.uint64((1 << self.bits) - 1)).reshape(self.slots, those.shape[1])
 
 
-def escape(kept: int, partners: int, guards: int) -> float:
-    """Return the best chance of a wrong dealing to pass, over the number k of wrong kept vectors.
-
-    It is max_k 1 / C((B-1) N + g, (B-1) k), with N = `kept` and B-1 = `partners`.
-    """
-    others = partners * kept + guards
-    return 1 / min(math.comb(others, partners), math.comb(others, guards))
-
-
 class Dealt:
     """A client's own dealing: both halves, and the secret slots of its kept vectors."""
 
@@ -255,7 +251,8 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
     The slots come from a secret of their own, which neither half gives away. Each half alone is
     uniform.
     """
-    seeded, secret = SeedUpload(shape.layout, entropy(SEED_BYTES)), Stream(entropy(SEED_BYTES))
+    seeded = SeedUpload(shape.layout, entropy(SEED_BYTES))
+    secret = Stream(entropy(SEED_BYTES))
     packed = np.zeros((1, shape.layout.row_words), np.uint64)
     kept = np.empty(shape.dim, np.uint8)
     tops = ring.top_bits(shape.bits)
