@@ -525,14 +525,20 @@ def opened_and_rotations(number: int) -> None:
 
 
 def words_half() -> None:
-    """Raise Leak unless the half that is words is uniform beside the slots."""
+    """Raise Leak unless the halves that are words are uniform, two clients' beside the slots."""
     shape = Dealing(4000, 8, 4)
-    own = deal(shape)
-    (kept, _) = opened(shape, (own.seeded, own.words))[0]
-    shares = ring.unpack(own.words.words(0, 0, shape.parts[0].middle), 28, 4000)
-    slots = bits_of("slot", kept.argmax(axis=1), 0, 3)
+    slots: dict[str, np.ndarray] = {}
+    shares = []
+    for own in (deal(shape), deal(shape)):
+        (kept, _) = opened(shape, (own.seeded, own.words))[0]
+        slots |= bits_of(f"slot of client {len(shares)}", kept.argmax(axis=1), 0, 3)
+        shares.append(ring.unpack(own.words.words(0, 0, shape.parts[0].middle), 28, 4000))
     for first in range(0, 28, 7):
-        check_uniform(bits_of("share", shares, first, first + 7), slots)
+        one, other = (
+            bits_of(f"share of client {client}", words, first, first + 7)
+            for client, words in enumerate(shares)
+        )
+        check_uniform(one | other, slots)
 
 
 def slots_beside_the_seed() -> None:
@@ -659,7 +665,7 @@ def test_the_shape_of_a_round() -> None:
     exact = (3 * 1_663_370 + 2 * 64) * 60 / 8
     assert exact <= shape.bytes_ahead <= exact + 4 * 16
     assert RoundParams(Bucketed(uploads="unverified"), 10, 8).dealing is None
-    weighted = Bucketed(uploads="dealt", weights={"a": 900, "b": 800, "c": 700})
+    weighted = Bucketed(uploads="dealt", weights={"a": 900, "b": 800, "c": 700}, weight_cap=0.5)
     assert RoundParams(weighted, 10, 3).dealing == Dealing(10, 8, 12, 40)
 
 
