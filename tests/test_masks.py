@@ -697,6 +697,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
     "dealing.digests": "a digest that the peer computes too, if the client is honest",
     "fill": "whether to go on making correlations, which no input has a part in",
+    "verdicts": "a digest of who was found to have values out of range, which both found",
     "sizes": "sizes, which are public, and digests of counts",
 }
 

@@ -24,9 +24,11 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.pipeline import fill, run_round
+from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.base import UniformRange
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training, finish
@@ -54,7 +56,7 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
     weights = params.weights_of(names[: len(updates)])
     halves = []
     for index, update in enumerate(updates):
-        seen = Round("1-a", 1, params, index, model, width)
+        seen = Round("1-a", 1, params, index, model, width, CoordinateRange())
         halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
     uploads = [[pair[j] for pair in halves] for j in (0, 1)]
@@ -66,8 +68,9 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
         values = (values + other.values).astype(values.dtype)
     else:
         assert (one.values == other.values).all()
-    _, results = finish(Training(model=model, width=width), params, values, sum(weights))
-    return results, plaintext.published(updates, params, model, width, weights)
+    before = Training(CoordinateRange(), model, width)
+    _, results = finish(before, params, values, sum(weights))
+    return results, plaintext.published(updates, params, before.published_for(params), weights)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])
@@ -151,7 +154,7 @@ def test_an_option_of_another_method_says_whose_it_is() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> None:
     def kinds(made: Method, clients: int) -> set[type]:
-        counts = made.demand([1] * clients, 64, clients).counts
+        counts = (made.demand([1] * clients, 64, clients) + made.check_demand(64, clients)).counts
         return {type(kind) for kind in counts}
 
     warmed = METHODS[method].warm_up()
@@ -246,9 +249,12 @@ def test_a_cut_round_is_planned_to_the_byte() -> None:
 
     uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
     lanes = make_parties(2)
-    outcomes = run_both(lambda j: run_round(lanes[j], params, protocol, uploads))
-    for cost, outcome in zip(predict(params, [1] * MANY, protocol).costs, outcomes, strict=True):
-        got = outcome.cost
+
+    def run(j: int) -> Cost:
+        checked = check_values(lanes[j], params, protocol, uploads)
+        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
+
+    for cost, got in zip(predict(params, [1] * MANY, protocol).costs, run_both(run), strict=True):
         assert (cost.ots, cost.bytes_sent, cost.messages, cost.rounds) == (
             got.ots,
             got.bytes_sent,
@@ -269,7 +275,7 @@ def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
 
 def test_a_policy_is_its_name_and_its_options() -> None:
     for name, cls in POLICIES.items():
-        policy = cls(initial=0.25)
+        policy = cls()
         assert policy.to_dict()["policy"] == name
         assert policy_from(policy.to_dict()) == saved_policy(policy.to_dict()) == policy
     with pytest.raises(ConfigError, match="decay is an option of .*: leave it out for constant"):
@@ -278,7 +284,7 @@ def test_a_policy_is_its_name_and_its_options() -> None:
 
 @pytest.mark.parametrize("name", ["coordinate", "mean", "linf", "l1", "constant"])
 def test_a_training_run_saved_by_an_earlier_release_loads(name: str, tmp_path: Any) -> None:
-    """Release 0.2 saved `decay` for every policy."""
+    """Release 0.2 saved `decay` for every policy, and both 0.2 and 0.3 the scale as `width`."""
     store = Store(tmp_path / "state")
     np.savez(
         tmp_path / "state" / "training.npz",
@@ -288,10 +294,11 @@ def test_a_training_run_saved_by_an_earlier_release_loads(name: str, tmp_path: A
         model=np.zeros(5, np.float32),
     )
     loaded = store.load_training()
+    assert isinstance(loaded.policy, UniformRange) and loaded.scale == np.float32(0.2)
     assert (loaded.policy.name, loaded.policy.initial, loaded.published) == (name, 0.2, 4)
     assert getattr(loaded.policy, "decay", 0.3) == 0.3
 
 
 def test_published_buckets_need_a_model() -> None:
     with pytest.raises(ConfigError, match="the model and the range"):
-        Published().around()
+        Published().bucketize(np.zeros(3), 16)

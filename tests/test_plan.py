@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, run_round
+from securemedian.mpc.pipeline import Cost, check_values, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
@@ -33,8 +33,8 @@ SMALL: dict[str, Any] = {
 }
 
 ROUNDS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed"},
-    "scan-wide": {"method": "bucketed", "buckets": 3, "ring_bits": 16},
+    "scan": {"method": "bucketed", "buckets": 8, "schedule": "scan"},
+    "scan-wide": {"method": "bucketed", "buckets": 3, "schedule": "scan", "ring_bits": 16},
     "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 11},
     "pairwise": {"method": "pairwise"},
     "pairwise-opened": {
@@ -60,26 +60,38 @@ ROUNDS: dict[str, dict[str, Any]] = {
 }
 
 
+CHECKING = ("checking_bytes_sent", "checking_bytes_received", "checking_rounds")
+
+
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
     """Return what a real round of a new session counts."""
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
     uploads = [
         share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))
     ]
-    one, other = run_both(
-        lambda j: run_round(parties[j], params, protocol, uploads, weights=weights)
-    )
-    return one.cost, other.cost
+
+    def run(j: int) -> Cost:
+        checked = check_values(parties[j], params, protocol, uploads)
+        outcome = run_round(parties[j], params, protocol, uploads, weights=weights)
+        return outcome.cost.after(checked.cost)
+
+    return run_both(run)
 
 
 def totals(cost: Cost) -> Cost:
-    return Cost(cost.ots, cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds)
+    """Return a cost without its seconds, and not split but for the checks."""
+    return replace(
+        Cost(cost.ots, cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds),
+        **{name: value for name, value in asdict(cost).items() if name in CHECKING},
+    )
 
 
 def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> None:
     predicted = predict(params, weights, protocol)
     assert predicted.costs == tuple(totals(cost) for cost in counted(params, weights, protocol))
     assert predicted.memory > 0
+    for cost in predicted.costs:
+        assert (cost.checking_bytes_sent > 0) == params.method.checks_values
 
 
 # dim, clients, field bits, lanes
@@ -116,7 +128,7 @@ def test_predicted_is_counted_of_silent_ots(
 
 
 def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
-    params = RoundParams(Bucketed(), 150_001, 8)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 150_001, 8)
     protocol = ProtocolParams(ot_extension="silent")
     check(params, [1] * 8, protocol)
     assert (
@@ -138,7 +150,7 @@ def test_predicted_is_counted_when_some_clients_stay_away() -> None:
 
 
 def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
-    check(RoundParams(Bucketed(), 150_001, 8), [1] * 8, ProtocolParams())
+    check(RoundParams(Bucketed(buckets=8, schedule="scan"), 150_001, 8), [1] * 8, ProtocolParams())
 
 
 def test_predicted_is_counted_between_two_processes() -> None:
@@ -186,7 +198,7 @@ def test_what_no_memory_holds_is_refused() -> None:
 def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
     speed = forecast.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
-    params = RoundParams(Bucketed(), 100, 3)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 100, 3)
     fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(float("inf"), 0.0))
     assert fast.compute_seconds == pytest.approx(1 + 1 + 0.3)
     assert fast.seconds == pytest.approx(2.3 + 10 * forecast.HOP_S)

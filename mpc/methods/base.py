@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import dealing, encode, ring, share
 from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing, DealtUpload
+from securemedian.mpc.encode import Buckets
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
+from securemedian.mpc.methods import bounds
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
+from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
 # Clients of each round that `warm_up` runs.
@@ -35,16 +38,33 @@ class Published:
 
     # the global model g: () or (d,)
     model: NDArray[np.float32] | None = field(default=None, repr=False)
-    # the bucket range B: () or (d,)
-    width: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the scale of the buckets: () or (d,)
+    scale: NDArray[np.float32] | None = field(default=None, repr=False)
+    # how buckets of this scale lie
+    policy: RangePolicy | None = None
 
-    def around(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return g and B. Raises ConfigError if the round has none."""
-        if self.model is None or self.width is None:
+    def bucketize(self, values: ArrayLike, buckets: int) -> NDArray[np.uint16]:
+        """Return the bucket of each value, in the shape of `values` (.., d).
+
+        Raises InputError for NaN, and ConfigError if the round has no buckets.
+        """
+        model, lying = self._around(buckets)
+        return lying.bucketize(values, model)
+
+    def quantize(self, index: NDArray[Any], buckets: int) -> NDArray[np.float64]:
+        """Return the value that each bucket stands for, in the shape of `index` (.., d).
+
+        Raises InputError for an index that is no bucket, and ConfigError as `bucketize` does.
+        """
+        model, lying = self._around(buckets)
+        return lying.quantize(index, model)
+
+    def _around(self, buckets: int) -> tuple[NDArray[np.float32], Buckets]:
+        if self.model is None or self.scale is None or self.policy is None:
             raise ConfigError(
                 "a round on buckets needs the model and the range that S0 published, and has none"
             )
-        return self.model, self.width
+        return self.model, self.policy.buckets(self.scale, buckets)
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,8 @@ class Method(ABC):
     xor_shared: ClassVar[bool] = False
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
+    # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
+    checks_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
@@ -149,9 +171,20 @@ class Method(ABC):
         return None
 
     @property
+    def range_buckets(self) -> int:
+        """Return the buckets around the global model, of which clients upload one; 0 if none."""
+        return 0
+
+    @property
     def uses_range(self) -> bool:
         """Return whether clients upload buckets around the global model."""
-        return False
+        return self.range_buckets > 0
+
+    def outermost(self, values: PublicValues) -> int:
+        """Return the coordinates of which the first opened result is an outermost bucket."""
+        if not self.uses_range:
+            return 0
+        return int(encode.outermost(values[0], self.range_buckets).sum())
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
@@ -182,6 +215,22 @@ class Method(ABC):
             raise ConfigError("nobody takes part")
 
     # The protocol
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
+
+        The other party does the same at the same time. It is asked only of methods with
+        `checks_values`, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has no values to check")
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        """Return how many comparisons `out_of_range` makes for each value of each client."""
+        return 0
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        """Return the correlations that `out_of_range` takes for `count` values of all clients."""
+        return Demand()
 
     @abstractmethod
     def compute(self, party: Party, chunk: Chunk) -> Result:
@@ -400,6 +449,16 @@ class FixedPoint(Method):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         bits, headroom = self.bits_for(max_clients), self.headroom(max_clients)
         return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        bits, headroom = self.bits_for(chunk.max_clients), self.headroom(chunk.max_clients)
+        return bounds.outside(party, chunk.rows(party), bits, headroom)
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        return bounds.comparisons(self.headroom(max_clients))
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        return bounds.demand(count, self.bits_for(max_clients), self.headroom(max_clients))
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that opened ring elements stand for."""
