@@ -11,7 +11,7 @@ from typing import Any
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.settings import count, list_from, numbers
-from securemedian.benchmarks.work import SWEPT, Point
+from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_method_options
 from securemedian.laboratory import report
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
@@ -75,6 +75,13 @@ def add_kinds(kinds: Any) -> None:
         action="store_true",
         help="make all correlations before the round starts, as servers do while clients train",
     )
+    for flag, verified, text in (
+        ("--verify", True, "let the servers check what clients upload (default)"),
+        ("--no-verify", False, "trust the clients instead; give both to compare them"),
+    ):
+        median.add_argument(
+            flag, action="append_const", dest="verified", const=verified, help=text
+        )
     median.set_defaults(points=_median_points)
 
     for kind in (ot, compare, median):
@@ -108,6 +115,7 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
     for title in (
         "seconds",
         "ahead",
+        "checking",
         "online",
         "M OTs",
         "MB out",
@@ -121,8 +129,9 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
         counted = "per_second" in result
         table.add_row(
             Point(**{name: result[name] for name in Point.__dataclass_fields__}).name,
-            f"{result['ahead_seconds'] + result['seconds']:.3f}",
+            f"{result['ahead_seconds'] + result['checking_seconds'] + result['seconds']:.3f}",
             f"{result['ahead_seconds'] + result['preprocessing_seconds']:.3f}",
+            f"{result['checking_seconds']:.3f}",
             f"{result['online_seconds']:.3f}",
             f"{result['ots'] / 1e6:.2f}",
             f"{result['bytes_s0_to_s1'] / 1e6:.2f}",
@@ -133,8 +142,8 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
         )
     table.caption_justify = "left"
     table.caption = (
-        "seconds = ahead of the inputs + online; MB out: S0 to S1, in: S1 to S0; "
-        "k/s: thousands per second"
+        "seconds = ahead of the inputs + checking the uploads + online; MB out: S0 to S1, "
+        "in: S1 to S0; k/s: thousands per second"
     )
     return table
 
@@ -150,7 +159,7 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
         if result["clients"] is not None:
             varied = tuple(
                 result[name] for name in ("method", "dim", "buckets", "schedule", "encoding")
-            )
+            ) + ("" if result["verified"] else "unverified",)
             series.setdefault(varied, []).append(result)
     lines = []
     for varied, points in series.items():
@@ -162,7 +171,7 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
                 ).slope
                 for what in ("ots", "seconds")
             ]
-            name = " ".join(str(value) for value in varied if value is not None)
+            name = " ".join(str(value) for value in varied if value not in (None, ""))
             lines.append(f"{name}: OTs grow as n^{slopes[0]:.2f}, seconds as n^{slopes[1]:.2f}")
     return lines
 
@@ -186,9 +195,13 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
             else [None]
             for name in SWEPT
         ]
+        # in which of the ways that were asked for, where a method has both
+        checked = (options.verified or [True]) if can_be_malformed(method) else [True]
         for clients, dim, *values in itertools.product(options.clients, options.dim, *varied):
             swept = dict(zip(SWEPT, values, strict=True))
-            point = Point("median", method, clients=clients, dim=dim, ahead=options.ahead, **swept)
-            # an option that this variant of the method has no use for makes no second point
-            points.setdefault(point.name, point)
+            common = {"clients": clients, "dim": dim, "ahead": options.ahead} | swept
+            for verified in checked:
+                point = Point("median", method, verified=verified, **common)
+                # an option that this variant has no use for makes no second point
+                points.setdefault(point.name, point)
     return list(points.values())
