@@ -85,10 +85,12 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "publish_seconds": slower(lambda m: m["publish_seconds"]),
         "mpc_seconds": slower(_mpc_seconds),
         "total_seconds": slower(
-            lambda m: m["cost"]["ahead_seconds"]
-            + m["cost"]["checking_seconds"]
-            + m["cost"]["seconds"]
-            + m["publish_seconds"]
+            lambda m: (
+                m["cost"]["ahead_seconds"]
+                + m["cost"]["checking_seconds"]
+                + m["cost"]["seconds"]
+                + m["publish_seconds"]
+            )
         ),
         "ots": median(cost["ots"] for cost in costs0),
         "bytes_s0_to_s1": median(cost["bytes_sent"] for cost in costs0),

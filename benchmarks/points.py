@@ -79,9 +79,7 @@ def add_kinds(kinds: Any) -> None:
         ("--verify", True, "let the servers check what clients upload (default)"),
         ("--no-verify", False, "trust the clients instead; give both to compare them"),
     ):
-        median.add_argument(
-            flag, action="append_const", dest="verified", const=verified, help=text
-        )
+        median.add_argument(flag, action="append_const", dest="verified", const=verified, help=text)
     median.set_defaults(points=_median_points)
 
     for kind in (ot, compare, median):

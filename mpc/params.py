@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 from securemedian.mpc.canonical import build, digest, flat
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.methods.base import Chunk, Method
 from securemedian.mpc.methods.registry import METHODS
@@ -65,6 +67,27 @@ class RoundParams:
     def layout(self) -> Layout:
         """Return the shape of one client's upload."""
         return self.method.layout(self.dim, self.max_clients)
+
+    @cached_property
+    def dealing(self) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return self.method.dealing(self.dim, self.max_clients)
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Return the bytes that a client sends ahead of its training.
+
+        They are those to the server that gets more. The other gets a seed.
+        """
+        return self.dealing.bytes_ahead if self.dealing else 0
+
+    @property
+    def bytes_after(self) -> int:
+        """Return the bytes that a client sends after its training, to the server that gets more.
+
+        The other gets as much where the client dealt, and a seed otherwise.
+        """
+        return 8 * self.layout.words
 
     @property
     def share_bits(self) -> int:

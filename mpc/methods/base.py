@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from securemedian.mpc import encode, ring, share
+from securemedian.mpc import dealing, encode, ring, share
 from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.dealing import Dealing, DealtUpload
+from securemedian.mpc.encode import Buckets
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
 from securemedian.mpc.methods import bounds
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
+from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
 # Clients of each round that `warm_up` runs.
@@ -35,16 +38,33 @@ class Published:
 
     # the global model g: () or (d,)
     model: NDArray[np.float32] | None = field(default=None, repr=False)
-    # the bucket range B: () or (d,)
-    width: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the scale of the buckets: () or (d,)
+    scale: NDArray[np.float32] | None = field(default=None, repr=False)
+    # how buckets of this scale lie
+    policy: RangePolicy | None = None
 
-    def around(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return g and B. Raises ConfigError if the round has none."""
-        if self.model is None or self.width is None:
+    def bucketize(self, values: ArrayLike, buckets: int) -> NDArray[np.uint16]:
+        """Return the bucket of each value, in the shape of `values` (.., d).
+
+        Raises InputError for NaN, and ConfigError if the round has no buckets.
+        """
+        model, lying = self._around(buckets)
+        return lying.bucketize(values, model)
+
+    def quantize(self, index: NDArray[Any], buckets: int) -> NDArray[np.float64]:
+        """Return the value that each bucket stands for, in the shape of `index` (.., d).
+
+        Raises InputError for an index that is no bucket, and ConfigError as `bucketize` does.
+        """
+        model, lying = self._around(buckets)
+        return lying.quantize(index, model)
+
+    def _around(self, buckets: int) -> tuple[NDArray[np.float32], Buckets]:
+        if self.model is None or self.scale is None or self.policy is None:
             raise ConfigError(
                 "a round on buckets needs the model and the range that S0 published, and has none"
             )
-        return self.model, self.width
+        return self.model, self.policy.buckets(self.scale, buckets)
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,17 @@ class Chunk:
         """Return this party's share of the weighted sum of all uploads, shape (rows, dim)."""
         with party.reading_uploads():
             return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
+
+    def dealt_counts(self, party: Party, bits: int) -> RingShare:
+        """Return this party's share of the cumulative histogram of dealt uploads (`mpc.dealing`).
+
+        Raises LocalProtocolError if an upload was not dealt.
+        """
+        dealt = [upload for upload in self.uploads if isinstance(upload, DealtUpload)]
+        if len(dealt) < len(self.uploads):
+            raise LocalProtocolError("a round of dealt uploads was given one that was not dealt")
+        with party.reading_uploads():
+            return dealing.counts(party.number, dealt, self.weights, bits, self.begin, self.end)
 
     def rows(self, party: Party) -> RingShare:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
@@ -135,15 +166,31 @@ class Method(ABC):
         """Return the shape of one client's upload."""
         return Layout(self.rows, dim, self.share_bits_for(max_clients))
 
+    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return None
+
+    @property
+    def range_buckets(self) -> int:
+        """Return the buckets around the global model, of which clients upload one; 0 if none."""
+        return 0
+
     @property
     def uses_range(self) -> bool:
         """Return whether clients upload buckets around the global model."""
-        return False
+        return self.range_buckets > 0
+
+    def outermost(self, values: PublicValues) -> int:
+        """Return the coordinates of which the first opened result is an outermost bucket."""
+        if not self.uses_range:
+            return 0
+        return int(encode.outermost(values[0], self.range_buckets).sum())
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
+        Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
         Raises InputError for NaN.
         """
 
