@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import fig12, links, points
+from securemedian.benchmarks import fig12, links, points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
@@ -198,8 +198,32 @@ def test_rounds_with_and_without_checks_are_compared(tmp_path: Path) -> None:
     dealt, plain = results[:2]
     assert dealt["client_bytes_after"] < plain["client_bytes_after"] < dealt["client_bytes_ahead"]
     assert dealt["preprocessing_bytes_s0_to_s1"] == plain["preprocessing_bytes_s0_to_s1"]
-    (alone,) = run(tmp_path, "median", "--method", "bucketed", *given, "--no-verify")
-    assert not alone["verified"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "verified"),
+    [
+        ([], [True, True]),
+        (["--verify"], [True, True]),
+        (["--no-verify"], [False, True]),
+        (["--no-verify", "--verify"], [False, True, True]),
+    ],
+)
+def test_what_is_verified_is_what_was_asked_for(
+    flags: list[str], verified: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a method whose uploads can be malformed, and of one whose uploads cannot."""
+    asked: list[Point] = []
+
+    def measure(points: list[Point], chosen: Any) -> list[Any]:
+        asked.extend(points)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(settings, "measure", measure)
+    assert (
+        cli.main(["bench", "median", "--method", "bucketed,radix", "--clients", "3", *flags]) == 2
+    )
+    assert [point.verified for point in asked] == verified
 
 
 @pytest.mark.slow
@@ -211,7 +235,8 @@ def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (point["extension"], point["link"]) == ("silent", "100Mbit/s,40ms")
         # a message arrives half a round trip after it was sent; the parties start up to one
         # message apart
-        timed = point["rounds"] - (point["preprocessing_rounds"] if point["ahead"] else 0)
+        before = point["preprocessing_rounds"] if point["ahead"] else 0
+        timed = point["rounds"] - point["checking_rounds"] - before
         assert point["seconds"] >= 0.02 * (timed - 2)
     assert saved["fastest"] == {
         "100Mbit/s,40ms": {"OTs": "silent", "comparisons": "silent", "median": "silent"}
