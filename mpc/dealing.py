@@ -27,14 +27,14 @@ A dealing may be cut into parts of many coordinates, each checked by itself, to 
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import ring
 from securemedian.mpc.arrays import Ring, RingShare, Words
@@ -306,6 +306,33 @@ def check(
     theirs = channel.exchange("dealing.digests", mine)
     equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
     return [bool(same) and each.guarded for same, each in zip(equal, verdicts, strict=True)]
+
+
+def messages(
+    shape: Dealing, clients: int
+) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `check`, in its order.
+
+    With the label, dtype and shape of each message, for `mpc.plan`.
+    """
+    for label in ("toss.commit", "toss.open"):
+        for sent in (True, False):
+            yield sent, label, np.uint64, (OPENING_BYTES // 8,)
+    waiting: list[tuple[str, DTypeLike, tuple[int, ...]]] = []
+    for part in shape.parts:
+        guards = shape.vectors(part.guards)
+        words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
+        pairs: list[tuple[str, DTypeLike, tuple[int, ...]]] = [
+            ("dealing.guards", guards.dtype, guards.shape),
+            ("dealing.turns", np.uint64, (words,)),
+        ]
+        for _ in range(clients):
+            yield from ((True, *message) for message in pairs)
+            yield from ((False, *message) for message in waiting)
+            waiting = pairs
+    yield from ((False, *message) for message in waiting)
+    for sent in (True, False):
+        yield sent, "dealing.digests", np.uint64, (DIGEST_WORDS * clients,)
 
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
