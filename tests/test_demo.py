@@ -64,6 +64,8 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
         "4",
         "--buckets",
         "6",
+        "--range",
+        "coordinate",
         "--fault",
         "gaussian",
         "--fault-from",
@@ -155,6 +157,7 @@ def test_mnist_reaches_its_accuracy(
     [
         ("--buckets 2", "buckets"),
         ("--buckets 7", "even number of buckets"),
+        ("--buckets 6", "Take more buckets"),
         ("--range-initial 0.1", "leave it out for follow"),
         ("--clients 1", "max_clients"),
         ("--images 5000", "images"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.clients.upload import Round, encode_update, split
+from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
 from securemedian.mpc import compare
 from securemedian.mpc.correlations.base import Demand
@@ -25,7 +25,7 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.pipeline import fill, run_round
+from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.base import RangePolicy, UniformRange
@@ -35,7 +35,7 @@ from securemedian.mpc.ranges.log import LogRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training, finish
-from tests.parties import make_parties, run_both
+from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
 
@@ -66,9 +66,9 @@ def published_round(
     halves = []
     for index, update in enumerate(updates):
         seen = Round("1-a", 1, params, index, model, width, policy)
-        halves.append(split(encode_update(update, seen), seen))
+        halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
-    uploads = [[_upload(pair[j], params) for pair in halves] for j in (0, 1)]
+    uploads = [[pair[j] for pair in halves] for j in (0, 1)]
     one, other = run_both(
         lambda j: run_round(lanes[j], params, protocol, uploads[j], weights=weights)
     )
@@ -80,14 +80,6 @@ def published_round(
     before = Training(policy, model, width)
     _, results = finish(before, params, values, sum(weights))
     return results, plaintext.published(updates, params, before.published_for(params), weights)
-
-
-def _upload(half: Any, params: RoundParams) -> Any:
-    from securemedian.mpc import share
-
-    if half.form == "seed":
-        return share.SeedUpload(params.layout, half.share.tobytes())
-    return share.WordsUpload(params.layout, half.share)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])
@@ -181,7 +173,7 @@ def test_an_option_of_another_method_says_whose_it_is() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> None:
     def kinds(made: Method, clients: int) -> set[type]:
-        counts = made.demand([1] * clients, 64, clients).counts
+        counts = (made.demand([1] * clients, 64, clients) + made.check_demand(64, clients)).counts
         return {type(kind) for kind in counts}
 
     warmed = METHODS[method].warm_up()
@@ -276,9 +268,12 @@ def test_a_cut_round_is_planned_to_the_byte() -> None:
 
     uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
     lanes = make_parties(2)
-    outcomes = run_both(lambda j: run_round(lanes[j], params, protocol, uploads))
-    for cost, outcome in zip(predict(params, [1] * MANY, protocol).costs, outcomes, strict=True):
-        got = outcome.cost
+
+    def run(j: int) -> Cost:
+        checked = check_values(lanes[j], params, protocol, uploads)
+        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
+
+    for cost, got in zip(predict(params, [1] * MANY, protocol).costs, run_both(run), strict=True):
         assert (cost.ots, cost.bytes_sent, cost.messages, cost.rounds) == (
             got.ots,
             got.bytes_sent,

@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from securemedian.mpc import encode, ring, share
+from securemedian.mpc import dealing, encode, ring, share
 from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.encode import Buckets
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
+from securemedian.mpc.methods import bounds
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.ranges.base import RangePolicy
@@ -94,6 +96,17 @@ class Chunk:
         with party.reading_uploads():
             return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
 
+    def dealt_counts(self, party: Party, bits: int) -> RingShare:
+        """Return this party's share of the cumulative histogram of dealt uploads (`mpc.dealing`).
+
+        Raises LocalProtocolError if an upload was not dealt.
+        """
+        dealt = [upload for upload in self.uploads if isinstance(upload, DealtUpload)]
+        if len(dealt) < len(self.uploads):
+            raise LocalProtocolError("a round of dealt uploads was given one that was not dealt")
+        with party.reading_uploads():
+            return dealing.counts(party.number, dealt, self.weights, bits, self.begin, self.end)
+
     def rows(self, party: Party) -> RingShare:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
         return RingShare(self._read(party))
@@ -123,6 +136,8 @@ class Method(ABC):
     xor_shared: ClassVar[bool] = False
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
+    # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
+    checks_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
@@ -151,6 +166,10 @@ class Method(ABC):
         """Return the shape of one client's upload."""
         return Layout(self.rows, dim, self.share_bits_for(max_clients))
 
+    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return None
+
     @property
     def range_buckets(self) -> int:
         """Return the buckets around the global model, of which clients upload one; 0 if none."""
@@ -171,6 +190,7 @@ class Method(ABC):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
+        Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
         Raises InputError for NaN.
         """
 
@@ -195,6 +215,22 @@ class Method(ABC):
             raise ConfigError("nobody takes part")
 
     # The protocol
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
+
+        The other party does the same at the same time. It is asked only of methods with
+        `checks_values`, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has no values to check")
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        """Return how many comparisons `out_of_range` makes for each value of each client."""
+        return 0
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        """Return the correlations that `out_of_range` takes for `count` values of all clients."""
+        return Demand()
 
     @abstractmethod
     def compute(self, party: Party, chunk: Chunk) -> Result:
@@ -413,6 +449,16 @@ class FixedPoint(Method):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         bits, headroom = self.bits_for(max_clients), self.headroom(max_clients)
         return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        bits, headroom = self.bits_for(chunk.max_clients), self.headroom(chunk.max_clients)
+        return bounds.outside(party, chunk.rows(party), bits, headroom)
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        return bounds.comparisons(self.headroom(max_clients))
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        return bounds.demand(count, self.bits_for(max_clients), self.headroom(max_clients))
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that opened ring elements stand for."""
