@@ -170,10 +170,9 @@ def _median(
 def _publish(params: RoundParams, values: PublicValues) -> float:
     """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
-    # the default policy, where it has so many buckets
-    follow = FollowRange()
-    fits = params.method.range_buckets == 2 * len(follow.sizes.values)
-    policy: RangePolicy = follow if fits else CoordinateRange()
+    # the default policy, where it can have so many buckets
+    fits = params.method.range_buckets % 2 == 0 and params.method.range_buckets >= 6
+    policy: RangePolicy = FollowRange() if fits else CoordinateRange()
     before = training.Training(policy, zeros, zeros + np.float32(0.1))
     start = time.perf_counter()
     training.finish(before, params, values, params.max_clients)

@@ -23,6 +23,7 @@ from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.registry import policy_from
 from securemedian.scripts import keygen
 
 # this module is no verb of the command because it records updates in the clear
@@ -56,8 +57,11 @@ class Scenario:
                 f"--faulty must be from 0 to {self.clients}, the number of clients, "
                 f"not {self.faulty}"
             )
-        # raises here what it would raise in a worker
+        # raises here what it would raise in a worker, and at S0
         self.trainer(0)
+        if self.params.uses_range:
+            policy = self.policy or policy_from({})
+            policy.buckets(policy.start(), self.params.method.range_buckets)
 
     def fault_of(self, index: int) -> Attack:
         """Return the fault of client `index` (0-based)."""
