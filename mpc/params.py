@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 from securemedian.mpc.canonical import build, digest, flat
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.methods.base import Chunk, Method
 from securemedian.mpc.methods.registry import METHODS
@@ -65,6 +67,11 @@ class RoundParams:
     def layout(self) -> Layout:
         """Return the shape of one client's upload."""
         return self.method.layout(self.dim, self.max_clients)
+
+    @cached_property
+    def dealing(self) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return self.method.dealing(self.dim, self.max_clients)
 
     @property
     def share_bits(self) -> int:

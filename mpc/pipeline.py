@@ -17,11 +17,13 @@ from securemedian.mpc import share
 from securemedian.mpc.arrays import Result, Words
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.dealing import DealtUpload, check, deal
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.protocol import ProtocolParams
 
 # Takes the coordinates done, and the coordinates in all.
@@ -222,10 +224,7 @@ def warm_up(params: ProtocolParams | None = None) -> None:
             session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
             party = session.party(0, channels[party_id])
             for each in rounds:
-                layout = each.layout
-                packed = np.zeros((layout.rows, layout.row_words), np.uint64)
-                words, seed = share.WordsUpload(layout, packed), share.SeedUpload(layout, bytes(16))
-                run_round([party], each, protocol, [words, *[seed] * (WARM_UP_CLIENTS - 1)])
+                run_round([party], each, protocol, _warm_up_uploads(party, each))
         except BaseException as error:
             errors.append(error)
             channels[party_id].close()
@@ -237,6 +236,21 @@ def warm_up(params: ProtocolParams | None = None) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def _warm_up_uploads(party: Party, params: RoundParams) -> list[share.Upload]:
+    """Return uploads of zeros, whose dealings, if any, are dealt and checked."""
+    layout, dealing = params.layout, params.dealing
+    packed = np.zeros((layout.rows, layout.row_words), np.uint64)
+    words = share.WordsUpload(layout, packed)
+    if dealing is None:
+        seed = share.SeedUpload(layout, bytes(SEED_BYTES))
+        return [words, *[seed] * (WARM_UP_CLIENTS - 1)]
+    # both parties deal the same
+    dealt = deal(dealing, bytes)
+    half = dealt.words if party.number == 0 else dealt.seeded
+    check(party.channel, party.number, dealing, [half])
+    return [DealtUpload(dealing, half, words)] * WARM_UP_CLIENTS
 
 
 def _agree_on_sizes(

@@ -61,6 +61,25 @@ def add_packed(
 
 
 @kernel
+def subtract_packed(
+    words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
+) -> None:
+    """Subtract packed values from packed totals modulo 2^l, without unpacking them.
+
+    `tops` are as for `add_packed`. Top bits lend their values a 1, so no borrow leaves its value; a
+    value that spans two words passes the borrow within it on to the second.
+    """
+    borrow = np.uint64(0)
+    for i in range(total.shape[0]):
+        one, other, top = total[i], words[i], tops[i]
+        high, low = one | top, other & ~top
+        difference = high - low
+        result = difference - borrow
+        borrow = np.uint64((high < low) | (difference < borrow))
+        total[i] = result ^ ((one ^ ~other) & top)
+
+
+@kernel
 def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
     """Set bit j of words[i] to bits[64 i + j]; missing bits are 0."""
     count = bits.shape[0]

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import encode, ring, share
+from securemedian.mpc import dealing, encode, ring, share
 from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
@@ -74,6 +75,17 @@ class Chunk:
         """Return this party's share of the weighted sum of all uploads, shape (rows, dim)."""
         with party.reading_uploads():
             return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
+
+    def dealt_counts(self, party: Party, bits: int) -> RingShare:
+        """Return this party's share of the cumulative histogram of dealt uploads (`mpc.dealing`).
+
+        Raises LocalProtocolError if an upload was not dealt.
+        """
+        dealt = [upload for upload in self.uploads if isinstance(upload, DealtUpload)]
+        if len(dealt) < len(self.uploads):
+            raise LocalProtocolError("a round of dealt uploads was given one that was not dealt")
+        with party.reading_uploads():
+            return dealing.counts(party.number, dealt, self.weights, bits, self.begin, self.end)
 
     def rows(self, party: Party) -> RingShare:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
@@ -132,6 +144,10 @@ class Method(ABC):
         """Return the shape of one client's upload."""
         return Layout(self.rows, dim, self.share_bits_for(max_clients))
 
+    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return None
+
     @property
     def uses_range(self) -> bool:
         """Return whether clients upload buckets around the global model."""
@@ -141,6 +157,7 @@ class Method(ABC):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
+        Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
         Raises InputError for NaN.
         """
 

@@ -1,19 +1,19 @@
 """The bucketed median: the paper's Algorithm 3, with protocols.md 7.4 and 7.5.
 
-Clients share the cumulative one-hot vector of their bucket. So the sum of the shares is the
-cumulative histogram H(y), the number of clients in the buckets 0..y, shared over the small count
-ring. The result is min {y : H(y) >= k}, where k is the rank, ceil(n/2) for the lower median.
-H(b-1) = n is never computed.
+Servers get shares of each client's one-hot vector of its bucket, from dealt uploads (`dealing`).
+The sum over the clients, added up over the buckets, is the cumulative histogram H(y), the number of
+clients in the buckets 0..y, shared over the small count ring. The result is min {y : H(y) >= k},
+where k is the rank, ceil(n/2) for the lower median. H(b-1) = n is never computed.
 
     m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k)
 
 is monotone in y, so the bits of m that are opened are functions of the result: m(y) =
 1{y >= result}. Nothing else is opened, and the histogram never is.
 
-This way of sharing trusts the clients to share vectors of 0 and 1 that are monotone. A client that
-shares other numbers adds them to the counts, can move the result at will, and chooses which rank is
-asked about at each threshold: the bits that `scan` opens may then be unrelated ones.
-docs/threat-model.md says what follows. `radix` on buckets has no such shares.
+With `uploads` unverified, clients share the cumulative one-hot vector itself, as in the paper. That
+trusts them to share vectors of 0 and 1 that are monotone. A client that shares other numbers adds
+them to the counts, can move the result at will, and chooses which rank is asked about at each
+threshold: the bits that `scan` opens may then be unrelated ones. It is there to compare with.
 
 There are two schedules. `scan` compares all b-1 thresholds at once, in 3 rounds for rings up to 5
 bits. `bisect` compares ceil(log2 b) thresholds per coordinate, one after another, and opens each.
@@ -30,12 +30,15 @@ from securemedian.mpc import compare, encode, ring
 from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare
 from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.dealing import MAX_BUCKETS, Dealing
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import Chunk, Counting, Published
 from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
 
 SCHEDULES = ("scan", "bisect")
+UPLOADS = ("dealt", "unverified")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +55,41 @@ class Bucketed(Counting):
         compared=SCHEDULES,
         text="all thresholds at once, or fewer one after another (default: scan)",
     )
+    uploads: str = option(
+        "unverified",
+        choices=UPLOADS,
+        text="dealt ahead and checked (default), or the paper's own, which trust every client not "
+        "to lie: for comparison only",
+    )
+    check_bits: int = option(
+        40,
+        text="a dealing that lies passes with a chance of 2^-BITS at most (default: 40)",
+        metavar="BITS",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("buckets", self.buckets, 3, 1 << 16)
+        check_whole("check_bits", self.check_bits, 40, 128)
+        if self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
+            raise ConfigError(
+                f"{self.buckets} buckets are too many to deal, which takes at most {MAX_BUCKETS}: "
+                "take radix with encoding buckets, whose words are always valid"
+            )
+
+    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
+        if self.uploads != "dealt":
+            return None
+        bits = max(self.bits_for(max_clients), steps(self.buckets))
+        return Dealing(dim, self.buckets, bits, self.check_bits)
 
     @property
     def rows(self) -> int:
-        return self.buckets - 1
+        return 1 if self.uploads == "dealt" else self.buckets - 1
+
+    def share_bits_for(self, max_clients: int) -> int:
+        # of a rotation, or of a count
+        return steps(self.buckets) if self.uploads == "dealt" else self.bits_for(max_clients)
 
     @property
     def uses_range(self) -> bool:
@@ -67,11 +97,12 @@ class Bucketed(Counting):
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         index = encode.bucketize(vector, *published.around(), self.buckets)
-        return encode.cumulative(index, self.buckets)
+        return index[None] if self.uploads == "dealt" else encode.cumulative(index, self.buckets)
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        counts = chunk.weighted_sum(party)
         bits = self.bits_for(chunk.max_clients)
+        dealt = self.uploads == "dealt"
+        counts = chunk.dealt_counts(party, bits) if dealt else chunk.weighted_sum(party)
         return stacked([median(party, counts, chunk.total, bits, self.schedule)])
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
@@ -105,7 +136,8 @@ class Bucketed(Counting):
 
     @classmethod
     def warm_up(cls) -> Sequence[Self]:
-        return [cls(ring_bits=bits) for bits in (4, 16, 32, 64)]
+        # words of 32 and of 64 bits, and each dtype of the counts
+        return [cls(ring_bits=bits, uploads="dealt") for bits in (4, 5, 16, 32, 64)]
 
     @property
     def detail(self) -> str:

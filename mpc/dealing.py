@@ -1,0 +1,471 @@
+"""Uploads that cannot lie: random one-hot vectors, dealt ahead of the upload and checked.
+
+A client shares random one-hot vectors e_r of W slots over Z_2^l ahead of its upload, and later
+sends the rotation m = y - r mod W for each bucket y. Each server rotates its share of e_r by m and
+has one of e_y. Nothing of m can be malformed, and the two servers check the vectors between them:
+
+    deal    per coordinate one *kept* vector, and (B-1) N + g *others*, r uniform in 0..W-1. The
+            entries 0..W-2 are shared; the last is 1 minus their sum, so every vector sums to 1.
+    toss    when both servers hold the dealing, they commit to a random seed and open it. It gives
+            a random permutation of the others.
+    guards  the first g others are opened. Each must be a one-hot vector.
+    turns   the rest are *partners*, B-1 per kept vector in order. The position y(v) = sum_j j v_j
+            mod W is linear, because W divides 2^l. t = y(v) - y(v') mod W is opened per pair.
+    digests rot_t(v') - v must be 0 in every entry. Server 0 hashes its shares of all those
+            differences, server 1 the negatives of its own; the digests are equal if all are 0.
+
+A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are no one-hot
+vectors, its dealing passes only if exactly their (B-1) k partners are wrong in the same way and no
+guard is; B is the smallest with which that has a chance of at most 2^-check_bits for every k. What
+a server sees of an honest client is uniform: t is a difference of fresh random positions, guards
+are thrown away, and the peer's digest is one that it can compute itself. This holds for servers
+that follow the protocol. One that opens a wrong t can test a guess of a difference against the
+peer's digest.
+
+A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc import ring
+from securemedian.mpc.arrays import Ring, RingShare, Words
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.channel import Channel
+from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.kernels import packing, vectors
+from securemedian.mpc.prg import BLOCK_WORDS, SEED_BYTES, Entropy, Stream, os_entropy
+from securemedian.mpc.share import SLICE_ALIGN, Layout, SeedUpload, Upload, WordsUpload
+
+# The most buckets: a dealing grows with them, and B with it.
+MAX_BUCKETS = 32
+# Parts have at least this many coordinates, because B falls with their number.
+PART = 750_000
+# Bytes of what a server commits to and opens: a seed, and a nonce that hides it.
+OPENING_BYTES = 32
+DIGEST_WORDS = 4
+# Random words that a shuffle takes at a time.
+DRAWS = 1 << 13
+
+
+@dataclass(frozen=True)
+class Part:
+    """Coordinates [start, stop) of a dealing, which are checked together.
+
+    Its vectors begin at word `first` of the dealing, each of `packed_bits` bits: the kept ones,
+    padded to whole AES blocks, and then the others, padded likewise.
+    """
+
+    start: int
+    stop: int
+    # partners per kept vector, B-1
+    partners: int
+    guards: int
+    packed_bits: int
+    first: int
+
+    @property
+    def kept(self) -> int:
+        """Return the number of kept vectors, one per coordinate."""
+        return self.stop - self.start
+
+    @property
+    def others(self) -> int:
+        """Return the number of other vectors: partners and guards."""
+        return self.partners * self.kept + self.guards
+
+    @property
+    def middle(self) -> int:
+        """Return the word where the others begin."""
+        return self.first + self._words(self.kept)
+
+    @property
+    def end(self) -> int:
+        """Return the word after the last."""
+        return self.middle + self._words(self.others)
+
+    def _words(self, count: int) -> int:
+        words = ring.packed_words(count, self.packed_bits)
+        return -(-words // BLOCK_WORDS) * BLOCK_WORDS
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """The public shape of a client's dealing.
+
+    `bits` is l of the dealing ring, with 2^l >= W. A share of the dealing is one flat stream of
+    64-bit words, `layout`, so that whatever holds uploads holds it; the upload after training is
+    one rotation per coordinate, `rotations_layout`.
+    """
+
+    dim: int
+    buckets: int
+    bits: int
+    # SECURITY: a wrong dealing passes with a chance of at most 2^-check_bits
+    check_bits: int = 40
+
+    # vectors that are opened, per part
+    guards: ClassVar[int] = 64
+
+    @property
+    def slot_bits(self) -> int:
+        """Return w, the bits of a slot number."""
+        return (self.buckets - 1).bit_length()
+
+    @property
+    def slots(self) -> int:
+        """Return W, the entries of a vector: the smallest power of two with a slot per bucket."""
+        return 1 << self.slot_bits
+
+    @property
+    def per_word(self) -> int:
+        """Return how many entries of a vector share a machine word: a power of two."""
+        return min(self.slots, 1 << (64 // self.bits).bit_length() - 1)
+
+    @property
+    def packed_bits(self) -> int:
+        """Return the bits of a packed vector, of which the last entry is left out."""
+        return (self.slots - 1) * self.bits
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts, cut evenly at multiples of SLICE_ALIGN coordinates."""
+        count = max(1, self.dim // PART)
+        borders = [i * self.dim // count // SLICE_ALIGN * SLICE_ALIGN for i in range(count)]
+        parts: list[Part] = []
+        for start, stop in zip(borders, [*borders[1:], self.dim], strict=True):
+            first = parts[-1].end if parts else 0
+            partners = self.partners(stop - start)
+            parts.append(Part(start, stop, partners, self.guards, self.packed_bits, first))
+        return tuple(parts)
+
+    def partners(self, kept: int) -> int:
+        """Return B-1, the partners per vector in a part of N = `kept` coordinates.
+
+        It is the smallest for which k wrong vectors pass with a chance of 1 / C((B-1) N + g,
+        (B-1) k) <= 2^-check_bits for every k. The binomial is smallest at k = 1 or at k = N.
+        """
+        partners = 1
+        while escape(kept, partners, self.guards) > 0.5**self.check_bits:
+            partners += 1
+        return partners
+
+    @property
+    def layout(self) -> Layout:
+        """Return the shape of a share: one row of words."""
+        return Layout(1, self.parts[-1].end, 64)
+
+    @property
+    def rotations_layout(self) -> Layout:
+        """Return the shape of the upload after training: w bits per coordinate."""
+        return Layout(1, self.dim, self.slot_bits)
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Return the bytes of the half that is words, which one server gets ahead."""
+        return 8 * self.layout.words
+
+    @property
+    def bytes_after(self) -> int:
+        """Return the bytes of the rotations, which each server gets after training."""
+        return 8 * self.rotations_layout.words
+
+    def vectors(self, count: int) -> Ring:
+        """Return an array for `count` vectors, as `kernels.vectors` has them."""
+        dtype = np.uint32 if self.per_word * self.bits <= 32 else np.uint64
+        return np.empty((count, self.slots // self.per_word), dtype)
+
+    def unpack(self, words: Words, count: int, number: int) -> Ring:
+        """Return party `number`'s shares of `count` packed vectors, their last entries included."""
+        out = self.vectors(count)
+        vectors.unpack_vectors(words, self.bits, self.per_word, int(number == 0), out)
+        return out
+
+
+def escape(kept: int, partners: int, guards: int) -> float:
+    """Return the best chance of a wrong dealing to pass, over the number k of wrong kept vectors.
+
+    It is max_k 1 / C((B-1) N + g, (B-1) k), with N = `kept` and B-1 = `partners`.
+    """
+    others = partners * kept + guards
+    return 1 / min(math.comb(others, partners), math.comb(others, guards))
+
+
+class Dealt:
+    """A client's own dealing: both halves, and the secret slots of its kept vectors."""
+
+    def __init__(
+        self, shape: Dealing, seeded: SeedUpload, words: WordsUpload, slots: NDArray[np.uint8]
+    ) -> None:
+        self.shape, self.seeded, self.words = shape, seeded, words
+        self._slots: NDArray[np.uint8] | None = slots
+
+    def __repr__(self) -> str:
+        return f"Dealt({self.shape}, <secrets>)"
+
+    def rotations(self, index: NDArray[Any]) -> Words:
+        """Return m = y - r mod W for the buckets `index` (d,), packed: shape (1, row words).
+
+        Both servers get the same. Raises InputError for an index that is no bucket or another
+        number of them, and LocalProtocolError at a second call, because two rotations by the same
+        r would tell how two updates differ.
+        """
+        shape = self.shape
+        if index.shape != (shape.dim,) or (index >= shape.buckets).any():
+            raise InputError(
+                f"{shape.dim} bucket indices below {shape.buckets} are needed to rotate a dealing"
+            )
+        if self._slots is None:
+            raise LocalProtocolError("a dealing rotates one update only: deal again")
+        turns = (index.astype(np.uint8) - self._slots) & np.uint8(shape.slots - 1)
+        self._slots = None
+        layout = shape.rotations_layout
+        packed = np.zeros((1, layout.row_words), np.uint64)
+        words = ring.pack(turns, layout.bits)
+        packed[0, : words.size] = words
+        return packed
+
+
+def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
+    """Deal random one-hot vectors, shared: a seed for one server, words for the other.
+
+    The slots come from a secret of their own, which neither half gives away. Each half alone is
+    uniform.
+    """
+    seeded, secret = SeedUpload(shape.layout, entropy(SEED_BYTES)), Stream(entropy(SEED_BYTES))
+    packed = np.zeros((1, shape.layout.row_words), np.uint64)
+    kept = np.empty(shape.dim, np.uint8)
+    # l words hold 64 entries, so that they repeat from there on
+    tops = ring.pack(np.full(64, 1 << (shape.bits - 1), np.uint64), shape.bits)
+    for part in shape.parts:
+        for first, count in ((part.first, part.kept), (part.middle, part.others)):
+            drawn = secret.words(ring.packed_words(count, shape.slot_bits))
+            slots = ring.unpack(drawn, shape.slot_bits, count).astype(np.uint8, copy=False)
+            stop = first + ring.packed_words(count, shape.packed_bits)
+            section = packed[0, first:stop]
+            vectors.set_ones(slots, shape.bits, shape.slots, section)
+            mask = seeded.words(0, first, stop)
+            packing.subtract_packed(mask, np.resize(tops, section.size), section)
+            if count == part.kept and first == part.first:
+                kept[part.start : part.stop] = slots
+    return Dealt(shape, seeded, WordsUpload(shape.layout, packed), kept)
+
+
+def check(
+    channel: Channel,
+    number: int,
+    shape: Dealing,
+    halves: Sequence[Upload],
+    progress: Callable[[int, int], None] | None = None,
+    entropy: Entropy = os_entropy,
+) -> list[bool]:
+    """Return which clients' dealings passed, while the other party does the same.
+
+    `halves` are this party's, of all clients in the order that both agreed on. Both must hold them
+    all before either calls this, because clients must not know the toss. Both get the same list.
+    `progress` takes the coordinates done and those in all. Raises PeerProtocolError if the peer
+    opens another seed than it committed to.
+    """
+    seed = toss(channel, number, entropy)
+    context = digest(["dealing", seed, shape.dim, shape.slots, shape.bits])
+    verdicts = [_Verdict(context) for _ in halves]
+    done = 0
+    waiting: _Pairs | None = None
+    for index, part in enumerate(shape.parts):
+        order = permutation(Stream(seed, nonce=index), part.others)
+        for half, verdict in zip(halves, verdicts, strict=True):
+            pairs = _Pairs(channel, number, shape, part, half, order, verdict)
+            # the next client's messages are under way while this one waits for the peer's
+            if waiting is not None:
+                waiting.finish()
+            waiting = pairs
+            done += part.kept
+            if progress is not None:
+                progress(done, shape.dim * len(halves))
+    if waiting is not None:
+        waiting.finish()
+    mine = np.frombuffer(b"".join(each.differences.digest() for each in verdicts), np.uint64)
+    theirs = channel.exchange("dealing.digests", mine)
+    equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
+    return [bool(same) and each.guarded for same, each in zip(equal, verdicts, strict=True)]
+
+
+def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
+    """Return a random seed that neither party chose, with the other party.
+
+    Each commits to its part and then opens it. Raises PeerProtocolError if the peer opens something
+    else.
+    """
+    opening = entropy(OPENING_BYTES)
+    committed = channel.exchange("toss.commit", _words(_commitment(number, opening)))
+    theirs = channel.exchange("toss.open", _words(opening)).tobytes()
+    if _commitment(1 - number, theirs) != committed.tobytes():
+        raise PeerProtocolError("the peer opened another seed than it had committed to")
+    openings = (opening, theirs) if number == 0 else (theirs, opening)
+    return digest("toss", *openings)[:SEED_BYTES]
+
+
+def _commitment(number: int, opening: bytes) -> bytes:
+    # the party is part of it, so that one cannot send the other's back
+    return digest("toss commitment", number, opening)
+
+
+def _words(data: bytes) -> Words:
+    return np.frombuffer(data, np.uint64)
+
+
+def permutation(stream: Stream, count: int) -> NDArray[np.uint32]:
+    """Return a uniformly random permutation of 0..count-1."""
+    order = np.arange(count, dtype=np.uint32)
+    last = count - 1
+    while last > 0:
+        last = vectors.shuffle(order, last, stream.words(DRAWS).view(np.uint32))
+    return order
+
+
+class _Verdict:
+    """What is known of one client's dealing so far."""
+
+    def __init__(self, context: bytes) -> None:
+        self.differences = hashlib.sha256(context)
+        self.guarded = True
+
+
+class _Pairs:
+    """The pairs of one part of one client, whose turns and guards are being opened."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        shape: Dealing,
+        part: Part,
+        half: Upload,
+        order: NDArray[np.uint32],
+        verdict: _Verdict,
+    ) -> None:
+        self._channel, self._number, self._shape, self._verdict = channel, number, shape, verdict
+        self._kept = shape.unpack(half.words(0, part.first, part.middle), part.kept, number)
+        others = shape.unpack(half.words(0, part.middle, part.end), part.others, number)
+        partners = part.partners * part.kept
+        self._chosen = shape.vectors(partners)
+        self._turns = np.empty(partners, np.uint8)
+        vectors.pair(
+            self._kept,
+            others,
+            order[part.guards :],
+            shape.bits,
+            shape.per_word,
+            self._chosen,
+            self._turns,
+        )
+        self._guards = others[order[: part.guards]]
+        channel.send("dealing.guards", self._guards)
+        self._packed = ring.pack(self._turns, shape.slot_bits)
+        channel.send("dealing.turns", self._packed)
+
+    def finish(self) -> None:
+        """Receive the peer's shares of guards and turns, and hash the differences."""
+        shape, channel = self._shape, self._channel
+        guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
+        self._verdict.guarded &= one_hot(
+            entries(self._guards, shape) + entries(guards, shape), shape.bits
+        )
+        packed = channel.recv("dealing.turns", np.uint64, self._packed.shape)
+        turns = self._turns + ring.unpack(packed, shape.slot_bits, self._turns.size)
+        turns &= np.uint8(shape.slots - 1)
+        vectors.differences(
+            self._kept,
+            self._chosen,
+            turns,
+            shape.bits,
+            shape.per_word,
+            self._number == 1,
+        )
+        self._verdict.differences.update(self._chosen.data.cast("B"))
+
+
+def entries(cells: Ring, shape: Dealing) -> NDArray[np.uint64]:
+    """Return the entries of vectors, shape (count, W)."""
+    shifts = np.arange(0, shape.per_word * shape.bits, shape.bits, dtype=np.uint64)
+    parts = cells.astype(np.uint64)[:, :, None] >> shifts
+    return (parts & np.uint64((1 << shape.bits) - 1)).reshape(len(cells), shape.slots)
+
+
+def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
+    """Tell whether each row modulo 2^bits is one 1 among zeros."""
+    reduced = ring.reduce(values, bits)
+    return bool(((reduced != 0).sum(axis=1) == 1).all() and (reduced.max(axis=1) == 1).all())
+
+
+@dataclass(frozen=True)
+class DealtUpload:
+    """What a server holds of a client whose dealing passed: an upload of rotations.
+
+    As an `Upload` it has the words of the rotations, which both servers got.
+    """
+
+    shape: Dealing
+    half: Upload
+    rotations: Upload = field(repr=False)
+
+    def words(self, row: int, start: int, stop: int) -> Words:
+        return self.rotations.words(row, start, stop)
+
+
+def counts(
+    number: int,
+    uploads: Sequence[DealtUpload],
+    weights: Sequence[int],
+    bits: int,
+    start: int,
+    stop: int,
+) -> RingShare:
+    """Return party `number`'s share of the cumulative histogram in the coordinates [start, stop).
+
+    H(y), the weight of the clients in the buckets 0..y, is in the ring of `bits` bits and has shape
+    (b-1, stop - start). The slots b..W-1 count as the last bucket, which has no count of its own.
+    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    """
+    shape = uploads[0].shape
+    if start % SLICE_ALIGN:
+        raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
+    histogram = np.zeros((shape.buckets - 1, stop - start), ring.dtype(bits))
+    for part in shape.parts:
+        low, high = max(start, part.start), min(stop, part.stop)
+        if low >= high:
+            continue
+        for weight in sorted(set(weights)):
+            totals = shape.vectors(high - low)
+            totals[...] = 0
+            for upload, own in zip(uploads, weights, strict=True):
+                if own == weight:
+                    _add(number, upload, part, low, high, totals)
+            vectors.add_entries(
+                totals,
+                shape.bits,
+                shape.per_word,
+                np.uint64(weight),
+                histogram[:, low - start : high - start],
+            )
+    np.add.accumulate(histogram, axis=0, out=histogram)
+    return RingShare(ring.reduce(histogram, bits))
+
+
+def _add(number: int, upload: DealtUpload, part: Part, start: int, stop: int, totals: Ring) -> None:
+    """Add a client's one-hot vectors of its buckets in the coordinates [start, stop)."""
+    shape = upload.shape
+    first = part.first + (start - part.start) * shape.packed_bits // 64
+    words = ring.packed_words(stop - start, shape.packed_bits)
+    kept = shape.unpack(upload.half.words(0, first, first + words), stop - start, number)
+    first = start * shape.slot_bits // 64
+    words = ring.packed_words(stop - start, shape.slot_bits)
+    turns = ring.unpack(upload.words(0, first, first + words), shape.slot_bits, stop - start)
+    vectors.add_turned(kept, turns, shape.bits, shape.per_word, totals)
