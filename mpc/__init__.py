@@ -6,9 +6,10 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `ot.extension`, `ot.scratch`, `ot.hash`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `ot.one_of_n`, `correlations.base`, `correlations.tables`, `correlations.triples`,
 `correlations.quads`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
-`party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `methods.base`, `methods.reveal`,
-`methods.bucketed`, `methods.order`, `methods.pairwise`, `methods.trimmed_mean`, `methods.mean`,
-`methods.radix`, `methods.registry`, `params`, `pipeline`, `plan`.
+`party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `methods.reveal`,
+`methods.bounds`, `methods.base`, `methods.bucketed`, `methods.order`, `methods.pairwise`,
+`methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.registry`, `params`, `pipeline`,
+`plan`.
 
 Nothing here opens a socket, reads a configuration or knows of servers and clients.
 """

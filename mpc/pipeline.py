@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securemedian.mpc import share
 from securemedian.mpc.arrays import Result, Words
@@ -34,8 +35,10 @@ Progress = Callable[[int, int], None]
 class Cost:
     """What one party counted over all its lanes.
 
-    What starts with `preprocessing_` is the part that made correlations, which needs no input. The
-    rest is online.
+    What starts with `preprocessing_` is the part that made correlations, which needs no input. What
+    starts with `checking_` is the part that checked the clients' uploads, with the correlations
+    that it made itself. The rest is online. Bytes, messages and rounds are those of all three;
+    `seconds` are those of the round's run alone, before which `fill` and the checks are done.
     """
 
     # in both directions together
@@ -48,6 +51,9 @@ class Cost:
     preprocessing_bytes_sent: int = 0
     preprocessing_bytes_received: int = 0
     preprocessing_rounds: int = 0
+    checking_bytes_sent: int = 0
+    checking_bytes_received: int = 0
+    checking_rounds: int = 0
     # part of `seconds`: mean over the lanes
     preprocessing_seconds: float = 0.0
     # the rest of `seconds`
@@ -58,20 +64,24 @@ class Cost:
     seconds: float = 0.0
     # what `fill` took before that
     ahead_seconds: float = 0.0
+    # what the checks of the uploads took before that
+    checking_seconds: float = 0.0
 
-    def after(self, ahead: "Cost") -> "Cost":
-        """Return the cost of a round for which `fill` made correlations at the cost `ahead`."""
-        counts = {
+    def after(self, earlier: "Cost") -> "Cost":
+        """Return the cost with what was done before: by `fill`, or by checks of the uploads."""
+        sums = {
             name: value + getattr(self, name)
-            for name, value in asdict(ahead).items()
-            if type(value) is int
+            for name, value in asdict(earlier).items()
+            if type(value) is int or name in ("ahead_seconds", "checking_seconds")
         }
-        return replace(self, **counts, ahead_seconds=ahead.ahead_seconds)
+        return replace(self, **sums)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all counts by name, and those of the online part."""
         online = {
-            f"online_{name}": getattr(self, name) - getattr(self, f"preprocessing_{name}")
+            f"online_{name}": getattr(self, name)
+            - getattr(self, f"preprocessing_{name}")
+            - getattr(self, f"checking_{name}")
             for name in ("bytes_sent", "bytes_received", "rounds")
         }
         return asdict(self) | online
@@ -84,6 +94,50 @@ class Outcome:
     # (results, dim): what the servers learn, or with result_to = "clients" this party's shares
     values: Result = field(repr=False)
     cost: Cost
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The verdicts of a check on the clients' uploads, and its cost."""
+
+    # one per client: whether all is as the clients' encoding makes it
+    passed: list[bool]
+    cost: Cost
+
+
+def check_values(
+    parties: Sequence[Party],
+    params: RoundParams,
+    protocol: ProtocolParams,
+    uploads: Sequence[share.Upload],
+    progress: Progress | None = None,
+) -> Checked:
+    """Return whose values are all in range, while the other party does the same.
+
+    The arguments are those of `run_round`, which comes after it: for the clients that passed, and
+    with ranks and weights that are theirs. Both parties learn the verdicts, and of a client that
+    failed which of its values are out of range. All pass where a method has nothing to check.
+    Raises InputError as `run_round` does, and PeerProtocolError if the two verdicts differ.
+    """
+    _check_count(params, uploads)
+    if not params.method.checks_values:
+        return Checked([True] * len(uploads), Cost())
+    meter = Meter(parties)
+    chunk, batch, _ = _agree_on_sizes(parties, protocol)
+    pieces = cut_check(params, len(uploads), len(parties), chunk, batch)
+    # one row per lane, because lanes run at once
+    failed = np.zeros((len(parties), len(uploads)), np.bool_)
+    report = _Report(sum(piece.dim for piece in pieces), progress)
+
+    def lane(number: int) -> None:
+        for piece in pieces[number :: len(parties)]:
+            failed[number, piece.clients] |= check(parties[number], params, piece, uploads, batch)
+            report.add(piece.dim)
+
+    run_lanes(parties, lane)
+    passed = [not client.any() for client in failed.T]
+    exchange_verdicts(parties, passed)
+    return Checked(passed, _as_checking(meter.read()))
 
 
 def run_round(
@@ -101,8 +155,7 @@ def run_round(
     until the round is done. The first error of any lane is raised after the channels of all lanes
     are closed. Raises InputError for no uploads or too many.
     """
-    if not 1 <= len(uploads) <= params.max_clients:
-        raise InputError(f"{len(uploads)} uploads for a round of 1 to {params.max_clients} clients")
+    _check_count(params, uploads)
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
@@ -122,6 +175,11 @@ def run_round(
     return Outcome(values, meter.read())
 
 
+def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
+    if not 1 <= len(uploads) <= params.max_clients:
+        raise InputError(f"{len(uploads)} uploads for a round of 1 to {params.max_clients} clients")
+
+
 def fill(
     parties: Sequence[Party],
     params: RoundParams,
@@ -130,7 +188,7 @@ def fill(
     hurry: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Cost:
-    """Make correlations for the next round ahead of its uploads.
+    """Make correlations for the next round, and the check before it, ahead of its uploads.
 
     The other party does the same at the same time. The correlations are for `max_clients` clients.
     Stops where the stock would take more than `limit_bytes` (the smaller of the two parties'
@@ -140,21 +198,26 @@ def fill(
     meter = Meter(parties)
     chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
     weights = list(params.weights.values()) or [1] * params.max_clients
-    # per lane, the coordinates of each of its chunks and the stock to have after it
+    pieces = cut_check(params, len(weights), len(parties), chunk, batch)
+    sizes = [end - begin for begin, end in cut(params, len(weights), len(parties), chunk, batch)]
+    # in the order in which they are taken: number, coordinates and demand of each
+    work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]
+    work += [(i, size, demand(params, weights, size)) for i, size in enumerate(sizes)]
+    # per lane, the coordinates of each of its pieces and chunks, and the stock to have after it
     steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
     total = Demand()
-    for number, (begin, end) in enumerate(cut(params, len(weights), len(parties), chunk, batch)):
-        wanted = demand(params, weights, end - begin)
+    for number, coordinates, wanted in work:
         total = total + wanted
         if total.memory > limit:
             break
         steps_here = steps[number % len(parties)]
-        steps_here.append((end - begin, steps_here[-1][1] + wanted if steps_here else wanted))
-    report = _Report(params.dim, progress)
+        steps_here.append((coordinates, steps_here[-1][1] + wanted if steps_here else wanted))
+    report = _Report(sum(coordinates for _, coordinates, _ in work), progress)
+    kinds = params.method.check_demand(1, params.max_clients) + demand(params, weights, 1)
 
     def lane(number: int) -> None:
         party = parties[number]
-        party.pool.keep_only(demand(params, weights, 1))
+        party.pool.keep_only(kinds)
         for coordinates, wanted in steps[number]:
             if not _go_on(party, hurry):
                 return
@@ -186,6 +249,67 @@ def _go_on(party: Party, hurry: Callable[[], bool]) -> bool:
         party.channel.send("fill", np.array([go_on], np.uint8))
         return go_on
     return bool(party.channel.recv("fill", np.uint8, (1,))[0])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Coordinates [begin, end) of some of the clients, whose values a lane checks at once."""
+
+    clients: slice
+    begin: int
+    end: int
+
+    @property
+    def dim(self) -> int:
+        """Return the number of coordinates."""
+        return self.end - self.begin
+
+
+def check(
+    party: Party,
+    params: RoundParams,
+    piece: Piece,
+    uploads: Sequence[share.Upload],
+    batch: int,
+) -> NDArray[np.bool_]:
+    """Return whose values in a piece are out of range, as `compute` does what it does."""
+    party.pool.reserve(check_demand(params, piece))
+    chosen = uploads[piece.clients]
+    chunk = params.chunk(chosen, [1] * len(chosen), piece.begin, piece.end, batch)
+    return params.method.out_of_range(party, chunk)
+
+
+def check_demand(params: RoundParams, piece: Piece) -> Demand:
+    """Return the correlations that `check` needs for a piece."""
+    count = (piece.clients.stop - piece.clients.start) * piece.dim
+    return params.method.check_demand(count, params.max_clients)
+
+
+def exchange_verdicts(parties: Sequence[Party], passed: Sequence[bool]) -> None:
+    """Compare a digest of the verdicts with the peer's.
+
+    Raises PeerProtocolError if they differ.
+    """
+    mine = np.frombuffer(hashlib.sha256(bytes(passed)).digest(), np.uint64)
+    if (parties[0].channel.exchange("verdicts", mine) != mine).any():
+        raise PeerProtocolError(
+            "the two servers disagree on which clients' values are in range: no result was opened"
+        )
+
+
+def _as_checking(cost: Cost) -> Cost:
+    """Return a cost that was counted, as that of a check."""
+    return Cost(
+        ots=cost.ots,
+        bytes_sent=cost.bytes_sent,
+        bytes_received=cost.bytes_received,
+        messages=cost.messages,
+        rounds=cost.rounds,
+        checking_bytes_sent=cost.bytes_sent,
+        checking_bytes_received=cost.bytes_received,
+        checking_rounds=cost.rounds,
+        checking_seconds=cost.seconds,
+    )
 
 
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
@@ -298,11 +422,31 @@ def cut(
     params: RoundParams, clients: int, lanes: int, chunk: int, batch: int
 ) -> list[tuple[int, int]]:
     """Return the chunks of a round, [begin, end) each. Lane i of L computes chunks i, i + L, .."""
-    at_once = max(1, params.method.at_once(clients))
+    return _cut(params.dim, params.method.at_once(clients), lanes, chunk, batch)
+
+
+def cut_check(params: RoundParams, clients: int, lanes: int, chunk: int, batch: int) -> list[Piece]:
+    """Return the pieces of a check of values. Lane i of L checks pieces i, i + L, ..
+
+    There are none where the method has nothing to check.
+    """
+    per_value = params.method.comparisons_per_value(params.max_clients)
+    if not params.method.checks_values:
+        return []
+    # as many as leave room for the smallest chunk
+    together = min(clients, max(1, batch // (per_value * share.SLICE_ALIGN)))
+    return [
+        Piece(slice(first, min(first + together, clients)), begin, end)
+        for first in range(0, clients, together)
+        for begin, end in _cut(params.dim, together * per_value, lanes, chunk, batch)
+    ]
+
+
+def _cut(dim: int, at_once: int, lanes: int, chunk: int, batch: int) -> list[tuple[int, int]]:
     # no larger than an even part per lane, in whole slices, and never less than one slice
-    size = min(chunk, batch // at_once, -(-params.dim // lanes))
+    size = min(chunk, batch // max(1, at_once), -(-dim // lanes))
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
-    return [(begin, min(begin + size, params.dim)) for begin in range(0, params.dim, size)]
+    return [(begin, min(begin + size, dim)) for begin in range(0, dim, size)]
 
 
 def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:

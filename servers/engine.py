@@ -18,7 +18,7 @@ from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.pipeline import Checked, Cost, Outcome
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import logs
@@ -32,13 +32,6 @@ STOP_S = 5.0
 # the number of abandoned jobs at which the server ends itself: each keeps its threads, sockets and
 # pools
 MOST_ABANDONED = 3
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """Which of the clients of a check have passed it, in their order."""
-
-    passed: list[bool]
 
 
 @dataclass
@@ -68,7 +61,7 @@ class _Lanes:
             link.release()
 
 
-Result = Outcome | Verdicts
+Result = Outcome | Checked
 Work = Callable[[_Lanes], Result | None]
 
 
@@ -326,31 +319,32 @@ class Engine:
         )
         logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
 
-    def _check(self, lanes: _Lanes, shape: Dealing, halves: Sequence[Upload]) -> Verdicts:
+    def _check(self, lanes: _Lanes, shape: Dealing, halves: Sequence[Upload]) -> Checked:
         if lanes.check_channel is None:
             lanes.checking.meet(self._party)
             lanes.check_channel = Channel(lanes.checking)
         channel, start = lanes.check_channel, time.monotonic()
-        before = replace(channel.traffic)
+        before, traffic = replace(channel.traffic), channel.traffic
         channel.restart_rounds()
         passed = dealing.check(channel, self._party, shape, halves)
         spent = Cost(
-            checking_bytes_sent=channel.traffic.bytes_sent - before.bytes_sent,
-            checking_bytes_received=channel.traffic.bytes_received - before.bytes_received,
-            checking_rounds=channel.traffic.rounds,
-            checking_seconds=time.monotonic() - start,
-        )
-        lanes.checks = lanes.checks.and_checks(spent)
-        return Verdicts(passed)
+            bytes_sent=traffic.bytes_sent - before.bytes_sent,
+            bytes_received=traffic.bytes_received - before.bytes_received,
+            messages=traffic.messages_sent - before.messages_sent,
+            rounds=traffic.rounds,
+            seconds=time.monotonic() - start,
+        ).as_checking()
+        lanes.checks = spent.after(lanes.checks)
+        return Checked(passed, spent)
 
     def _check_values(
         self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload]
-    ) -> Verdicts:
+    ) -> Checked:
         checked = pipeline.check_values(
             lanes.parties, params, self._protocol, uploads, partial(self._note, lanes)
         )
-        lanes.checks = lanes.checks.and_checks(checked.cost)
-        return Verdicts(checked.passed)
+        lanes.checks = checked.cost.after(lanes.checks)
+        return checked
 
     def _compute(
         self,
@@ -364,7 +358,7 @@ class Engine:
         outcome = pipeline.run_round(
             lanes.parties, params, self._protocol, uploads, partial(self._note, lanes), weights
         )
-        return replace(outcome, cost=outcome.cost.after(ahead).and_checks(checks))
+        return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 
     def _note(self, lanes: _Lanes, done: int, total: int) -> None:
         # an abandoned job may still report

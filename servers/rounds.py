@@ -18,11 +18,11 @@ from securemedian.mpc import wire
 from securemedian.mpc.errors import RoundBusy, RoundFailed, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Message, Open, new_round_id
-from securemedian.servers.engine import Engine, Verdicts
+from securemedian.servers.engine import Engine
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.peer import PeerWatch
 from securemedian.servers.peer_control import PeerControl
@@ -180,11 +180,11 @@ class Rounds:
             if entry := self.live:
                 self._take(entry, result)
 
-    def _take(self, entry: Entry, result: Outcome | Verdicts | SecureMedianError) -> None:
+    def _take(self, entry: Entry, result: Outcome | Checked | SecureMedianError) -> None:
         try:
             if isinstance(result, SecureMedianError):
                 raise result
-            if isinstance(result, Verdicts):
+            if isinstance(result, Checked):
                 self._runner.feed(entry, self._verdicts(entry, result))
                 return
             self._keeper.finish(entry, result)
@@ -193,9 +193,9 @@ class Rounds:
             return
         self._runner.feed(entry, Computed())
 
-    def _verdicts(self, entry: Entry, verdicts: Verdicts) -> CheckEnded:
+    def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
         clients = list(entry.server_round.under_check)
-        failed = [key for key, passed in zip(clients, verdicts.passed, strict=True) if not passed]
+        failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         logs.event(
             "clients-checked",
             logging.WARNING if failed else logging.INFO,

@@ -631,6 +631,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.bits": "the result: tests/test_privacy.py says which bits of it each method opens",
     "open.ring": "the result, or the sum of the kept values",
     "fill": "whether to go on making correlations, which no input has a part in",
+    "verdicts": "a digest of who was found to have values out of range, which both found",
     "sizes": "sizes, which are public, and digests of counts",
 }
 

@@ -159,7 +159,7 @@ def test_an_option_of_another_method_says_whose_it_is() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> None:
     def kinds(made: Method, clients: int) -> set[type]:
-        counts = made.demand([1] * clients, 64, clients).counts
+        counts = (made.demand([1] * clients, 64, clients) + made.check_demand(64, clients)).counts
         return {type(kind) for kind in counts}
 
     warmed = METHODS[method].warm_up()

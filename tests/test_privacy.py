@@ -35,9 +35,11 @@ from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import check_values
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocol import ProtocolParams
 from tests import reference
-from tests.parties import deterministic_entropy, make_parties, run_rounds
+from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
 from tests.uniformity import looks_uniform
 
 # whole words everywhere: padding is zero and not uniform
@@ -52,7 +54,7 @@ MASKED = {
     "quad.request",
     "quad.reply",
 }
-PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "open.bits", "open.ring"}
+PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "verdicts", "open.bits", "open.ring"}
 ROUNDS = {
     "scan": RoundParams(Bucketed(), DIM, CLIENTS),
     "scan-wide": RoundParams(Bucketed(ring_bits=16), DIM, CLIENTS),
@@ -151,6 +153,55 @@ def test_everything_received_before_the_opening_is_uniform(name: str, kind: str)
                     [array.reshape(-1).view(np.uint8) for seen, array in view if seen == label]
                 )
             ), label
+
+
+def check_views(
+    params: RoundParams, shares: list[tuple[share.Upload, share.Upload]], **session: Any
+) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
+    """Everything each party received in a check of values."""
+    pair = recorders()
+    lanes = make_parties(pairs=[pair], **session)
+    protocol = ProtocolParams(lanes=1)
+    run_both(lambda j: check_values(lanes[j], params, protocol, [half[j] for half in shares]))
+    return pair[0].received, pair[1].received
+
+
+@pytest.mark.parametrize("name", ["pairwise", "trimmed-mean"])
+def test_a_check_of_values_shows_who_failed_where_and_nothing_else(name: str) -> None:
+    """Of honest clients zeros are opened, and all else is uniform and of fixed sizes."""
+    params = ROUNDS[name]
+    assert isinstance(params.method, FixedPoint)
+    sides = params.method.comparisons_per_value(CLIENTS)
+    top = 1 << (params.ring_bits - 2 - params.method.headroom(CLIENTS))
+    hostile = inputs(params, "random")
+    hostile[1, 5], hostile[3, -1] = top, -top - 1
+    shapes = []
+    for values in (*(inputs(params, kind) for kind in INPUTS), hostile):
+        both = check_views(params, shares_of(params, values))
+        for view in both:
+            labels = {label for label, _ in view}
+            assert labels <= MASKED | PUBLIC | {"ot.corrections"}
+            assert {"leaf.request", "leaf.reply", "and", "open.bits", "verdicts"} <= labels
+            for label in sorted(labels - PUBLIC):
+                assert looks_uniform(
+                    np.concatenate(
+                        [array.reshape(-1).view(np.uint8) for seen, array in view if seen == label]
+                    )
+                ), label
+        shapes.append(
+            [[(label, array.dtype, array.shape) for label, array in view] for view in both]
+        )
+        # what either party opens is what both hold; alone it is uniform, like the other's
+        one, other = (
+            np.concatenate([array for label, array in view if label == "open.bits"])
+            for view in both
+        )
+        assert looks_uniform(one.view(np.uint8)) and looks_uniform(other.view(np.uint8))
+        opened = np.unpackbits((one ^ other).view(np.uint8), bitorder="little")
+        below, above = values < -top, values >= top
+        want = [below | above] if sides == 1 else [below, above]
+        assert (opened.reshape(sides, CLIENTS, DIM) == np.array(want)).all()
+    assert shapes[0] == shapes[1] == shapes[2] == shapes[3]
 
 
 @pytest.mark.parametrize("name", ["scan", "pairwise"])
@@ -369,6 +420,10 @@ PINNED = {
     "trimmed-mean": "3aa1b7c39ec3013b6d8ae92e794c66a0",
     "pairwise": "ec612517005886b89bf9ecc350c4670b",
 }
+PINNED_CHECKS = {
+    "trimmed-mean": "ba530b72424f5609a9b14ae6013784a1",
+    "pairwise": "8bd22619a8d19735bf37f14134342eb1",
+}
 
 
 @pytest.mark.parametrize("name", PINNED)
@@ -387,3 +442,15 @@ def test_wire_bytes_are_pinned(name: str) -> None:
         for label, array in end.received:
             digest.update(label.encode() + array.tobytes())
     assert digest.hexdigest()[:32] == PINNED[name]
+
+
+@pytest.mark.parametrize("name", PINNED_CHECKS)
+def test_wire_bytes_of_a_check_are_pinned(name: str) -> None:
+    params = ROUNDS[name]
+    entropy = [deterministic_entropy(seed) for seed in (1, 2)]
+    halves = shares_of(params, inputs(params, "random"), deterministic_entropy(3))
+    digest = hashlib.sha256()
+    for view in check_views(params, halves, entropy=entropy, session_id=b"pinned by a test"):
+        for label, array in view:
+            digest.update(label.encode() + array.tobytes())
+    assert digest.hexdigest()[:32] == PINNED_CHECKS[name]

@@ -21,6 +21,7 @@ from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
+from securemedian.mpc.methods import bounds
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.share import SLICE_ALIGN, Layout
@@ -116,6 +117,8 @@ class Method(ABC):
     xor_shared: ClassVar[bool] = False
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
+    # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
+    checks_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
@@ -182,6 +185,22 @@ class Method(ABC):
             raise ConfigError("nobody takes part")
 
     # The protocol
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
+
+        The other party does the same at the same time. It is asked only of methods with
+        `checks_values`, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has no values to check")
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        """Return how many comparisons `out_of_range` makes for each value of each client."""
+        return 0
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        """Return the correlations that `out_of_range` takes for `count` values of all clients."""
+        return Demand()
 
     @abstractmethod
     def compute(self, party: Party, chunk: Chunk) -> Result:
@@ -400,6 +419,16 @@ class FixedPoint(Method):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         bits, headroom = self.bits_for(max_clients), self.headroom(max_clients)
         return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        bits, headroom = self.bits_for(chunk.max_clients), self.headroom(chunk.max_clients)
+        return bounds.outside(party, chunk.rows(party), bits, headroom)
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        return bounds.comparisons(self.headroom(max_clients))
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        return bounds.demand(count, self.bits_for(max_clients), self.headroom(max_clients))
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that opened ring elements stand for."""

@@ -1,9 +1,8 @@
 """The position of each client in the order of a coordinate, by all pairwise comparisons.
 
 See protocols.md section 6. z_xy = 1{w_x > w_y} for x < y, with z_yx = 1 - z_xy, is a strict order
-even where values are equal: ties are broken by index. Values must lie in [-2^(l-2), 2^(l-2)), which
-the clients' encoding sees to. Only a malformed share can hold a value outside; its comparisons may
-wrap, and then there may be no order.
+even where values are equal: ties are broken by index. Values must lie in [-2^(l-2), 2^(l-2)), or
+comparisons may wrap, and then there may be no order: `bounds` finds who has one outside.
 """
 
 from collections.abc import Sequence
