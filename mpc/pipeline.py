@@ -76,6 +76,20 @@ class Cost:
         }
         return replace(self, **sums)
 
+    def as_checking(self) -> "Cost":
+        """Return what was counted, all of it, as the cost of a check."""
+        return Cost(
+            ots=self.ots,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            messages=self.messages,
+            rounds=self.rounds,
+            checking_bytes_sent=self.bytes_sent,
+            checking_bytes_received=self.bytes_received,
+            checking_rounds=self.rounds,
+            checking_seconds=self.seconds,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return all counts by name, and those of the online part."""
         online = {
@@ -136,8 +150,12 @@ def check_values(
 
     run_lanes(parties, lane)
     passed = [not client.any() for client in failed.T]
-    exchange_verdicts(parties, passed)
-    return Checked(passed, _as_checking(meter.read()))
+    mine, theirs = exchange_verdicts(parties[0], passed)
+    if (mine != theirs).any():
+        raise PeerProtocolError(
+            "the two servers disagree on which clients' values are in range: no result was opened"
+        )
+    return Checked(passed, meter.read().as_checking())
 
 
 def run_round(
@@ -285,31 +303,10 @@ def check_demand(params: RoundParams, piece: Piece) -> Demand:
     return params.method.check_demand(count, params.max_clients)
 
 
-def exchange_verdicts(parties: Sequence[Party], passed: Sequence[bool]) -> None:
-    """Compare a digest of the verdicts with the peer's.
-
-    Raises PeerProtocolError if they differ.
-    """
+def exchange_verdicts(party: Party, passed: Sequence[bool]) -> tuple[Words, Words]:
+    """Exchange digests of the verdicts with the peer, and return ours and the peer's."""
     mine = np.frombuffer(hashlib.sha256(bytes(passed)).digest(), np.uint64)
-    if (parties[0].channel.exchange("verdicts", mine) != mine).any():
-        raise PeerProtocolError(
-            "the two servers disagree on which clients' values are in range: no result was opened"
-        )
-
-
-def _as_checking(cost: Cost) -> Cost:
-    """Return a cost that was counted, as that of a check."""
-    return Cost(
-        ots=cost.ots,
-        bytes_sent=cost.bytes_sent,
-        bytes_received=cost.bytes_received,
-        messages=cost.messages,
-        rounds=cost.rounds,
-        checking_bytes_sent=cost.bytes_sent,
-        checking_bytes_received=cost.bytes_received,
-        checking_rounds=cost.rounds,
-        checking_seconds=cost.seconds,
-    )
+    return mine, party.channel.exchange("verdicts", mine)
 
 
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:

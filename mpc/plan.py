@@ -18,8 +18,8 @@ an exchange of sizes to these bytes, and a short message per chunk.
 import copy
 import tracemalloc
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +36,17 @@ from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSende
 from securemedian.mpc.ot.softspoken import corrections_shape
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES, Party, extensions
-from securemedian.mpc.pipeline import Cost, compute, cut, demand, exchange_wishes
+from securemedian.mpc.pipeline import (
+    Cost,
+    Piece,
+    check,
+    compute,
+    cut,
+    cut_check,
+    demand,
+    exchange_verdicts,
+    exchange_wishes,
+)
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS, ProtocolParams
 
@@ -66,7 +76,7 @@ class Plan:
     server keeps in files), messages that wait to be sent, and Python itself.
     """
 
-    # of party 0 and of party 1: totals, without seconds, and not split by phase
+    # of party 0 and of party 1: totals and the checks' part of them, without seconds
     costs: tuple[Cost, Cost]
     # bytes at one server
     memory: int
@@ -76,7 +86,8 @@ class Plan:
 def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
-    Without weights they are [1] * n. Raises ConfigError if a chunk would be too large for any
+    Before it comes that of `pipeline.check_values`, whose clients all pass. Without weights they
+    are [1] * n. Raises ConfigError if a chunk would be too large for any
     machine.
     """
     chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
@@ -88,23 +99,36 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
             f"{sizes[0]} coordinates, more than can be rehearsed or computed in sensible time: "
             "use radix, whose cost is linear in the clients, or bucketed"
         )
+    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     # the kernels are loaded first, because their memory is no chunk's
     loading = _Rehearsal(params, weights, protocol)
     loading.chunk(min(sizes[0], share.SLICE_ALIGN), loading.start)
     rehearsal = _Rehearsal(params, weights, protocol)
     lanes = [_Count(protocol) for _ in range(protocol.lanes)]
-    for number, lane in enumerate(lanes):
-        state = rehearsal.start
-        if number == 0:
-            lane.add(rehearsal.opening(protocol))
-        for size in sizes[number :: protocol.lanes]:
-            part = rehearsal.chunk(size, state)
-            lane.add(part)
-            state = part.after
+    states = [rehearsal.start] * protocol.lanes
+    checking = Cost(), Cost()
+    if pieces:
+        lanes[0].add(rehearsal.opening(protocol))
+        for number, piece in enumerate(pieces):
+            at = number % protocol.lanes
+            part = rehearsal.piece(piece, states[at])
+            lanes[at].add(part)
+            states[at] = part.after
+        lanes[0].add(rehearsal.verdicts(len(weights)))
+        checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
+        lanes = [_Count(protocol, left=lane.left) for lane in lanes]
+    lanes[0].add(rehearsal.opening(protocol))
+    for number, size in enumerate(sizes):
+        at = number % protocol.lanes
+        part = rehearsal.chunk(size, states[at])
+        lanes[at].add(part)
+        states[at] = part.after
+    costs = _cost(lanes, 0).after(checking[0]), _cost(lanes, 1).after(checking[1])
     result = params.dim * params.method.most_results * 8
     silent = 2 * ferret.CODE.memory if protocol.silent else 0
-    memory = min(len(sizes), protocol.lanes) * (rehearsal.peak + EXTENSION_BYTES + silent) + result
-    return Plan((_cost(lanes, 0), _cost(lanes, 1)), memory, len(sizes))
+    busy = min(max(len(sizes), len(pieces)), protocol.lanes)
+    memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
+    return Plan(costs, memory, len(sizes))
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
@@ -130,6 +154,12 @@ def rehearse(
     """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
     uploads: list[share.Upload] = [_NoUpload()] * len(weights)
     compute(party, params, params.chunk(uploads, weights, 0, size, batch))
+
+
+def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
+    """Do what a lane does to check a piece like this one, on uploads of zeros."""
+    uploads: list[share.Upload] = [_NoUpload()] * piece.clients.stop
+    check(party, params, replace(piece, begin=0, end=piece.dim), uploads, batch)
 
 
 @dataclass
@@ -323,7 +353,8 @@ class _Rehearsal:
         self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     ) -> None:
         self._params, self._weights, self._protocol = params, weights, protocol
-        self._known: dict[tuple[int, _State], _Part] = {}
+        # by the sizes of the chunk, or of the piece of a check
+        self._known: dict[tuple[tuple[int, ...], _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
         # the most bytes that a chunk took
         self.peak = 0
@@ -338,19 +369,43 @@ class _Rehearsal:
 
     def opening(self, protocol: ProtocolParams) -> _Part:
         """Return what lane 0 does before its first chunk."""
+        return self._aside(lambda party: exchange_wishes([party], protocol))
+
+    def verdicts(self, clients: int) -> _Part:
+        """Return what lane 0 does when all values are checked."""
+        return self._aside(lambda party: exchange_verdicts(party, [True] * clients))
+
+    def _aside(self, work: Callable[[Party], object]) -> _Part:
+        """Return what lane 0 does without its stock."""
         parties = (self._party(0), self._party(1))
         for party in parties:
-            exchange_wishes([party], protocol)
+            work(party)
         return _part(parties, 0)
 
     def chunk(self, size: int, state: _State) -> _Part:
         """Return what a chunk of `size` coordinates does from a state."""
-        key = size, state
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (size,), state, lambda party: rehearse(party, params, weights, size, batch)
+        )
+
+    def piece(self, piece: Piece, state: _State) -> _Part:
+        """Return what a piece of a check does from a state."""
+        params, batch = self._params, self._protocol.batch
+        clients = piece.clients.stop - piece.clients.start
+        return self._rehearsed(
+            (clients, piece.dim), state, lambda party: rehearse_check(party, params, piece, batch)
+        )
+
+    def _rehearsed(
+        self, sizes: tuple[int, ...], state: _State, work: Callable[[Party], None]
+    ) -> _Part:
+        key = sizes, state
         if key not in self._known:
             parties = copy.deepcopy(state.parties)
             for party in parties:
                 with _Peak() as peak:
-                    rehearse(party, self._params, self._weights, size, self._protocol.batch)
+                    work(party)
                 self.peak = max(self.peak, peak.size)
             self._known[key] = _part(parties, state.parties[0].pool.ots)
         return self._known[key]

@@ -179,8 +179,8 @@ def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> 
     params = RoundParams(Pairwise(ring_bits=16, fraction_bits=0), 200, 3)
     exchange = pipeline.exchange_verdicts
 
-    def lie(parties: Sequence[Any], passed: Sequence[bool]) -> None:
-        exchange(parties, [False, *passed[1:]] if parties[0].number else passed)
+    def lie(party: Any, passed: Sequence[bool]) -> Any:
+        return exchange(party, [False, *passed[1:]] if party.number else passed)
 
     monkeypatch.setattr(pipeline, "exchange_verdicts", lie)
     with pytest.raises(PeerProtocolError, match="disagree on which clients' values"):

@@ -24,7 +24,7 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.pipeline import fill, run_round
+from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
@@ -254,9 +254,12 @@ def test_a_cut_round_is_planned_to_the_byte() -> None:
 
     uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
     lanes = make_parties(2)
-    outcomes = run_both(lambda j: run_round(lanes[j], params, protocol, uploads))
-    for cost, outcome in zip(predict(params, [1] * MANY, protocol).costs, outcomes, strict=True):
-        got = outcome.cost
+
+    def run(j: int) -> Cost:
+        checked = check_values(lanes[j], params, protocol, uploads)
+        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
+
+    for cost, got in zip(predict(params, [1] * MANY, protocol).costs, run_both(run), strict=True):
         assert (cost.ots, cost.bytes_sent, cost.messages, cost.rounds) == (
             got.ots,
             got.bytes_sent,

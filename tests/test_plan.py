@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, run_round
+from securemedian.mpc.pipeline import Cost, check_values, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
@@ -60,26 +60,38 @@ ROUNDS: dict[str, dict[str, Any]] = {
 }
 
 
+CHECKING = ("checking_bytes_sent", "checking_bytes_received", "checking_rounds")
+
+
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
     """Return what a real round of a new session counts."""
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
     uploads = [
         share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))
     ]
-    one, other = run_both(
-        lambda j: run_round(parties[j], params, protocol, uploads, weights=weights)
-    )
-    return one.cost, other.cost
+
+    def run(j: int) -> Cost:
+        checked = check_values(parties[j], params, protocol, uploads)
+        outcome = run_round(parties[j], params, protocol, uploads, weights=weights)
+        return outcome.cost.after(checked.cost)
+
+    return run_both(run)
 
 
 def totals(cost: Cost) -> Cost:
-    return Cost(cost.ots, cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds)
+    """Return a cost without its seconds, and not split but for the checks."""
+    return replace(
+        Cost(cost.ots, cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds),
+        **{name: value for name, value in asdict(cost).items() if name in CHECKING},
+    )
 
 
 def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> None:
     predicted = predict(params, weights, protocol)
     assert predicted.costs == tuple(totals(cost) for cost in counted(params, weights, protocol))
     assert predicted.memory > 0
+    for cost in predicted.costs:
+        assert (cost.checking_bytes_sent > 0) == params.method.checks_values
 
 
 # dim, clients, field bits, lanes
