@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.mpc.dealing import Dealing
-
 from securemedian.mpc import dealing, pipeline
 from securemedian.mpc.channel import Channel
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session

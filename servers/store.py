@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securemedian.mpc.dealing import Dealing, DealtUpload
 
 from securemedian.mpc.arrays import Words
+from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
