@@ -20,6 +20,7 @@ from securemedian.benchmarks.work import Point
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Bars
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 
@@ -142,11 +143,12 @@ def _client(clients: int, dim: int, repeat: int) -> list[Phase]:
         np.zeros(dim, np.float32),
         np.full(dim, 0.1, np.float32),
     )
-    bits = RoundParams(Bucketed(), dim, clients).ring_bits
-    index = encode.bucketize(update, model, width, BUCKETS)
+    bits = RoundParams(Bucketed(buckets=BUCKETS), dim, clients).ring_bits
+    buckets = UniformBuckets(width, BUCKETS)
+    index = buckets.bucketize(update, model)
     halves = share.split(encode.cumulative(index, BUCKETS), bits)
     sent = 16 + halves[1].packed.nbytes
-    bucketize = _time(lambda: encode.bucketize(update, model, width, BUCKETS), repeat)
+    bucketize = _time(lambda: buckets.bucketize(update, model), repeat)
     split = _time(lambda: share.split(encode.cumulative(index, BUCKETS), bits), repeat)
     return [
         Phase("bucketize", "client", bucketize, None, "bucketize"),
@@ -188,7 +190,7 @@ def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
     median = _time(lambda: np.median(updates, axis=0), repeat)
     partition = _time(lambda: np.partition(updates, rank - 1, axis=0), repeat)
     uploads = [
-        encode.cumulative(encode.bucketize(update, 0.0, 0.1, BUCKETS), BUCKETS)
+        encode.cumulative(UniformBuckets(0.1, BUCKETS).bucketize(update, 0.0), BUCKETS)
         for update in updates
     ]
 

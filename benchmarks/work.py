@@ -22,6 +22,9 @@ from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Cost, Meter, fill, run_lanes, run_round
 from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.servers import training
 
 # comparisons that a lane computes at once
@@ -141,7 +144,11 @@ def _median(
 def _publish(params: RoundParams, values: PublicValues) -> float:
     """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
-    before = training.Training(model=zeros, width=zeros + np.float32(0.1))
+    # the default policy, where it has so many buckets
+    follow = FollowRange()
+    fits = params.method.range_buckets == 2 * len(follow.sizes.values)
+    policy: RangePolicy = follow if fits else CoordinateRange()
+    before = training.Training(policy, zeros, zeros + np.float32(0.1))
     start = time.perf_counter()
     training.finish(before, params, values, params.max_clients)
     return time.perf_counter() - start

@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from securemedian.mpc.dealing import Dealing, Dealt
 
 from securemedian.clients import update as updates
 from securemedian.clients import upload
@@ -27,6 +26,7 @@ from securemedian.clients.connection import Connection, ask_parties
 from securemedian.clients.dealer import Dealer
 from securemedian.clients.upload import Round
 from securemedian.mpc import dealing, wire
+from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -39,8 +39,10 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.registry import policy_from
 from securemedian.settings.keys import load_keys
 
 T = TypeVar("T")
@@ -105,13 +107,18 @@ class _Member:
     ) -> None:
         self.close()
 
-    def model(self, round_id: str) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-        """Return the global model and the bucket range that S0 published for a round.
+    def model(self, round_id: str) -> Published:
+        """Return what S0 published for a round: the global model, and how the buckets lie.
 
-        Only rounds on buckets have a range; other rounds may have no model either.
+        Only rounds on buckets have a scale and a policy; other rounds may have no model either.
         """
-        arrays = self.servers[0].ask("model", {"round": round_id}).arrays
-        return arrays.get("model"), arrays.get("range")
+        answer = self.servers[0].ask("model", {"round": round_id})
+        policy = answer.fields.get("policy")
+        return Published(
+            answer.arrays.get("model"),
+            answer.arrays.get("range"),
+            policy_from(policy) if policy else None,
+        )
 
     def _wait(
         self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str
@@ -421,12 +428,15 @@ class Client(_Member):
     def _round(self, found: dict[str, Any]) -> Round:
         """Return the round that S0 describes, with its model and range."""
         ours = self._dealer is not None and self._dealer.round_id == found["round"]
+        published = self.model(found["round"])
         return Round(
             found["round"],
             found["number"],
             RoundParams.from_dict(found["params"]),
             found["index"],
-            *self.model(found["round"]),
+            published.model,
+            published.scale,
+            published.policy,
             submitted=bool(found.get("submitted")),
             dealing_lost=bool(found["dealt"]) and not found["submitted"] and not ours,
         )

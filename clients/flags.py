@@ -39,20 +39,32 @@ def add_method_options(
     the methods whose option of that name is not set by the flags of `plan` and `bench`. `parser_of`
     returns another parser than the option's own, for verbs that take several values.
     """
-    groups: dict[tuple[str, ...], list[str]] = {}
-    known: dict[str, dict[str, Option]] = {}
-    for method, cls in METHODS.items():
-        for name, option in options_of(cls).items():
-            if option.swept or not swept:
-                known.setdefault(name, {})[method] = option
-    for name, having in known.items():
-        if name not in leave_out and (only is None or name in only):
-            groups.setdefault(tuple(having), []).append(name)
-    for methods, names in groups.items():
+
+    def taken(option: Option) -> bool:
+        wanted = option.name not in leave_out and (only is None or option.name in only)
+        return wanted and (option.swept or not swept)
+
+    for methods, options in _by_owners(METHODS, taken).items():
         group = parser.add_argument_group(f"options of {_listed(methods)}")
-        for name in names:
-            option = replace(known[name][methods[0]], text=_help(known[name]))
+        for option in options:
+            name = option.name
             _add_flag(group, f"--{name.replace('_', '-')}", name, option, parser_of or _parser)
+
+
+def _by_owners(
+    registry: Mapping[str, type], taken: Callable[[Option], bool] = lambda _: True
+) -> dict[tuple[str, ...], list[Option]]:
+    """Return the options that are taken, by the names of the classes that have them."""
+    known: dict[str, dict[str, Option]] = {}
+    for owner, cls in registry.items():
+        for name, option in options_of(cls).items():
+            if taken(option):
+                known.setdefault(name, {})[owner] = option
+    groups: dict[tuple[str, ...], list[Option]] = {}
+    for having in known.values():
+        option = next(iter(having.values()))
+        groups.setdefault(tuple(having), []).append(replace(option, text=_help(having)))
+    return groups
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -134,29 +146,28 @@ def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
 
 def add_range_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the bucket range: --range, and one for every option of any policy."""
-    group = parser.add_argument_group("options of the bucket range, for rounds on buckets")
+    group = parser.add_argument_group("range of the buckets, for rounds on buckets")
     group.add_argument(
         "--range",
         choices=POLICIES,
-        help=f"how the bucket range follows the model (default: {DEFAULT_POLICY})",
+        help=f"how the buckets lie around the model and follow it (default: {DEFAULT_POLICY})",
     )
-    for name, option in _range_options().items():
-        _add_flag(group, f"--range-{name}", f"range_{name}", option, _parser)
+    for policies, options in _by_owners(POLICIES).items():
+        group = parser.add_argument_group(f"options of the range {_listed(policies)}")
+        for option in options:
+            _add_flag(group, f"--range-{option.name}", f"range_{option.name}", option, _parser)
 
 
 def range_policy(options: argparse.Namespace) -> RangePolicy | None:
     """Return the range policy that the flags name; None if they name nothing."""
-    chosen = {name: getattr(options, f"range_{name}") for name in _range_options()}
+    names = dict.fromkeys(name for policy in POLICIES.values() for name in options_of(policy))
+    chosen = {name: getattr(options, f"range_{name}") for name in names}
     given = {
         name: value
         for name, value in ({"policy": options.range} | chosen).items()
         if value is not None
     }
     return policy_from(given) if given else None
-
-
-def _range_options() -> dict[str, Option]:
-    return {name: o for policy in POLICIES.values() for name, o in options_of(policy).items()}
 
 
 def check_belong(method: str, given: Mapping[str, Any]) -> None:

@@ -3,20 +3,30 @@
 docs/protocols.md, section 2.
 """
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securemedian.mpc.dealing import Dealt
 
 from securemedian.clients import update as updates
-from securemedian.mpc import ring, share
+from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.dealing import Dealt
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.share import SeedUpload, WordsUpload
+
+# The part of an update's values beyond which a client warns that they lie in the outermost buckets:
+# XXX.
+MOST_BEYOND = 0.5
+
+
+class RangeWarning(UserWarning):
+    """The warning that most of an update lies beyond the buckets of its round."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,20 @@ class Round:
     index: int
     # the published global model g, shape (d,); only some rounds without buckets have none
     model: NDArray[np.float32] | None = field(default=None, repr=False)
-    # the published bucket range B, shape () or (d,); only rounds on buckets have one
-    width: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the published scale of the buckets, shape () or (d,), and the policy that says how they lie
+    # and what the next scale is; only rounds on buckets have them
+    scale: NDArray[np.float32] | None = field(default=None, repr=False)
+    policy: RangePolicy | None = None
     # whether S0 has an upload of this client already, for example from before a restart
     submitted: bool = False
     # whether S0 has a dealing of this client from before a restart, and no upload: its secrets are
     # lost, and so this client is left out of this round
     dealing_lost: bool = False
+
+    @property
+    def published(self) -> Published:
+        """Return what S0 published for the round."""
+        return Published(self.model, self.scale, self.policy)
 
     def load_into(self, model: Any) -> None:
         """Put the published global model into a model of your own, in place.
@@ -79,8 +96,26 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
             f"round {current.round_id} takes updates of {params.dim:,} values, "
             f"this one has shape {vector.shape}: is it the same model?"
         )
-    published = Published(current.model, current.width)
-    return params.method.encode(vector, params.max_clients, published)
+    values = params.method.encode(vector, params.max_clients, current.published)
+    if params.uses_range:
+        _warn_of_range(vector, current)
+    return values
+
+
+def _warn_of_range(vector: NDArray[Any], current: Round) -> None:
+    """Warn if most of an update lies beyond the buckets of the round."""
+    buckets = current.params.method.range_buckets
+    index = current.published.bucketize(vector, buckets)
+    beyond = int(encode.outermost(index, buckets).sum())
+    if beyond > MOST_BEYOND * vector.size:
+        warnings.warn(
+            f"{beyond:,} of the {vector.size:,} values lie in the outermost buckets of round "
+            f"{current.round_id}, and the result reaches no further: is it a model trained from "
+            "that of the round, and not its difference? If this lasts for rounds, take another "
+            "range policy",
+            RangeWarning,
+            stacklevel=5,
+        )
 
 
 def split(values: NDArray[Any], current: Round) -> tuple[ShareHalf, ShareHalf]:

@@ -14,17 +14,16 @@ from securemedian.mpc.params import RoundParams
 def published(
     updates: NDArray[Any],
     params: RoundParams,
-    model: NDArray[np.float32] | None,
-    width: NDArray[np.float32] | None,
+    before: Published,
     weights: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
     """Return the results that a round must publish, of shape (ranks, d).
 
     `updates` (n, d) are those of the included clients, `weights` their weights (1 each if None),
-    and `model` and `width` the model and the bucket range that the round started from.
+    and `before` is what was published for the round.
     """
     results = params.method.in_the_clear(
-        updates, weights or [1] * len(updates), Published(model, width), params.max_clients
+        updates, weights or [1] * len(updates), before, params.max_clients
     )
     return np.asarray(results, np.float32)
 

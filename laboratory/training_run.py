@@ -132,7 +132,7 @@ class TrainingRun:
             scenario.params, self._start, scenario.policy if self._start is not None else None
         )
         self._start = None
-        before, width = self._coordinator.model(round_id)
+        before = self._coordinator.model(round_id)
         status = daemons.until_published(self._processes, self._coordinator, round_id, show)
         results = self._coordinator.results(round_id)
         seconds = time.monotonic() - began
@@ -150,7 +150,7 @@ class TrainingRun:
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
             matches_plaintext=np.array_equal(
-                results, plaintext.published(updates, scenario.params, before, width)
+                results, plaintext.published(updates, scenario.params, before)
             ),
             seconds=seconds,
             protocol_seconds=cost["seconds"],

@@ -1,8 +1,9 @@
 """Two-party computation of coordinate-wise medians and means on shares.
 
 Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`, `kernels`, `prg`,
-`ring`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.coordinate`, `ranges.mean`,
-`ranges.linf`, `ranges.l1`, `ranges.constant`, `ranges.registry`, `wire`, `channel`, `ot.base`,
+`ring`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.log`, `ranges.follow`,
+`ranges.coordinate`, `ranges.mean`, `ranges.linf`, `ranges.l1`, `ranges.constant`,
+`ranges.registry`, `wire`, `channel`, `ot.base`,
 `ot.extension`, `ot.scratch`, `ot.hash`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `ot.one_of_n`, `correlations.base`, `correlations.tables`, `correlations.triples`,
 `correlations.quads`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,

@@ -5,6 +5,7 @@ and Algorithm 3 (Bucketize, Quantize). All arithmetic is float64, so that client
 get the same bits everywhere.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -57,55 +58,115 @@ def from_fixed(elements: NDArray[Any], bits: int, fraction_bits: int) -> NDArray
     return signed(elements, bits) / 2.0**fraction_bits
 
 
-def _check_buckets(buckets: int, width: ArrayLike) -> NDArray[np.float64]:
+class Buckets(ABC):
+    """How the buckets of one round lie around the global model, from below: 0..b-1.
+
+    `values` and the model g broadcast with the scale, of shape () or (d,). The outermost buckets
+    stand for their edge, so that no result lies beyond what an honest client sent.
+    """
+
+    @abstractmethod
+    def bucketize(self, values: ArrayLike, model: ArrayLike) -> NDArray[np.uint16]:
+        """Return the bucket of each value w. Raises InputError for NaN."""
+
+    @abstractmethod
+    def quantize(self, index: NDArray[Any], model: ArrayLike) -> NDArray[np.float64]:
+        """Return the value that each bucket stands for.
+
+        Raises InputError for an index that is no bucket.
+        """
+
+
+class UniformBuckets(Buckets):
+    """The paper's buckets: b-2 of width B/(b-2) around g, and two unbounded ones.
+
+    The bucket of w is 0 for w <= g - B/2, b-1 for w >= g + B/2, and
+    floor((w - (g - B/2)) / (B/(b-2))) + 1 otherwise. The outer two stand for g - B/2 and g + B/2,
+    the others for the middle of their interval. Raises ConfigError for b < 3 or B <= 0.
+    """
+
+    def __init__(self, width: ArrayLike, buckets: int) -> None:
+        check_buckets(buckets)
+        self._width, self._buckets = check_scale(width), buckets
+
+    def bucketize(self, values: ArrayLike, model: ArrayLike) -> NDArray[np.uint16]:
+        width, buckets = self._width, self._buckets
+        w = without_nan(values, "the update")
+        g = without_nan(model, "the global model")
+        low, high = g - width / 2, g + width / 2
+        # infinities would not survive the division
+        inner = np.where((w > low) & (w < high), w, g)
+        index = np.clip(np.floor((inner - low) / (width / (buckets - 2))) + 1, 1, buckets - 2)
+        index = np.where(w <= low, 0, np.where(w >= high, buckets - 1, index))
+        return index.astype(np.uint16)
+
+    def quantize(self, index: NDArray[Any], model: ArrayLike) -> NDArray[np.float64]:
+        width, buckets = self._width, self._buckets
+        y = _checked(index, buckets).astype(np.float64)
+        low = np.asarray(model, np.float64) - width / 2
+        inner = low + (y - 0.5) * (width / (buckets - 2))
+        return np.where(y == 0, low, np.where(y == buckets - 1, low + width, inner))
+
+
+class UnevenBuckets(Buckets):
+    """Buckets with any edges, which are the same above and below g, times a scale s.
+
+    `edges`, increasing and above 0, and 0 part the buckets by x = (w - g) / s; each interval is
+    closed on the right. `values`, one more than there are edges, are what the buckets above 0 stand
+    for, from the innermost on; those below 0 stand for their negatives. So b = 2 len(values), and
+    bucket i has t(i-1) < x <= t(i), where t = (-edges reversed, 0, edges). Raises ConfigError if s
+    is not above 0 and finite.
+    """
+
+    def __init__(self, scale: ArrayLike, edges: ArrayLike, values: ArrayLike) -> None:
+        self._scale = check_scale(scale)
+        above, middles = np.asarray(edges, np.float64), np.asarray(values, np.float64)
+        self._edges = np.concatenate([-above[::-1], [0.0], above])
+        self._values = np.concatenate([-middles[::-1], middles])
+
+    def bucketize(self, values: ArrayLike, model: ArrayLike) -> NDArray[np.uint16]:
+        w = without_nan(values, "the update")
+        g = without_nan(model, "the global model")
+        # what overflows is beyond every edge
+        with np.errstate(over="ignore"):
+            x = (w - g) / self._scale
+        return np.searchsorted(self._edges, x, side="left").astype(np.uint16)
+
+    def quantize(self, index: NDArray[Any], model: ArrayLike) -> NDArray[np.float64]:
+        values = self._values[_checked(index, self._values.size)]
+        return np.asarray(np.asarray(model, np.float64) + self._scale * values)
+
+
+def check_buckets(buckets: int) -> None:
+    """Raise ConfigError unless `buckets` is a number of buckets that a round can have."""
     if type(buckets) is not int or not 3 <= buckets <= 1 << 16:
         raise ConfigError(
             f"buckets must be a whole number from 3 to 65536, not {quoted(buckets)}: "
             "the outer two are unbounded and one must lie between"
         )
-    width = np.asarray(width, np.float64)
-    if not (np.isfinite(width) & (width > 0)).all():
-        raise ConfigError(
-            "the bucket range B must be finite and greater than 0 in every coordinate"
-        )
-    return width
 
 
-def bucketize(
-    values: ArrayLike, centre: ArrayLike, width: ArrayLike, buckets: int
-) -> NDArray[np.uint16]:
-    """Return the bucket (0..b-1) of each value w, in the range of `width` B around `centre` g.
+def check_scale(scale: ArrayLike) -> NDArray[np.float64]:
+    """Return the scale of buckets as float64.
 
-    It is 0 for w <= g - B/2, b-1 for w >= g + B/2, and floor((w - (g - B/2)) / (B/(b-2))) + 1
-    otherwise. `centre` and `width` broadcast. Raises InputError for NaN, and ConfigError for b < 3
-    or B <= 0.
+    Raises ConfigError unless it is above 0 and finite everywhere.
     """
-    width = _check_buckets(buckets, width)
-    w = without_nan(values, "the update")
-    g = without_nan(centre, "the global model")
-    low, high = g - width / 2, g + width / 2
-    # infinities would not survive the division
-    inner = np.where((w > low) & (w < high), w, g)
-    index = np.clip(np.floor((inner - low) / (width / (buckets - 2))) + 1, 1, buckets - 2)
-    index = np.where(w <= low, 0, np.where(w >= high, buckets - 1, index))
-    return index.astype(np.uint16)
+    scale = np.asarray(scale, np.float64)
+    if not (np.isfinite(scale) & (scale > 0)).all():
+        raise ConfigError("the bucket range must be finite and greater than 0 in every coordinate")
+    return scale
 
 
-def quantize(
-    index: NDArray[Any], centre: ArrayLike, width: ArrayLike, buckets: int
-) -> NDArray[np.float64]:
-    """Return the value that each bucket stands for.
-
-    The outer two stand for g - B/2 and g + B/2, the others for the middle of their interval. Raises
-    InputError for an index that is no bucket, and ConfigError as `bucketize` does.
-    """
-    width = _check_buckets(buckets, width)
-    y = np.asarray(index, np.float64)
+def _checked(index: NDArray[Any], buckets: int) -> NDArray[Any]:
+    y = np.asarray(index)
     if ((y < 0) | (y > buckets - 1)).any():
         raise InputError(f"a bucket index outside 0..{buckets - 1}")
-    low = np.asarray(centre, np.float64) - width / 2
-    inner = low + (y - 0.5) * (width / (buckets - 2))
-    return np.where(y == 0, low, np.where(y == buckets - 1, low + width, inner))
+    return y
+
+
+def outermost(index: NDArray[Any], buckets: int) -> NDArray[np.bool_]:
+    """Return which buckets are one of the two outermost, which have no end."""
+    return (index == 0) | (index >= buckets - 1)
 
 
 def cumulative(index: NDArray[Any], buckets: int) -> Bits:

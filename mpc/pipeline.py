@@ -14,11 +14,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import share
+from securemedian.mpc import dealing, share
 from securemedian.mpc.arrays import Result, Words
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.dealing import DealtUpload, check, deal
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
 from securemedian.mpc.methods.registry import METHODS
@@ -361,17 +360,17 @@ def warm_up(params: ProtocolParams | None = None) -> None:
 
 def _warm_up_uploads(party: Party, params: RoundParams) -> list[share.Upload]:
     """Return uploads of zeros, whose dealings, if any, are dealt and checked."""
-    layout, dealing = params.layout, params.dealing
+    layout, shape = params.layout, params.dealing
     packed = np.zeros((layout.rows, layout.row_words), np.uint64)
     words = share.WordsUpload(layout, packed)
-    if dealing is None:
+    if shape is None:
         seed = share.SeedUpload(layout, bytes(SEED_BYTES))
         return [words, *[seed] * (WARM_UP_CLIENTS - 1)]
     # both parties deal the same
-    dealt = deal(dealing, bytes)
+    dealt = dealing.deal(shape, bytes)
     half = dealt.words if party.number == 0 else dealt.seeded
-    check(party.channel, party.number, dealing, [half])
-    return [DealtUpload(dealing, half, words)] * WARM_UP_CLIENTS
+    dealing.check(party.channel, party.number, shape, [half])
+    return [dealing.DealtUpload(shape, half, words)] * WARM_UP_CLIENTS
 
 
 def _agree_on_sizes(

@@ -58,5 +58,6 @@ class TrainingKeeper:
             entry.after = replace(entry.before, published=entry.before.number)
         elif self._party == 0:
             opened = params.method.public(outcome.values)
+            entry.outermost = params.method.outermost(opened)
             total = sum(params.weights_of(entry.server_round.included))
             entry.after, entry.results = training.finish(entry.before, params, opened, total)

@@ -50,6 +50,8 @@ class Entry:
     # this server's share of a result that is for the clients alone
     share: NDArray[np.uint64] | None = field(default=None, repr=False)
     cost: Mapping[str, Any] = field(default_factory=dict)
+    # the coordinates whose result is in an outermost bucket; S0 counts them
+    outermost: int = 0
 
 
 class Register:

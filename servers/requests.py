@@ -51,6 +51,7 @@ NO_ROUND: dict[str, Any] = {
     "phase": "",
     "progress": [0, 0],
     "cost": {},
+    "outermost": 0,
     "deadline_in_s": 0.0,
 }
 
@@ -299,6 +300,7 @@ class Desk:
             "phase": self._engine.phase if busy else "",
             "progress": list(self._engine.progress) if busy else [0, 0],
             "cost": entry.cost,
+            "outermost": entry.outermost,
             "deadline_in_s": self._rounds.left_s(entry),
         }
 
@@ -322,10 +324,12 @@ class Desk:
 
     def _model(self, call: Call) -> Answer:
         entry = self._find(call)
-        arrays = {} if entry.before.model is None else {"model": entry.before.model}
-        if entry.server_round.params.uses_range:
-            arrays["range"] = entry.before.width
-        return Answer(arrays=arrays)
+        published = entry.before.published_for(entry.server_round.params)
+        named = {"model": published.model, "range": published.scale}
+        policy = published.policy.to_dict() if published.policy else {}
+        return Answer(
+            {"policy": policy}, {name: array for name, array in named.items() if array is not None}
+        )
 
     def _deal(self, call: Call) -> Answer:
         entry, share, fields = self._find(call), self._share_of(call), call.fields

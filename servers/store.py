@@ -297,11 +297,12 @@ class Store:
             return Training()
         try:
             with np.load(path, allow_pickle=False) as saved:
-                model = saved.get("model")
+                # earlier releases called the scale `width`
+                scale = saved["scale" if "scale" in saved else "width"]
                 return Training(
                     saved_policy(json.loads(str(saved["policy"]))),
-                    model,
-                    saved["width"],
+                    saved.get("model"),
+                    scale,
                     int(saved["published"]),
                 )
         except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
@@ -313,7 +314,7 @@ class Store:
         """Replace the saved training run in one step: a crash leaves the old one or the new one."""
         arrays = {
             "policy": np.array(json.dumps(training.policy.to_dict())),
-            "width": training.width,
+            "scale": training.scale,
             "published": np.array(training.published),
         }
         if training.model is not None:

@@ -1,4 +1,4 @@
-"""The training run that S0 keeps: global model, bucket range and number.
+"""The training run that S0 keeps: global model, range of the buckets and number.
 
 docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
@@ -23,15 +23,15 @@ Float32s = NDArray[np.float32]
 class Training:
     """The state of a training run between two rounds.
 
-    Model g and range B are float32 as published, so that everybody computes with the same bits.
+    Model g and scale are float32 as published, so that everybody computes with the same bits.
     The arrays are never changed in place.
     """
 
     policy: RangePolicy = field(default_factory=lambda: policy_from({}))
     # g, shape (d,); None before the first result of a run that began without a model
     model: Float32s | None = None
-    # B, shape () or (d,)
-    width: Float32s = field(default_factory=lambda: np.array(policy_from({}).initial, np.float32))
+    # the state of the policy, shape () or (d,)
+    scale: Float32s = field(default_factory=lambda: policy_from({}).start())
     # the number of published rounds
     published: int = 0
 
@@ -42,10 +42,16 @@ class Training:
 
     def after(self, model: Float32s) -> "Training":
         """Return the training run after the next round has published `model`."""
-        width = self.width
+        scale = self.scale
         if self.model is not None:
-            width = self.policy.next(width, self.model, model, self.number).astype(np.float32)
-        return Training(self.policy, model, width, self.number)
+            scale = self.policy.next(scale, self.model, model, self.number)
+        return Training(self.policy, model, scale, self.number)
+
+    def published_for(self, params: RoundParams) -> Published:
+        """Return what S0 publishes for the next round, which has these parameters."""
+        if not params.uses_range:
+            return Published(self.model)
+        return Published(self.model, self.scale, self.policy)
 
 
 def begin(
@@ -57,9 +63,10 @@ def begin(
 ) -> Training:
     """Return the training run that a round starts from.
 
-    A given `model`, or `reset`, begins a new training run: B is the policy's initial range p0, and
-    t = 1. Raises ConfigError if the range or the model that the round needs is missing or not
-    usable, and InputError if the model does not fit the round.
+    A given `model`, or `reset`, begins a new training run: the scale is the policy's first, and
+    t = 1. Another policy may begin with its first scale, too (`take_over`), but t goes on. Raises
+    ConfigError if the range or the model that the round needs is missing or not usable, and
+    InputError if the model does not fit the round.
     """
     fresh = reset or model is not None
     if model is None:
@@ -68,16 +75,22 @@ def begin(
             # a training run of another size, whose first result becomes its model
             model = None
     policy = policy_from(range_options) if range_options or fresh else kept.policy
-    width = np.array(policy.initial, np.float32) if fresh else kept.width
+    scale = policy.start() if fresh else policy.take_over(kept.scale, kept.policy)
     _check_model(model, params)
-    if not (np.isfinite(width) & (width > 0)).all():
-        raise ConfigError(
-            f"the bucket range B (policy {policy.name!r}) is not finite and above 0 in float32: "
-            "open with reset"
-        )
+    if params.uses_range:
+        _check_range(policy, scale, params.method.range_buckets)
     if not fresh and policy == kept.policy:
         return kept
-    return Training(policy, model, width, 0 if fresh else kept.published)
+    return Training(policy, model, scale, 0 if fresh else kept.published)
+
+
+def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
+    if not (np.isfinite(scale) & (scale > 0)).all():
+        raise ConfigError(
+            f"the bucket range (policy {policy.name!r}) is not finite and above 0 in float32: "
+            "open with reset"
+        )
+    policy.buckets(scale, buckets)
 
 
 def _check_model(model: Float32s | None, params: RoundParams) -> None:
@@ -105,6 +118,6 @@ def finish(
     `values` are opened results (`Method.public`), `total` is the total weight of the
     clients. The results have shape (results, d), and the first one is the new model.
     """
-    published = Published(before.model, before.width)
+    published = before.published_for(params)
     results = params.method.decode(values, total, published).astype(np.float32)
     return before.after(results[0]), results

@@ -26,6 +26,7 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import from_code
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.registry import policy_from
 from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
@@ -258,8 +259,13 @@ class Pair:
         """Send an honest upload for the latest round."""
         current = self.caller(name, "s0").ask("round").fields
         params = RoundParams.from_dict(current["params"])
-        valid = self.caller(name, "s0").ask("model", round=current["round"]).arrays
-        published = Published(valid.get("model"), valid.get("range"))
+        valid = self.caller(name, "s0").ask("model", round=current["round"])
+        named = valid.fields["policy"]
+        published = Published(
+            valid.arrays.get("model"),
+            valid.arrays.get("range"),
+            policy_from(named) if named else None,
+        )
         shared = params.method.encode(values, params.max_clients, published)
         seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
         uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]

@@ -11,6 +11,7 @@ import numpy as np
 from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.dealing import DealtUpload, deal
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Outcome, run_round
@@ -98,6 +99,24 @@ def deterministic_entropy(seed: int) -> Entropy:
     """Return a source of bytes that a test can repeat. No configuration reaches it."""
     stream = Stream(seed.to_bytes(16, "little"))
     return lambda count: stream.words(-(-count // 8)).tobytes()[:count]
+
+
+def shared(
+    params: RoundParams, values: np.ndarray, entropy: Entropy = os_entropy
+) -> tuple[share.Upload, share.Upload]:
+    """Return both servers' halves of an upload of what `Method.encode` gives.
+
+    Where clients deal, they are of a dealing that is not checked.
+    """
+    shape = params.dealing
+    if shape is None:
+        return share.split(values, params.share_bits, entropy, params.xor_shared)
+    dealt = deal(shape, entropy)
+    rotations = share.WordsUpload(shape.rotations_layout, dealt.rotations(values[0]))
+    return (
+        DealtUpload(shape, dealt.seeded, rotations),
+        DealtUpload(shape, dealt.words, rotations),
+    )
 
 
 def run_rounds(

@@ -13,6 +13,7 @@ import zmq
 
 import securemedian
 from securemedian.mpc import encode, share, wire
+from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import (
     BadUpload,
     ClientsDiffer,
@@ -41,7 +42,13 @@ pytestmark = pytest.mark.slow
 
 DIM = 1000
 MODEL = np.linspace(-0.2, 0.2, DIM, dtype=np.float32)
-BUCKETED: dict[str, Any] = {"method": "bucketed", "dim": DIM, "max_clients": 3}
+BUCKETED: dict[str, Any] = {
+    "method": "bucketed",
+    "buckets": 8,
+    "schedule": "scan",
+    "dim": DIM,
+    "max_clients": 3,
+}
 PAIRWISE: dict[str, Any] = {"method": "pairwise", "dim": DIM, "max_clients": 3}
 MAX_MESSAGE_BYTES = 1 << 24
 
@@ -54,10 +61,11 @@ def updates(count: int = 3, seed: int = 1) -> list[np.ndarray]:
 
 
 def bucketed_in_the_clear(values: Sequence[np.ndarray], model: Any, width: Any) -> np.ndarray:
-    index = np.sort([encode.bucketize(value, model, width, 8) for value in values], axis=0)[
+    lying = UniformBuckets(width, 8)
+    index = np.sort([lying.bucketize(value, model) for value in values], axis=0)[
         (len(values) - 1) // 2
     ]
-    return encode.quantize(index, model, width, 8).astype(np.float32)
+    return lying.quantize(index, model).astype(np.float32)
 
 
 def exact_in_the_clear(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -147,7 +155,7 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) 
         cost, cost_there = status["cost"], pair.wait("published", "s1")["cost"]
         assert cost["ots"] > 0 and cost["bytes_sent"] == cost_there["bytes_received"]
         assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
-        width = CoordinateRange().next(width, model, published, number).astype(np.float32)
+        width = CoordinateRange().next(width, model, published, number)
         model = published
     for server in ("s0", "s1"):
         assert sum(event["event"] == "session-established" for event in pair.events(server)) == 1

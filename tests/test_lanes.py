@@ -298,6 +298,7 @@ OPEN: dict[str, Any] = {
     "bucket_range": {"policy": "coordinate"},
     "reset": True,
     "method": "bucketed",
+    "buckets": 8,
     "dim": DIM,
     "max_clients": 3,
 }

@@ -123,6 +123,6 @@ def test_through_real_daemons(pair: Pair) -> None:
         pair.wait("published")
         weights = list(shares.values()) if options else None
         params = RoundParams.from_dict(given)
-        (want,) = plaintext.published(updates, params, None, None, weights)
+        (want,) = plaintext.published(updates, params, Published(), weights)
         assert np.array_equal(pair.result(round_id), want)
         assert np.allclose(want, np.average(updates, axis=0, weights=weights), atol=1e-6)

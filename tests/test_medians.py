@@ -166,7 +166,11 @@ def test_local_parameters_change_no_output(method: str) -> None:
     """Chunks and batches are LOCAL: the parties may even differ in them."""
     rng = np.random.default_rng(9)
     dim, clients = 1500, 3
-    kind = Bucketed() if method == "bucketed" else Pairwise(ring_bits=32, fraction_bits=0)
+    kind = (
+        Bucketed(buckets=8, schedule="scan")
+        if method == "bucketed"
+        else Pairwise(ring_bits=32, fraction_bits=0)
+    )
     params = RoundParams(kind, dim, clients)
     if method == "bucketed":
         values = rng.integers(0, 8, (clients, dim))
@@ -207,7 +211,7 @@ def test_every_extension_parameter(field_bits: int) -> None:
 
 def test_progress_reaches_the_whole(lanes: Lanes) -> None:
     seen: list[tuple[int, int]] = []
-    params = RoundParams(Bucketed(), 1000, 2)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 1000, 2)
     shares = [
         share.split(encode.cumulative(np.zeros(1000, np.uint16), 8), params.ring_bits)
         for _ in range(2)
@@ -225,7 +229,7 @@ def test_progress_reaches_the_whole(lanes: Lanes) -> None:
 
 
 def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> None:
-    params = RoundParams(Bucketed(), 10, 2)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 10, 2)
     upload = share.split(encode.cumulative(np.zeros(10, np.uint16), 8), params.ring_bits)[0]
     for uploads in ([], [upload] * 3):
         with pytest.raises(InputError, match="uploads for a round"):
@@ -235,9 +239,9 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 @pytest.mark.parametrize(
     "params",
     [
-        RoundParams(Bucketed(), 640, 8),
-        RoundParams(Bucketed(schedule="bisect"), 640, 8),
-        RoundParams(Bucketed(ring_bits=64), 640, 40),
+        RoundParams(Bucketed(buckets=8, schedule="scan"), 640, 8),
+        RoundParams(Bucketed(buckets=8), 640, 8),
+        RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=64), 640, 40),
         RoundParams(Pairwise(ring_bits=32), 640, 8),
         RoundParams(Pairwise(selection="opened"), 640, 8),
     ],

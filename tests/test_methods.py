@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.clients.upload import Round, encode_update, split
+from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
 from securemedian.mpc import compare
 from securemedian.mpc.correlations.base import Demand
@@ -27,10 +27,12 @@ from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
 from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.base import UniformRange
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training, finish
-from tests.parties import make_parties, run_both
+from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
 
@@ -54,10 +56,10 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
     weights = params.weights_of(names[: len(updates)])
     halves = []
     for index, update in enumerate(updates):
-        seen = Round("1-a", 1, params, index, model, width)
-        halves.append(split(encode_update(update, seen), seen))
+        seen = Round("1-a", 1, params, index, model, width, CoordinateRange())
+        halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
-    uploads = [[_upload(pair[j], params) for pair in halves] for j in (0, 1)]
+    uploads = [[pair[j] for pair in halves] for j in (0, 1)]
     one, other = run_both(
         lambda j: run_round(lanes[j], params, protocol, uploads[j], weights=weights)
     )
@@ -66,16 +68,9 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
         values = (values + other.values).astype(values.dtype)
     else:
         assert (one.values == other.values).all()
-    _, results = finish(Training(model=model, width=width), params, values, sum(weights))
-    return results, plaintext.published(updates, params, model, width, weights)
-
-
-def _upload(half: Any, params: RoundParams) -> Any:
-    from securemedian.mpc import share
-
-    if half.form == "seed":
-        return share.SeedUpload(params.layout, half.share.tobytes())
-    return share.WordsUpload(params.layout, half.share)
+    before = Training(CoordinateRange(), model, width)
+    _, results = finish(before, params, values, sum(weights))
+    return results, plaintext.published(updates, params, before.published_for(params), weights)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])
@@ -280,7 +275,7 @@ def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
 
 def test_a_policy_is_its_name_and_its_options() -> None:
     for name, cls in POLICIES.items():
-        policy = cls(initial=0.25)
+        policy = cls()
         assert policy.to_dict()["policy"] == name
         assert policy_from(policy.to_dict()) == saved_policy(policy.to_dict()) == policy
     with pytest.raises(ConfigError, match="decay is an option of .*: leave it out for constant"):
@@ -289,7 +284,7 @@ def test_a_policy_is_its_name_and_its_options() -> None:
 
 @pytest.mark.parametrize("name", ["coordinate", "mean", "linf", "l1", "constant"])
 def test_a_training_run_saved_by_an_earlier_release_loads(name: str, tmp_path: Any) -> None:
-    """Release 0.2 saved `decay` for every policy."""
+    """Release 0.2 saved `decay` for every policy, and both 0.2 and 0.3 the scale as `width`."""
     store = Store(tmp_path / "state")
     np.savez(
         tmp_path / "state" / "training.npz",
@@ -299,10 +294,11 @@ def test_a_training_run_saved_by_an_earlier_release_loads(name: str, tmp_path: A
         model=np.zeros(5, np.float32),
     )
     loaded = store.load_training()
+    assert isinstance(loaded.policy, UniformRange) and loaded.scale == np.float32(0.2)
     assert (loaded.policy.name, loaded.policy.initial, loaded.published) == (name, 0.2, 4)
     assert getattr(loaded.policy, "decay", 0.3) == 0.3
 
 
 def test_published_buckets_need_a_model() -> None:
     with pytest.raises(ConfigError, match="the model and the range"):
-        Published().around()
+        Published().bucketize(np.zeros(3), 16)

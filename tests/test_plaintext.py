@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
-from securemedian.mpc import encode
+from securemedian.mpc.encode import UniformBuckets
+from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
@@ -19,18 +21,19 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     rng = np.random.default_rng(n)
     d, k = 50, math.ceil(n / 2)
     model, width = rng.normal(size=d).astype(np.float32), rng.uniform(0.1, 2, d).astype(np.float32)
+    around = Published(model, width, CoordinateRange())
     # ties
     updates = np.round(rng.normal(size=(n, d)), 1)
-    (bucketed,) = plaintext.published(updates, RoundParams(Bucketed(buckets=5), d, n), model, width)
+    (bucketed,) = plaintext.published(updates, RoundParams(Bucketed(buckets=5), d, n), around)
     (pairwise,) = plaintext.published(
-        updates, RoundParams(Pairwise(ring_bits=32, fraction_bits=10), d, n), model, width
+        updates, RoundParams(Pairwise(ring_bits=32, fraction_bits=10), d, n), around
     )
     radix = RoundParams(Radix(quantiles=[0.01, 1.0]), d, n)
     trimmed = RoundParams(TrimmedMean(fraction_bits=10, trim=0.3), d, n)
-    ranked = plaintext.published(updates, radix, None, None)
-    (mean_of_kept,) = plaintext.published(updates, trimmed, None, None)
+    ranked = plaintext.published(updates, radix, Published())
+    (mean_of_kept,) = plaintext.published(updates, trimmed, Published())
     weighted = RoundParams(Radix(), d, n)
-    heavy = plaintext.published(updates, weighted, None, None, [1] * (n - 1) + [n + 1])[0]
+    heavy = plaintext.published(updates, weighted, Published(), [1] * (n - 1) + [n + 1])[0]
     # more than half of the weight decides alone
     assert np.array_equal(heavy, updates[-1].astype(np.float32))
     for i in range(d):
@@ -41,9 +44,11 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
         kept = sorted(math.floor(x * 1024) for x in updates[:, i])[int(0.3 * n) : n - int(0.3 * n)]
         assert mean_of_kept[i] == np.float32(sum(kept) / 1024 / len(kept))
         bucket = sorted(
-            int(encode.bucketize(update, model[i], width[i], 5)) for update in updates[:, i]
+            int(UniformBuckets(width[i], 5).bucketize(update, model[i])) for update in updates[:, i]
         )[k - 1]
-        assert bucketed[i] == np.float32(encode.quantize(np.array(bucket), model[i], width[i], 5))
+        assert bucketed[i] == np.float32(
+            UniformBuckets(width[i], 5).quantize(np.array(bucket), model[i])
+        )
         assert pairwise[i] == np.float32(math.floor(sorted(updates[:, i])[k - 1] * 1024) / 1024)
         assert plaintext.median(updates)[i] == np.float32(sorted(updates[:, i])[k - 1])
         assert plaintext.mean(updates)[i] == pytest.approx(sum(updates[:, i]) / n)

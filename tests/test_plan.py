@@ -33,8 +33,8 @@ SMALL: dict[str, Any] = {
 }
 
 ROUNDS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed"},
-    "scan-wide": {"method": "bucketed", "buckets": 3, "ring_bits": 16},
+    "scan": {"method": "bucketed", "buckets": 8, "schedule": "scan"},
+    "scan-wide": {"method": "bucketed", "buckets": 3, "schedule": "scan", "ring_bits": 16},
     "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 11},
     "pairwise": {"method": "pairwise"},
     "pairwise-opened": {
@@ -128,7 +128,7 @@ def test_predicted_is_counted_of_silent_ots(
 
 
 def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
-    params = RoundParams(Bucketed(), 150_001, 8)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 150_001, 8)
     protocol = ProtocolParams(ot_extension="silent")
     check(params, [1] * 8, protocol)
     assert (
@@ -150,7 +150,7 @@ def test_predicted_is_counted_when_some_clients_stay_away() -> None:
 
 
 def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
-    check(RoundParams(Bucketed(), 150_001, 8), [1] * 8, ProtocolParams())
+    check(RoundParams(Bucketed(buckets=8, schedule="scan"), 150_001, 8), [1] * 8, ProtocolParams())
 
 
 def test_predicted_is_counted_between_two_processes() -> None:
@@ -198,7 +198,7 @@ def test_what_no_memory_holds_is_refused() -> None:
 def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
     speed = forecast.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
-    params = RoundParams(Bucketed(), 100, 3)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 100, 3)
     fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(float("inf"), 0.0))
     assert fast.compute_seconds == pytest.approx(1 + 1 + 0.3)
     assert fast.seconds == pytest.approx(2.3 + 10 * forecast.HOP_S)

@@ -36,6 +36,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Cost, Outcome, fill, run_round
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.servers.engine import Engine
 from tests.parties import make_parties, run_both
 
@@ -46,7 +47,7 @@ SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 DIM, CLIENTS = 700, 4
 PLENTY = 1 << 30
 ROUNDS = {
-    "scan": RoundParams(Bucketed(buckets=6), DIM, CLIENTS),
+    "scan": RoundParams(Bucketed(buckets=6, schedule="scan"), DIM, CLIENTS),
     "bisect": RoundParams(Bucketed(buckets=6, schedule="bisect"), DIM, CLIENTS),
     "pairwise": RoundParams(Pairwise(ring_bits=16, fraction_bits=4), DIM, CLIENTS),
     "radix": RoundParams(Radix(encoding="fixed", word_bits=8, fraction_bits=2), DIM, CLIENTS),
@@ -66,7 +67,7 @@ def filled(
 
 def computed(sides: Sides, params: RoundParams, clients: int = CLIENTS) -> tuple[Outcome, Outcome]:
     """Run a round on random updates, and check its result."""
-    published = Published(np.zeros(DIM, np.float32), np.full(DIM, 2, np.float32))
+    published = Published(np.zeros(DIM, np.float32), np.full(DIM, 2, np.float32), CoordinateRange())
     updates = RNG.uniform(-1.2, 1.2, (clients, DIM)).astype(np.float32)
     shares = [params.method.encode(update, CLIENTS, published) for update in updates]
     halves = [share.split(values, params.share_bits, xor=params.xor_shared) for values in shares]

@@ -56,9 +56,9 @@ MASKED = {
 }
 PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "verdicts", "open.bits", "open.ring"}
 ROUNDS = {
-    "scan": RoundParams(Bucketed(), DIM, CLIENTS),
-    "scan-wide": RoundParams(Bucketed(ring_bits=16), DIM, CLIENTS),
-    "bisect": RoundParams(Bucketed(schedule="bisect"), DIM, CLIENTS),
+    "scan": RoundParams(Bucketed(buckets=8, schedule="scan"), DIM, CLIENTS),
+    "scan-wide": RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=16), DIM, CLIENTS),
+    "bisect": RoundParams(Bucketed(buckets=8, schedule="bisect"), DIM, CLIENTS),
     "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), DIM, CLIENTS),
     "radix": RoundParams(
         Radix(encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4), DIM, CLIENTS
@@ -326,7 +326,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
         return bits
 
     monkeypatch.setattr(bucketed, "open_bits", record)
-    method = Bucketed(schedule=schedule)
+    method = Bucketed(buckets=8, schedule=schedule)
     params = RoundParams(method, DIM, CLIENTS)
     values = inputs(params, "random")
     run_rounds(make_parties(), params, shares_of(params, values))

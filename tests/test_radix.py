@@ -8,8 +8,10 @@ import pytest
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import PublicValues, XorWords
+from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods import bucketed, pairwise, radix, trimmed_mean
+from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
@@ -17,6 +19,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Outcome, run_round
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 
@@ -186,22 +189,25 @@ def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> Non
     values = rng.normal(size=(7, 300))
     params = RoundParams(Radix(encoding="buckets", buckets=buckets), 300, 7)
     assert params.share_bits == math.ceil(math.log2(buckets)) and params.layout.rows == 1
-    index = encode.bucketize(values, 0.1, 2.0, buckets)
+    lying = UniformBuckets(2.0, buckets)
+    published = Published(np.array(0.1, np.float32), np.array(2, np.float32), CoordinateRange())
+    index = lying.bucketize(values, np.float32(0.1))
     uploads = [
-        share.split(method_of(params).words(row, 0.1, 2.0)[None], params.share_bits, xor=True)
+        share.split(method_of(params).words(row, published)[None], params.share_bits, xor=True)
         for row in values
     ]
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
-    want = encode.quantize(reference.bucketed_median(index, buckets), 0.1, 2.0, buckets)
-    assert (method_of(params).values(one.values[0], 0.1, 2.0) == want).all()
+    want = lying.quantize(reference.bucketed_median(index, buckets), np.float32(0.1))
+    assert (method_of(params).values(one.values[0], published) == want).all()
 
 
 def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
     params = RoundParams(Radix(encoding="buckets", buckets=5), 2, 5)
     assert method_of(params).values(
-        PublicValues(np.array([4, 7], np.uint8)), 0.0, 1.0
+        PublicValues(np.array([4, 7], np.uint8)),
+        Published(np.zeros((), np.float32), np.ones((), np.float32), CoordinateRange()),
     ).tolist() == [0.5, 0.5]
 
 
@@ -227,7 +233,7 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
 
 def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> None:
     """One client of five that shares counts other than 0 and 1 decides alone, as documented."""
-    params = RoundParams(Bucketed(), 200, 5)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 200, 5)
     index = np.full((4, 200), 4, np.uint16)
     uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in

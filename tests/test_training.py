@@ -8,6 +8,7 @@ import pytest
 
 from securemedian.mpc import encode, share
 from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import BadUpload, ConfigError, InputError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -20,7 +21,8 @@ from securemedian.servers.store import Store
 from securemedian.servers.training import Training, begin, finish
 
 DIM = 5
-BUCKETED = RoundParams(Bucketed(), DIM, 3)
+BUCKETED = RoundParams(Bucketed(buckets=8), DIM, 3)
+COORDINATE = {"policy": "coordinate"}
 PAIRWISE = RoundParams(Pairwise(ring_bits=32, fraction_bits=8), DIM, 3)
 MODEL = np.linspace(-1, 1, DIM, dtype=np.float32)
 INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
@@ -38,27 +40,27 @@ def test_a_new_model_starts_with_the_initial_range() -> None:
     )
     assert (
         started.number == 1
-        and started.width == np.float32(0.5)
+        and started.scale == np.float32(0.5)
         and started.policy == MeanRange(0.5, 0.2)
     )
 
 
 def test_rounds_follow_each_other_and_reset_starts_again() -> None:
-    first = begin(Training(), BUCKETED, {}, False, MODEL)
+    first = begin(Training(), BUCKETED, COORDINATE, False, MODEL)
     after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
     assert after.number == 2 and after.model is not None
     assert np.array_equal(
-        after.model, encode.quantize(INDEX, MODEL, first.width, 8).astype(np.float32)
+        after.model, UniformBuckets(first.scale, 8).quantize(INDEX, MODEL).astype(np.float32)
     )
     assert np.array_equal(
-        after.width,
-        first.policy.next(first.width, MODEL, after.model, 1).astype(np.float32),
+        after.scale,
+        first.policy.next(first.scale, MODEL, after.model, 1),
     )
-    assert after.width.dtype == np.float32 and after.width.shape == (DIM,)
+    assert after.scale.dtype == np.float32 and after.scale.shape == (DIM,)
     assert begin(after, BUCKETED, {}, False, None) is after
     assert begin(after, BUCKETED, {"policy": "constant"}, False, None).number == 2
-    again = begin(after, BUCKETED, {}, True, None)
-    assert again.number == 1 and again.width == np.float32(0.1) and again.model is after.model
+    again = begin(after, BUCKETED, COORDINATE, True, None)
+    assert again.number == 1 and again.scale == np.float32(0.1) and again.model is after.model
 
 
 def test_pairwise_makes_the_first_model() -> None:
@@ -103,7 +105,7 @@ def test_a_model_of_another_size() -> None:
         begin(kept, other, {}, False, None)
     assert begin(kept, other, {}, True, None).model is None
     with pytest.raises(InputError):
-        begin(kept, RoundParams(Bucketed(), DIM + 1, 3), {}, True, None)
+        begin(kept, RoundParams(Bucketed(buckets=8), DIM + 1, 3), {}, True, None)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +116,14 @@ def test_a_model_of_another_size() -> None:
         (MODEL[None], {}, InputError),
         (np.full(DIM, np.nan, np.float32), {}, InputError),
         (np.full(DIM, np.inf, np.float32), {}, InputError),
-        (MODEL, {"initial": 0.0}, ConfigError),
-        (MODEL, {"initial": -1.0}, ConfigError),
-        (MODEL, {"initial": 1e-60}, ConfigError),
+        (MODEL, COORDINATE | {"initial": 0.0}, ConfigError),
+        (MODEL, COORDINATE | {"initial": -1.0}, ConfigError),
+        (MODEL, COORDINATE | {"initial": 1e-60}, ConfigError),
         (MODEL, {"policy": "guess"}, ConfigError),
         (MODEL, {"start": 1.0}, ConfigError),
+        # the default policy has layouts of its own
+        (MODEL, {}, ConfigError),
+        (MODEL, {"initial": 0.1}, ConfigError),
     ],
 )
 def test_what_a_bucketed_round_cannot_start_from(
@@ -132,7 +137,7 @@ def test_a_range_that_diverged_is_refused_until_reset() -> None:
     diverged = Training(L1Range(), MODEL, np.array(np.inf, np.float32), 7)
     with pytest.raises(ConfigError, match="open with reset"):
         begin(diverged, BUCKETED, {}, False, None)
-    assert begin(diverged, BUCKETED, {}, True, None).number == 1
+    assert begin(diverged, BUCKETED, COORDINATE, True, None).number == 1
 
 
 def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
@@ -147,8 +152,8 @@ def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
         loaded = store.load_training()
         assert (loaded.policy, loaded.published) == (training.policy, training.published)
         assert (
-            np.array_equal(loaded.width, training.width)
-            and loaded.width.shape == training.width.shape
+            np.array_equal(loaded.scale, training.scale)
+            and loaded.scale.shape == training.scale.shape
         )
         assert (loaded.model is None) == (training.model is None)
     assert np.array_equal(model_of(loaded), MODEL)

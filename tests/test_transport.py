@@ -474,7 +474,7 @@ def test_connections_cannot_take_the_reserved_descriptors() -> None:
 
 
 METHODS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed", "ring_bits": 64},
+    "scan": {"method": "bucketed", "schedule": "scan", "buckets": 8, "ring_bits": 64},
     "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 1024},
     "pairwise": {"method": "pairwise"},
     "opened": {"method": "pairwise", "selection": "opened"},

@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 
 from securemedian.clients import upload
 from securemedian.clients.upload import Round, ShareHalf
-from securemedian.mpc import encode, ring, share
+from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
 
 # neither a multiple of a word nor of a block
 D = 700
@@ -60,8 +62,9 @@ def test_bucketed_values_count_the_thresholds_reached() -> None:
     rng = np.random.default_rng(2)
     model, width = rng.normal(size=D).astype(np.float32), rng.uniform(0.1, 1, D).astype(np.float32)
     update = model + rng.normal(0, 0.3, D)
-    values = upload.encode_update(update, a_round(BUCKETED, model=model, width=width))
-    bucket = encode.bucketize(update, model, width, 6)
+    around = a_round(BUCKETED, model=model, scale=width, policy=CoordinateRange())
+    values = upload.encode_update(update, around)
+    bucket = UniformBuckets(width, 6).bucketize(update, model)
     assert values.shape == (5, D)
     assert np.array_equal(values.sum(axis=0), 5 - bucket)
 
@@ -91,7 +94,12 @@ def test_bad_updates_are_refused() -> None:
     with pytest.raises(InputError, match="NaN"):
         upload.encode_update(
             np.full(D, np.nan),
-            a_round(BUCKETED, model=np.zeros(D, np.float32), width=np.float32(1)),
+            a_round(
+                BUCKETED,
+                model=np.zeros(D, np.float32),
+                scale=np.float32(1),
+                policy=CoordinateRange(),
+            ),
         )
     with pytest.raises(ConfigError, match="the model and the range"):
         upload.encode_update(np.zeros(D), a_round(BUCKETED))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
@@ -64,7 +65,7 @@ def test_fixed_point_refuses_nan_and_names_it() -> None:
     with pytest.raises(InputError, match="2 NaN, the first at index 1"):
         encode.to_fixed([0.0, np.nan, 1.0, np.nan], 64, 24)
     with pytest.raises(InputError, match="NaN"):
-        encode.bucketize([np.nan], 0.0, 1.0, 8)
+        UniformBuckets(1.0, 8).bucketize([np.nan], 0.0)
 
 
 @given(
@@ -77,24 +78,21 @@ def test_fixed_point_refuses_nan_and_names_it() -> None:
 def test_bucketize_matches_its_definition(
     values: list[float], centre: float, width: float, buckets: int
 ) -> None:
-    got = encode.bucketize(values, centre, width, buckets)
+    got = UniformBuckets(width, buckets).bucketize(values, centre)
     assert got.tolist() == [reference.bucket(w, centre, width, buckets) for w in values]
 
 
 def test_bucketize_edges_and_inverse() -> None:
-    width, buckets = 1.0, 8
-    assert encode.bucketize(
-        [-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf],
-        0.0,
-        width,
-        buckets,
+    lying, buckets = UniformBuckets(1.0, 8), 8
+    assert lying.bucketize(
+        [-np.inf, -0.5, np.nextafter(-0.5, 0), 0.0, np.nextafter(0.5, 0), 0.5, np.inf], 0.0
     ).tolist() == [0, 0, 1, 4, 6, 7, 7]
     index = np.arange(buckets)
-    middle = encode.quantize(index, 0.0, width, buckets)
-    assert encode.bucketize(middle, 0.0, width, buckets).tolist() == index.tolist()
+    middle = lying.quantize(index, 0.0)
+    assert lying.bucketize(middle, 0.0).tolist() == index.tolist()
     assert middle[0] == -0.5 and middle[-1] == 0.5
     # an odd number of inner buckets can say "no change"
-    assert encode.quantize(np.array([4]), 0.25, 1.0, 9)[0] == 0.25
+    assert UniformBuckets(1.0, 9).quantize(np.array([4]), 0.25)[0] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,7 @@ def test_bucketize_edges_and_inverse() -> None:
 )
 def test_bad_ranges_are_refused(buckets: int, width: float) -> None:
     with pytest.raises(ConfigError):
-        encode.bucketize([0.0], 0.0, width, buckets)
-    with pytest.raises(ConfigError):
-        encode.quantize(np.array([0]), 0.0, width, buckets)
+        UniformBuckets(width, buckets)
 
 
 def test_range_policies() -> None:

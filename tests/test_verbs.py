@@ -15,6 +15,7 @@ from securemedian.clients import files
 from securemedian.clients.client import Client, Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import RoundFailed
+from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
@@ -58,17 +59,17 @@ def toml(pair: Pair, name: str) -> str:
 
 
 def test_a_training_run_in_python(pair: Pair) -> None:
-    params, policy = RoundParams(Bucketed(), 50, 3), MeanRange(4.0, 0.5)
+    params, policy = RoundParams(Bucketed(buckets=8, schedule="scan"), 50, 3), MeanRange(4.0, 0.5)
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
         for number in (1, 2):
             round_id = coordinator.open(
                 params, START if number == 1 else None, policy if number == 1 else None
             )
-            model, width = coordinator.model(round_id)
+            published = coordinator.model(round_id)
             for client, update in zip(clients, UPDATES, strict=True):
                 client.submit({"w": update.reshape(5, 10), "steps": np.array([number])})
-            (expected,) = plaintext.published(UPDATES, params, model, width)
+            (expected,) = plaintext.published(UPDATES, params, published)
             assert np.array_equal(coordinator.result(round_id), expected)
             for client in clients:
                 result = client.result()
@@ -119,7 +120,7 @@ def test_a_round_by_verbs_alone(
     assert np.array_equal(
         result,
         plaintext.published(
-            UPDATES, RoundParams(Pairwise(ring_bits=32, fraction_bits=16), 50, 3), None, None
+            UPDATES, RoundParams(Pairwise(ring_bits=32, fraction_bits=16), 50, 3), Published()
         )[0],
     )
     for name in pair.names:
@@ -196,5 +197,5 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
         np.stack([np.load(tmp_path / f"round-{number}-{name}.npy") for name in pair.names])
         for number in (1, 2)
     )
-    (middle,) = plaintext.published(first, params, None, None)
+    (middle,) = plaintext.published(first, params, Published())
     assert np.array_equal(second, np.stack([trainer.update(middle, 2) for trainer in trainers]))

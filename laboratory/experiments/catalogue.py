@@ -13,7 +13,7 @@ from securemedian.laboratory.experiments.runs import Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
-from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.base import RangePolicy, UniformRange
 from securemedian.mpc.ranges.registry import POLICIES
 
 # the values of p0 = p1 in the experiment on the bucket range
@@ -252,7 +252,7 @@ def _policy(name: str, p: float) -> RangePolicy:
 
 
 def _by_range(design: Design) -> list[Curve]:
-    """Return one curve per policy of the bucket range and order of magnitude of p0 = p1."""
+    """Return one curve per policy of uniform buckets and order of magnitude of p0 = p1."""
     if (
         len(design.methods) != 1
         or len(design.attacks) != 1
@@ -271,7 +271,8 @@ def _by_range(design: Design) -> list[Curve]:
             [design.run(seed, method, attack, _policy(policy, p)) for seed in design.seeds],
             x=p,
         )
-        for policy in POLICIES
+        for policy, cls in POLICIES.items()
+        if issubclass(cls, UniformRange)
         for p in ORDERS
     ]
 

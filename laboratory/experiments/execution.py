@@ -39,7 +39,7 @@ def carry_out(
     players = Players(run, data)
     record, training = saved.load_checkpoint(folder, run) or (
         Record(),
-        Training(run.policy, players.start(), np.array(run.policy.initial, np.float32)),
+        Training(run.policy, players.start(), run.policy.start()),
     )
     show(record)
     while not record.covers(rounds):
@@ -84,9 +84,10 @@ def _round(
             assert service is not None
             after, cost = service.run_round(run.params(model.size), before, play)
         else:
-            results = plaintext.published(play(model), run.params(model.size), model, before.width)
+            params = run.params(model.size)
+            results = plaintext.published(play(model), params, before.published_for(params))
             after = before.after(results[0])
-    if not (np.isfinite(_model(after)).all() and np.isfinite(after.width).all()):
+    if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
     return after, cost
 

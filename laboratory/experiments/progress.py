@@ -55,7 +55,7 @@ class ExperimentBoard:
         self._number += 1
         self._title = f"run {self._number} of {self._runs}: {run.name}"
         if run.policy != CONSTANT:
-            self._title += f", range {run.policy.name} {run.policy.initial:g}"
+            self._title += f", range {run.policy.label}"
         self._say(f"{self._title}: starting")
 
     def advance(self, record: Record) -> None:

@@ -67,7 +67,7 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
         with np.load(path, allow_pickle=False) as arrays:
             values = json.loads(str(arrays["record"]))
             training = Training(
-                run.policy, arrays["model"], arrays["width"], int(arrays["published"])
+                run.policy, arrays["model"], arrays["scale"], int(arrays["published"])
             )
         return Record.from_dict(values), training
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,7 +83,7 @@ def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) 
         content,
         record=np.array(json.dumps(record.to_dict())),
         model=training.model,  # type: ignore[arg-type]
-        width=training.width,
+        scale=training.scale,
         published=np.array(training.published),
     )
     _replace(_checkpoint(folder, run), content.getvalue())

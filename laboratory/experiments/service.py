@@ -73,11 +73,11 @@ class Service:
             params, before.model if fresh else None, before.policy if fresh else None
         )
         rounds = [client.wait_for_round(OPEN_LIMIT_S) for client in self._clients]
-        model, width = self._coordinator.model(round_id)
+        published = self._coordinator.model(round_id)
         # rounds of experiments are opened with a model
-        assert model is not None
+        assert published.model is not None
         try:
-            updates = play(model)
+            updates = play(published.model)
             for client, update in zip(self._clients, updates, strict=True):
                 client.submit(update)
         except SecureMedianError as error:
@@ -87,7 +87,7 @@ class Service:
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
-        if not np.array_equal(results, plaintext.published(updates, params, model, width)):
+        if not np.array_equal(results, plaintext.published(updates, params, published)):
             raise SecureMedianError(
                 f"round {rounds[0].number} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"

@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import dealing, encode, ring, share
 from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing, DealtUpload
+from securemedian.mpc.encode import Buckets
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
 from securemedian.mpc.methods import bounds
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.party import Party
+from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.share import SLICE_ALIGN, Layout
 
 # Clients of each round that `warm_up` runs.
@@ -36,16 +38,33 @@ class Published:
 
     # the global model g: () or (d,)
     model: NDArray[np.float32] | None = field(default=None, repr=False)
-    # the bucket range B: () or (d,)
-    width: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the scale of the buckets: () or (d,)
+    scale: NDArray[np.float32] | None = field(default=None, repr=False)
+    # how buckets of this scale lie
+    policy: RangePolicy | None = None
 
-    def around(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return g and B. Raises ConfigError if the round has none."""
-        if self.model is None or self.width is None:
+    def bucketize(self, values: ArrayLike, buckets: int) -> NDArray[np.uint16]:
+        """Return the bucket of each value, in the shape of `values` (.., d).
+
+        Raises InputError for NaN, and ConfigError if the round has no buckets.
+        """
+        model, lying = self._around(buckets)
+        return lying.bucketize(values, model)
+
+    def quantize(self, index: NDArray[Any], buckets: int) -> NDArray[np.float64]:
+        """Return the value that each bucket stands for, in the shape of `index` (.., d).
+
+        Raises InputError for an index that is no bucket, and ConfigError as `bucketize` does.
+        """
+        model, lying = self._around(buckets)
+        return lying.quantize(index, model)
+
+    def _around(self, buckets: int) -> tuple[NDArray[np.float32], Buckets]:
+        if self.model is None or self.scale is None or self.policy is None:
             raise ConfigError(
                 "a round on buckets needs the model and the range that S0 published, and has none"
             )
-        return self.model, self.width
+        return self.model, self.policy.buckets(self.scale, buckets)
 
 
 @dataclass(frozen=True)
@@ -152,9 +171,20 @@ class Method(ABC):
         return None
 
     @property
+    def range_buckets(self) -> int:
+        """Return the buckets around the global model, of which clients upload one; 0 if none."""
+        return 0
+
+    @property
     def uses_range(self) -> bool:
         """Return whether clients upload buckets around the global model."""
-        return False
+        return self.range_buckets > 0
+
+    def outermost(self, values: PublicValues) -> int:
+        """Return the coordinates of which the first opened result is an outermost bucket."""
+        if not self.uses_range:
+            return 0
+        return int(encode.outermost(values[0], self.range_buckets).sum())
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:

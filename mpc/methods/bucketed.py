@@ -48,12 +48,12 @@ class Bucketed(Counting):
     name = "bucketed"
     summary = "cheapest, to within a bucket"
 
-    buckets: int = option(8, text="buckets per coordinate (default: 8)", metavar="B")
+    buckets: int = option(16, text="buckets per coordinate (default: 16)", metavar="B")
     schedule: str = option(
-        "scan",
+        "bisect",
         choices=SCHEDULES,
         compared=SCHEDULES,
-        text="all thresholds at once, or fewer one after another (default: scan)",
+        text="all thresholds at once, or fewer one after another (default: bisect)",
     )
     uploads: str = option(
         "unverified",
@@ -92,11 +92,11 @@ class Bucketed(Counting):
         return steps(self.buckets) if self.uploads == "dealt" else self.bits_for(max_clients)
 
     @property
-    def uses_range(self) -> bool:
-        return True
+    def range_buckets(self) -> int:
+        return self.buckets
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        index = encode.bucketize(vector, *published.around(), self.buckets)
+        index = published.bucketize(vector, self.buckets)
         return index[None] if self.uploads == "dealt" else encode.cumulative(index, self.buckets)
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
@@ -120,7 +120,7 @@ class Bucketed(Counting):
         return "approximate"
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        return encode.quantize(values, *published.around(), self.buckets)
+        return published.quantize(values, self.buckets)
 
     def in_the_clear(
         self,
@@ -129,10 +129,10 @@ class Bucketed(Counting):
         published: Published,
         max_clients: int,
     ) -> NDArray[Any]:
-        index = encode.bucketize(updates, *published.around(), self.buckets)
+        index = published.bucketize(updates, self.buckets)
         ranked = np.sort(np.repeat(index, weights, axis=0), axis=0)
         middle = ranked[(len(ranked) - 1) // 2][None]
-        return encode.quantize(middle, *published.around(), self.buckets)
+        return published.quantize(middle, self.buckets)
 
     @classmethod
     def warm_up(cls) -> Sequence[Self]:

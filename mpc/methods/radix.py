@@ -74,7 +74,7 @@ class Radix(Counting):
         24, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
     )
     buckets: int = option(
-        8, text="with encoding buckets: buckets per coordinate (default: 8)", metavar="B"
+        16, text="with encoding buckets: buckets per coordinate (default: 16)", metavar="B"
     )
     ranks: list[int] = option(
         [], text="these ranks, 1 the smallest, not the median", metavar="R,.."
@@ -139,22 +139,22 @@ class Radix(Counting):
         return self.word_width
 
     @property
-    def uses_range(self) -> bool:
-        return self.encoding == "buckets"
+    def range_buckets(self) -> int:
+        return self.buckets if self.encoding == "buckets" else 0
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        return self.words(vector, *(published.around() if self.uses_range else ()))[None]
+        return self.words(vector, published)[None]
 
-    def words(self, values: ArrayLike, centre: ArrayLike = 0.0, width: ArrayLike = 1.0) -> Ring:
+    def words(self, values: ArrayLike, published: Published | None = None) -> Ring:
         """Return words whose unsigned order is the order of the values.
 
         float32: the bits, complemented for negative values and with the sign bit flipped for
         others, so that -0 < +0. bfloat16: the same bits of the nearest bfloat16, ties to even.
-        fixed: offset binary. buckets: the index, around `centre` in a range of `width`. Raises
-        InputError for NaN.
+        fixed: offset binary. buckets: the index, of those `published`. Raises InputError for
+        NaN.
         """
-        if self.encoding == "buckets":
-            index = encode.bucketize(values, centre, width, self.buckets)
+        if self.uses_range:
+            index = (published or Published()).bucketize(values, self.buckets)
             return index.astype(ring.dtype(self.word_width))
         if self.encoding == "fixed":
             elements = encode.to_fixed(values, self.word_bits, self.fraction_bits)
@@ -171,16 +171,16 @@ class Radix(Counting):
         return (ordered >> np.uint32(16)).astype(np.uint16)
 
     def values(
-        self, words: PublicValues, centre: ArrayLike = 0.0, width: ArrayLike = 1.0
+        self, words: PublicValues, published: Published | None = None
     ) -> NDArray[np.float64]:
         """Return the values that words stand for.
 
         Words that only a faulty client uploads count as the nearest value: a word beyond the last
         bucket as that bucket, and one that is no number as infinity.
         """
-        if self.encoding == "buckets":
+        if self.uses_range:
             index = np.minimum(words, self.buckets - 1)
-            return encode.quantize(index, centre, width, self.buckets)
+            return (published or Published()).quantize(index, self.buckets)
         if self.encoding == "fixed":
             elements = words ^ words.dtype.type(1 << (self.word_bits - 1))
             return encode.from_fixed(elements, self.word_bits, self.fraction_bits)
@@ -225,7 +225,7 @@ class Radix(Counting):
         return "approximate" if self.encoding in ("bfloat16", "buckets") else "exact"
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        numbers = self.values(values, *(published.around() if self.uses_range else ()))
+        numbers = self.values(values, published)
         return numbers.mean(axis=0, keepdims=True) if self.midpoint else numbers
 
     def in_the_clear(
@@ -238,7 +238,7 @@ class Radix(Counting):
         ranked = np.sort(np.repeat(self._rounded(updates, published), weights, axis=0), axis=0)
         results = ranked[[rank - 1 for rank in self.ranks_of(len(ranked))]]
         if self.uses_range:
-            results = encode.quantize(results, *published.around(), self.buckets)
+            results = published.quantize(results, self.buckets)
         if self.midpoint:
             results = results.mean(axis=0, keepdims=True, dtype=np.float64)
         return results
@@ -246,7 +246,7 @@ class Radix(Counting):
     def _rounded(self, updates: NDArray[Any], published: Published) -> NDArray[Any]:
         """Return updates in the clear as the encoding rounds them: numbers, or bucket indices."""
         if self.uses_range:
-            return encode.bucketize(updates, *published.around(), self.buckets)
+            return published.bucketize(updates, self.buckets)
         if self.encoding == "fixed":
             elements = encode.to_fixed(updates, self.word_bits, self.fraction_bits)
             return ring.signed(elements, self.word_bits) / 2.0**self.fraction_bits

@@ -3,18 +3,16 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.base import Float32s, UniformRange
 
 
 @dataclass(frozen=True)
-class ConstantRange(RangePolicy):
+class ConstantRange(UniformRange):
     """The first round's B in every round."""
 
     name = "constant"
 
-    def next(
-        self, width: ArrayLike, before: ArrayLike, after: ArrayLike, number: int
-    ) -> NDArray[np.float64]:
-        return np.asarray(width, np.float64)
+    def next(self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int) -> Float32s:
+        return np.asarray(scale, np.float32)

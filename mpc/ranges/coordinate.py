@@ -1,4 +1,4 @@
-"""The range policy that follows each coordinate by itself, which converges: the default."""
+"""The range policy that follows each coordinate by itself. It converges on some models."""
 
 from dataclasses import dataclass
 

@@ -3,14 +3,17 @@
 from typing import Any
 
 from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_one_of, options_of, refuse_foreign
-from securemedian.mpc.ranges import constant, coordinate, l1, linf, mean
+from securemedian.mpc.ranges import constant, coordinate, follow, l1, linf, log, mean
 from securemedian.mpc.ranges.base import RangePolicy
 
 # By the names used in flags, messages and saved files. The first is the default.
 POLICIES: dict[str, type[RangePolicy]] = {
     policy.name: policy
     for policy in (
+        follow.FollowRange,
+        log.LogRange,
         coordinate.CoordinateRange,
         mean.MeanRange,
         linf.LinfRange,
@@ -21,11 +24,13 @@ POLICIES: dict[str, type[RangePolicy]] = {
 DEFAULT_POLICY = next(iter(POLICIES))
 
 
-def policy_from(values: dict[str, Any]) -> RangePolicy:
+def policy_from(values: object) -> RangePolicy:
     """Return the policy that a map from outside names: `{"policy": name, **options}`.
 
     Raises ConfigError, which says what is wrong.
     """
+    if not isinstance(values, dict):
+        raise ConfigError(f"range: expected a table of settings, not {type(values).__name__}")
     name = values.get("policy", DEFAULT_POLICY)
     check_one_of("range policy", name, list(POLICIES))
     options = {key: value for key, value in values.items() if key != "policy"}
