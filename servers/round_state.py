@@ -514,12 +514,12 @@ class ServerRound:
                 if self.dealt
                 else "a value of its update is out of range"
             )
-        kept = [("upload", self.here, self.there)]
-        if self.dealt:
-            kept.insert(0, ("dealing", self.dealt_here, self.dealt_there))
-        for what, here, there in kept:
-            if not (key in here and key in there):
-                return f"its {what} reached {self._whom(key in here, key in there)}"
+        dealt = key in self.dealt_here, key in self.dealt_there
+        if self.dealt and not all(dealt):
+            return f"its dealing reached {self._whom(*dealt)}"
+        uploaded = key in self.here, key in self.there
+        if not all(uploaded):
+            return f"its upload reached {self._whom(*uploaded)}"
         if self.here[key] != self.there[key]:
             return "it sent different uploads to the two servers"
         return f"its upload is complete, but max_clients is {self.params.max_clients}"
@@ -714,6 +714,11 @@ def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
     return table
 
 
+def _alike(pairs: Iterable[Pair], *lines: Transition) -> Table:
+    """Return the same lines for several pairs."""
+    return dict.fromkeys(pairs, lines)
+
+
 _LEADER: Table = (
     _failing(LIVE, _FAIL_ASKED)
     | _BOTH
@@ -735,23 +740,22 @@ _LEADER: Table = (
             Transition(State.OPEN, (Uploaded,)),
         ),
         (State.OPEN, Uploaded): (_FULL, Transition(State.OPEN)),
-        **dict.fromkeys(
+        **_alike(
             ((State.OPEN, CheckEnded), (State.OPEN, Checked)),
-            (
-                _DISCORD_ASKED,
-                _FULL,
-                Transition(State.OPEN, _CHECK, ServerRound.checkable),
-                Transition(State.OPEN),
-            ),
+            _DISCORD_ASKED,
+            _FULL,
+            Transition(State.OPEN, _CHECK, ServerRound.checkable),
+            Transition(State.OPEN),
         ),
         (State.OPEN, CloseAsked): (_CLOSE,),
         # the deadline, which is not a failure
         (State.OPEN, Overdue): (_CLOSE,),
         # sent before S1 heard `close`
         (State.CLOSING, Dealt): (Transition(State.CLOSING),),
-        **dict.fromkeys(
+        **_alike(
             ((State.CLOSING, CheckEnded), (State.CLOSING, Checked)),
-            (_DISCORD_ASKED, Transition(State.CLOSING)),
+            _DISCORD_ASKED,
+            Transition(State.CLOSING),
         ),
         (State.CLOSING, Held): (
             _OBSTRUCTED_ASKED,
@@ -760,14 +764,12 @@ _LEADER: Table = (
             _RUN,
         ),
         # several times where clients that have failed make room for others
-        **dict.fromkeys(
+        **_alike(
             ((State.CHECKING, CheckEnded), (State.CHECKING, Checked)),
-            (
-                _OBSTRUCTED_ASKED,
-                Transition(State.CHECKING, (), ServerRound.being_checked),
-                Transition(State.CHECKING, _CHECK, ServerRound.checkable),
-                _RUN,
-            ),
+            _OBSTRUCTED_ASKED,
+            Transition(State.CHECKING, (), ServerRound.being_checked),
+            Transition(State.CHECKING, _CHECK, ServerRound.checkable),
+            _RUN,
         ),
         (State.STARTING, Ready): (
             Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START)),
@@ -794,22 +796,16 @@ _FOLLOWER: Table = (
             Transition(State.CHECKING, (Effect.LOG, Held), ServerRound.checked),
             Transition(State.CLOSING, (Effect.LOG, Held)),
         ),
-        **{
-            (state, Check): (_DISCORD, Transition(state, (Effect.CHECK,)))
-            for state in (State.OPEN, State.CHECKING)
-        },
-        **{
-            (state, CheckEnded): (Transition(state, (Checked,)),)
-            for state in (State.OPEN, State.CHECKING)
-        },
-        **dict.fromkeys(
-            ((State.CLOSING, Run), (State.CHECKING, Run)),
-            (
-                _OBSTRUCTED,
-                Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
-            ),
-        ),
+        (State.OPEN, Check): (_DISCORD, Transition(State.OPEN, (Effect.CHECK,))),
+        (State.CHECKING, Check): (_DISCORD, Transition(State.CHECKING, (Effect.CHECK,))),
+        (State.OPEN, CheckEnded): (Transition(State.OPEN, (Checked,)),),
+        (State.CHECKING, CheckEnded): (Transition(State.CHECKING, (Checked,)),),
     }
+    | _alike(
+        ((State.CLOSING, Run), (State.CHECKING, Run)),
+        _OBSTRUCTED,
+        Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
+    )
 )
 
 TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
