@@ -144,7 +144,9 @@ def check_values(
 
     def lane(number: int) -> None:
         for piece in pieces[number :: len(parties)]:
-            failed[number, piece.clients] |= check(parties[number], params, piece, uploads, batch)
+            failed[number, piece.clients] |= check_piece(
+                parties[number], params, piece, uploads, batch
+            )
             report.add(piece.dim)
 
     run_lanes(parties, lane)
@@ -282,7 +284,7 @@ class Piece:
         return self.end - self.begin
 
 
-def check(
+def check_piece(
     party: Party,
     params: RoundParams,
     piece: Piece,
@@ -297,7 +299,7 @@ def check(
 
 
 def check_demand(params: RoundParams, piece: Piece) -> Demand:
-    """Return the correlations that `check` needs for a piece."""
+    """Return the correlations that `check_piece` needs."""
     count = (piece.clients.stop - piece.clients.start) * piece.dim
     return params.method.check_demand(count, params.max_clients)
 

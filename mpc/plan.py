@@ -39,7 +39,7 @@ from securemedian.mpc.party import SESSION_BYTES, Party, extensions
 from securemedian.mpc.pipeline import (
     Cost,
     Piece,
-    check,
+    check_piece,
     compute,
     cut,
     cut_check,
@@ -159,7 +159,7 @@ def rehearse(
 def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
     """Do what a lane does to check a piece like this one, on uploads of zeros."""
     uploads: list[share.Upload] = [_NoUpload()] * piece.clients.stop
-    check(party, params, replace(piece, begin=0, end=piece.dim), uploads, batch)
+    check_piece(party, params, replace(piece, begin=0, end=piece.dim), uploads, batch)
 
 
 @dataclass
