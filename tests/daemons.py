@@ -274,14 +274,18 @@ class Pair:
     def encoded(self, name: str, values: NDArray[np.float32]) -> NDArray[Any]:
         """Return what the method of the latest round shares of these values."""
         current, params = self.round(name)
-        valid = self.caller(name, "s0").ask("model", round=current["round"])
+        published = self.published(name, current["round"])
+        return params.method.encode(values, params.max_clients, published)
+
+    def published(self, name: str, round_id: str) -> Published:
+        """Return what S0 published for a round."""
+        valid = self.caller(name, "s0").ask("model", round=round_id)
         named = valid.fields["policy"]
-        published = Published(
+        return Published(
             valid.arrays.get("model"),
             valid.arrays.get("range"),
             policy_from(named) if named else None,
         )
-        return params.method.encode(values, params.max_clients, published)
 
     def deal(self, name: str, dealt: Dealt, to: Sequence[str] = ("s0", "s1")) -> Dealt:
         """Send a dealing for the latest round, and return it."""
