@@ -262,8 +262,8 @@ class Pair:
         if params.dealing:
             self.rotate(name, self.deal(name, dealing.deal(params.dealing), to), values, to)
         else:
-            values = self.encoded(name, values)
-            seeded, words = share.split(values, params.share_bits, xor=params.xor_shared)
+            shared = self.encoded(name, values)
+            seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
             self.halves(name, "upload", seeded.seed, words.packed, to)
 
     def round(self, name: str) -> tuple[dict[str, Any], RoundParams]:

@@ -59,7 +59,7 @@ def ends_without_it(pair: Pair, round_id: str, why: str) -> None:
     """Check that the round is published without the hostile client, and as if it were not there."""
     status = pair.wait("published")
     assert status["left_out"] == pair.wait("published", "s1")["left_out"] == {HOSTILE: why}
-    assert status["included"] == list(HONEST)
+    assert sorted(status["included"]) == list(HONEST)
     params = RoundParams.from_dict(status["params"])
     published = pair.published("client-1", round_id)
     expected = plaintext.published(np.stack([update(name) for name in HONEST]), params, published)
@@ -142,8 +142,8 @@ def test_a_wrong_dealing_is_left_out_and_moves_nothing(pair: Pair, wrong: Wrong,
         attack()
         failed = {HOSTILE: FAILED}
         # the verdict is there while the others train, and the client is told
-        for server in ("s0", "s1"):
-            wait_until(lambda server=server: pair.status(server)["left_out"] == failed)
+        wait_until(lambda: pair.status("s0")["left_out"] == failed)
+        wait_until(lambda: pair.status("s1")["left_out"] == failed)
         assert pair.round(HOSTILE)[0]["left_out"] == FAILED
         with pytest.raises(NotAllowed, match="failed the check"):
             pair.deal(HOSTILE, dealing.deal(shape))
@@ -264,8 +264,9 @@ def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> N
         send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1, params=b"?")
     # begun, cut short and begun anew
     send("client-1", "deal", "words", words[half:] ^ np.uint64(1), to_words, piece=0, pieces=2)
-    with pytest.raises(BadUpload, match="piece 1 is due|no piece"):
-        send("client-1", "deal", "words", words[half:], to_words, piece=2, pieces=3)
+    third = -(-words.size // 3)
+    with pytest.raises(BadUpload, match="piece 0 is due"):
+        send("client-1", "deal", "words", words[third : 2 * third], to_words, piece=1, pieces=3)
     send("client-1", "deal", "words", words[:half], to_words, piece=0, pieces=2)
     assert send("client-1", "deal", "words", words[half:], to_words, piece=1, pieces=2).fields[
         "whole"

@@ -75,9 +75,9 @@ DEADLINE_S, ANSWER_S, RUN_S = 100.0, 5.0, 50.0
 
 
 # rounds in which nothing is checked, or dealings, or values
-PLAIN = {"method": "bucketed", "uploads": "unverified"}
-DEALT = {"method": "bucketed", "uploads": "dealt"}
-VALUES = {"method": "trimmed-mean"}
+PLAIN: dict[str, Any] = {"method": "bucketed", "uploads": "unverified"}
+DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
+VALUES: dict[str, Any] = {"method": "trimmed-mean"}
 
 
 def params(**changes: Any) -> RoundParams:
@@ -737,7 +737,8 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int]:
 def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     """Nor does a line or a late pair stand there that no order reaches."""
     walks = [walk(scenario) for scenario in SCENARIOS]
-    taken, late = (set[Any]().union(*(one[index] for one in walks)) for index in (0, 1))
+    taken = {line for one in walks for line in one[0]}
+    late = {pair for one in walks for pair in one[1]}
     lines = {
         (party, pair, line)
         for party in (0, 1)

@@ -39,7 +39,7 @@ from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from tests.servers_alone import ALIKE, DIM, PARAMS, Server
+from tests.servers_alone import ALIKE, DIM, PARAMS, Server, held
 
 
 @pytest.fixture
@@ -55,7 +55,11 @@ def s1(tmp_path: Path) -> Server:
 def run_until_started(s0: Server) -> str:
     round_id = s0.open()
     s0.upload_all(round_id)
-    s0.hear(*(Uploaded(round_id, key) for key in s0.keys), Held(round_id, s0.keys), Ready(round_id))
+    s0.hear(
+        *(Uploaded(round_id, key) for key in s0.keys),
+        Held(round_id, held(s0.keys)),
+        Ready(round_id),
+    )
     assert s0.state == ("running", "") and s0.engine.uploads is not None
     assert len(s0.engine.uploads) == 3
     return round_id
@@ -91,7 +95,7 @@ def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0: Server) -> None:
 def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
     round_id = run_until_started(s0)
     s0.engine.result = pipeline.Outcome(
-        PublicValues(np.full((1, DIM), 3 << 24, np.uint64)), pipeline.Cost(ots=5)
+        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost(ots=5)
     )
     s0.rounds.engine_ended()
     assert s0.sent[-1] == Done(round_id) and s0.state == ("running", "")
@@ -173,8 +177,8 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
     assert s1.sent[-1].code == "bad-config" and "at least 3" in s1.sent[-1].reason
     s1.hear(Open("1-0000000c", 1, PARAMS.to_dict(), bytes(16), True, False))
     s1.upload_all("1-0000000c")
-    s1.hear(Close("1-0000000c", s1.keys))
-    assert s1.sent[-1] == Held("1-0000000c", s1.keys)
+    s1.hear(Close("1-0000000c", held(s1.keys)))
+    assert s1.sent[-1] == Held("1-0000000c", held(s1.keys))
     s1.hear(Run("1-0000000c", bytes(32)))
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
@@ -321,7 +325,7 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     s0.sent.clear()
     caplog.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
-        s0.hear(Close(round_id, []), Run(round_id, bytes(32)))
+        s0.hear(Close(round_id, {}), Run(round_id, bytes(32)))
         # these are late
         s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))
         # of no round here
@@ -338,7 +342,11 @@ def test_a_defect_in_an_action_fails_the_round_and_not_the_server(
     round_id = s0.open()
     if where == "start":
         s0.upload_all(round_id)
-        s0.hear(*(Uploaded(round_id, k) for k in s0.keys), Held(round_id, s0.keys), Ready(round_id))
+        s0.hear(
+            *(Uploaded(round_id, k) for k in s0.keys),
+            Held(round_id, held(s0.keys)),
+            Ready(round_id),
+        )
     state, reason = s0.state
     assert state == "failed" and "ZeroDivisionError" in reason and s0.engine.dropped
     if where == "prepare":
@@ -370,7 +378,7 @@ def fail_while_running(s0: Server, left_out: str) -> str:
     for key in keys:
         s0.upload(key, round_id)
     s0.ask(s0.coordinator, "close", round=round_id)
-    s0.hear(Held(round_id, keys), Ready(round_id))
+    s0.hear(Held(round_id, held(keys)), Ready(round_id))
     assert s0.state == ("running", "")
     s0.engine.result = ChannelTimeout("nothing for 60 s")
     s0.rounds.engine_ended()
@@ -400,7 +408,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
     )
     s0.upload(first, round_id)
     s0.ask(s0.coordinator, "close", round=round_id)
-    s0.hear(Held(round_id, s0.keys))
+    s0.hear(Held(round_id, held(s0.keys)))
     state, reason = s0.state
     assert state == "failed" and "may have opened values" in reason
     assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
@@ -412,7 +420,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
         s0.hear(Uploaded(round_id, key))
     # nobody else can come
     assert s0.state[0] == "closing"
-    s0.hear(Held(round_id, s0.keys), Ready(round_id))
+    s0.hear(Held(round_id, held(s0.keys)), Ready(round_id))
     s0.engine.result = pipeline.Outcome(
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
     )
@@ -455,7 +463,7 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
         s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over))
         for key in keys:
             s1.upload(key, round_id)
-        s1.hear(Close(round_id, keys))
+        s1.hear(Close(round_id, held(keys)))
         s1.hear(Run(round_id, s1.latest.server_round.digest))
 
     attempt("1-0000000a", two)
