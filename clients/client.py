@@ -198,8 +198,8 @@ class Client(_Member):
             self._dealer_for(self._open)
         return self._open
 
-    def deal(self, shape: Dealing) -> Dealt:
-        """Return a new dealing. It is called on another thread."""
+    def deal(self, shape: Dealing, current: Round) -> Dealt:
+        """Return a new dealing for a round. It is called on another thread."""
         return dealing.deal(shape)
 
     def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:

@@ -6,11 +6,10 @@ docs/protocols.md, section 2.
 import threading
 from collections.abc import Callable, Sequence
 
-from securemedian.mpc.dealing import Dealing, Dealt
-
 from securemedian.clients import upload
 from securemedian.clients.connection import Connection, ask_parties
 from securemedian.clients.upload import Round, ShareHalf
+from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 
 # the most bytes of a piece, each of which is answered before the next one is sent
@@ -30,7 +29,7 @@ class Dealer:
         current: Round,
         shape: Dealing,
         servers: Sequence[Connection],
-        deal: Callable[[Dealing], Dealt],
+        deal: Callable[[Dealing, Round], Dealt],
     ) -> None:
         self.round_id = current.round_id
         self._current, self._shape, self._servers, self._deal = current, shape, servers, deal
@@ -59,7 +58,7 @@ class Dealer:
     def _run(self) -> None:
         try:
             limits = [info["max_message_bytes"] for info in ask_parties(self._servers)]
-            dealt = self._deal(self._shape)
+            dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
             # the seed last: a dealing that is cut short before it can be sent anew
