@@ -22,7 +22,10 @@ from securemedian.mpc.params import RoundParams
 from securemedian.servers import control
 from securemedian.servers.control import (
     Bye,
+    Check,
+    Checked,
     Close,
+    Dealt,
     Done,
     Failed,
     Held,
@@ -39,7 +42,7 @@ from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from tests.servers_alone import ALIKE, DIM, PARAMS, Server, held
+from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held
 
 
 @pytest.fixture
@@ -253,6 +256,106 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
     # what was written before the disk was full is no part of it
     assert s0.rounds.live is not None
     assert (s0.rounds.live.spool.get(client).words(0, 0, words.size) == words).all()
+
+
+def test_a_dealing_that_cannot_be_written_is_still_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s0 = Server(0, tmp_path, DEALT)
+    shape = DEALT.dealing
+    assert shape
+    round_id, client = s0.open(), s0.keys[0]
+    words = np.arange(shape.layout.words, dtype=np.uint64)
+    half = words.size // 2
+    pieces: list[dict[str, Any]] = [
+        {"form": "words", "pieces": 2, "piece": piece, "share": part}
+        for piece, part in enumerate((words[:half], words[half:]))
+    ]
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    # room for the whole is made at the first piece
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        refused = s0.deal(client, round_id, **pieces[0])
+        assert refused.type == "error" and "No space left" in refused.fields["message"]
+    assert not s0.deal(client, round_id, **pieces[0]).fields["whole"]
+    size = (tmp_path / "spool" / round_id / "uploads.words").stat().st_size
+    assert size == 8 * words.size
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        assert s0.deal(client, round_id, **pieces[1]).type == "error"
+    assert not s0.latest.server_round.dealt_here
+    assert s0.deal(client, round_id, **pieces[1]).fields["whole"]
+    assert (s0.latest.spool.dealing(client).words(0, 0, words.size) == words).all()
+    assert s0.sent[-1] == Dealt(round_id, client)
+
+
+def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s0 = Server(0, tmp_path, DEALT)
+    round_id = s0.open()
+    first, second, third = s0.keys
+    for key in (first, second):
+        s0.deal(key, round_id)
+    s0.hear(Dealt(round_id, first))
+    assert s0.sent[-1] == Check(round_id, [first])
+    assert s0.engine.checked == [s0.latest.spool.dealing(first)]
+    s0.engine.end_check()
+    s0.rounds.engine_ended()
+    s0.hear(Dealt(round_id, second), Checked(round_id, [first], []))
+    s0.engine.end_check(0)
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.rounds.engine_ended()
+    (event,) = (record for record in caplog.records if record.message == "clients-checked")
+    names = s0.rounds.register.names
+    assert event.levelno == logging.WARNING
+    assert vars(event)["fields"]["failed"] == [names[second]]
+    s0.hear(Checked(round_id, [second], [second]))
+    status = s0.ask(s0.coordinator, "status").fields
+    assert status["left_out"] == {names[second]: "its dealing failed the check"}
+    assert status["state"] == "open"
+    assert "failed the check" in s0.ask(second, "round").fields["left_out"]
+    assert s0.upload(second, round_id).fields["code"] == "not-allowed"
+    assert s0.upload(first, round_id).type == "upload"
+    # a share is no rotation
+    share = {"share": np.zeros(16, np.uint8)}
+    fields = {"round": round_id, "params": DEALT.digest, "form": "seed"}
+    assert s0.deal(third, round_id).type == "deal"
+    refused = s0.ask(third, "upload", share, **fields)
+    assert refused.fields["code"] == "bad-upload" and "rotations" in refused.fields["message"]
+    s0.rounds.fail("had enough")
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_a_check_that_fails_ends_the_round(tmp_path: Path) -> None:
+    s1 = Server(1, tmp_path, DEALT)
+    s1.hear(Open("1-0000000a", 1, DEALT.to_dict(), bytes(16), True, False))
+    s1.deal(s1.keys[0], "1-0000000a")
+    s1.hear(Check("1-0000000a", s1.keys[:1]))
+    s1.engine.result = ChannelTimeout("nothing for 60 s")
+    s1.rounds.engine_ended()
+    assert s1.state == ("failed", "nothing for 60 s") and s1.engine.session_id is None
+
+
+def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
+    params = RoundParams(Pairwise(), DIM, 3)
+    s0 = Server(0, tmp_path, params)
+    round_id = s0.open()
+    s0.upload_all(round_id)
+    s0.hear(*(Uploaded(round_id, key) for key in s0.keys))
+    assert s0.state[0] == "closing" and not s0.engine.checked
+    s0.hear(Held(round_id, held(s0.keys)))
+    assert s0.state[0] == "checking" and len(s0.engine.checked) == 3
+    s0.engine.end_check(1)
+    s0.rounds.engine_ended()
+    s0.hear(Checked(round_id, s0.keys, s0.keys[1:2]))
+    # the sample's own min_clients
+    state, reason = s0.state
+    assert state == "failed" and "a value of its update is out of range" in reason
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
 
 
 def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
