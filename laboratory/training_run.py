@@ -36,9 +36,9 @@ WORKER = "securemedian.laboratory.worker"
 class Scenario:
     """What is trained, by how many clients, and how many of them misbehave.
 
-    `directory` is where `data` was read from, None for the digits. `images` is the number of images
-    per client, None for all there are. The last `faulty` clients have the fault `fault`. `policy`
-    is None for the default one.
+    `directory` is where `data` was read from, None where it needs none. `images` is the number of
+    images per client, None for all there are. The last `faulty` clients have the fault `fault`.
+    `policy` is None for the default one.
     """
 
     data: Dataset
@@ -194,6 +194,7 @@ def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]
     arguments += ["--fault", fault.name, "--fault-from", str(fault.first)]
+    arguments += ["--dataset", scenario.data.name]
     arguments += ["--network", scenario.model.name, "--split", scenario.split]
     if scenario.directory is not None:
         arguments += ["--data", str(scenario.directory)]
