@@ -13,7 +13,9 @@ server sees an update. Read the modules in dependency order: `records`, `mod`, `
 try:
     import flwr  # noqa: F401
 except ImportError as error:
-    raise ImportError("securemedian.flower needs Flower: pip install 'securemedian[flower]'") from error
+    raise ImportError(
+        "securemedian.flower needs Flower: pip install 'securemedian[flower]'"
+    ) from error
 
 from securemedian.flower.mod import securemedian_mod
 from securemedian.flower.strategy import SecureMedian

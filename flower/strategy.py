@@ -352,10 +352,7 @@ class SecureMedian(Strategy):
             return None
         # Flower's averages turn whole numbers, such as BatchNorm's counters, into float64.
         return records.to_record(
-            {
-                name: array.numpy().astype(self._sent[name].dtype)
-                for name, array in arrays.items()
-            }
+            {name: array.numpy().astype(self._sent[name].dtype) for name, array in arrays.items()}
         )
 
     def _refuse_updates_in_the_clear(self, replies: Iterable[Message]) -> None:
