@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -38,6 +38,8 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.settings.keys import load_keys
 
+T = TypeVar("T")
+
 # Flower's own logger, whose lines people read
 log = logging.getLogger("flwr")
 
@@ -62,6 +64,10 @@ _MAX_DEADLINE_S = 7 * 86400.0
 _MAX_LISTED = 5
 
 
+class _NotYet(Exception):
+    """Fewer nodes are connected than a round needs."""
+
+
 class SecureMedian(Strategy):
     """A strategy whose aggregate S0 and S1 compute, without anybody seeing an update.
 
@@ -84,7 +90,7 @@ class SecureMedian(Strategy):
         deadline_s: float | None = None,
         range_policy: RangePolicy | None = None,
         on_failure: str = "stop",
-        node_wait_s: float = 600.0,
+        wait_s: float = 600.0,
         **options: Any,
     ) -> None:
         """Check the coordinator's configuration and the options of the rounds.
@@ -92,8 +98,8 @@ class SecureMedian(Strategy):
         `coordinator`: the path of coordinator.toml. `strategy`: by default FedAvg(). `min_clients`:
         with fewer uploads the servers refuse to compute. `deadline_s`: when a round closes at the
         latest, by default the `timeout` of `start`. `on_failure`: what a training round without a
-        result does, "stop" the run or "skip" the round and keep the model. `node_wait_s`: how long
-        to wait for the nodes that `strategy` needs.
+        result does, "stop" the run or "skip" the round and keep the model. `wait_s`: how long to
+        wait in each round for the nodes that `strategy` needs, and for servers that are away.
 
         Raises ConfigError, which says what is wrong.
         """
@@ -107,10 +113,10 @@ class SecureMedian(Strategy):
                 "FedAvg, FedProx or FedAdam"
             )
         check_one_of("on_failure", on_failure, ("stop", "skip"))
-        check_number("node_wait_s", node_wait_s, 0, float("inf"), "more than 0 seconds")
+        check_number("wait_s", wait_s, 0, float("inf"), "more than 0 seconds")
         if given := {"dim", "max_clients"} & set(options):
             raise ConfigError(f"{' and '.join(sorted(given))}: Flower decides that, leave it out")
-        self._skips, self._node_wait_s = on_failure == "skip", node_wait_s
+        self._skips, self._wait_s = on_failure == "skip", wait_s
         self._policy, self._min_clients, self._deadline_s = range_policy, min_clients, deadline_s
         self._options = {"method": method, **options}
         # until `start` says how long it waits for replies
@@ -174,7 +180,7 @@ class SecureMedian(Strategy):
             return []
         self._sent = records.to_arrays(arrays)
         try:
-            self._round_id = self._open(len(messages))
+            self._round_id = self._wait(lambda: self._open(len(messages)))
         except _ROUND_LOST as error:
             self._lose(f"no round could be opened: {error}", error)
             return []
@@ -260,20 +266,38 @@ class SecureMedian(Strategy):
         )
 
     def _nodes_connect(self, grid: Grid, needed: int) -> bool:
-        """Wait for as many nodes as `strategy` needs, for which it would wait for ever by itself.
+        """Wait for as many nodes as `strategy` needs, and return whether they are connected.
 
-        Returns whether they are connected.
+        It would wait for them for ever by itself.
         """
-        deadline = time.monotonic() + self._node_wait_s
-        while (connected := len(list(grid.get_node_ids()))) < needed:
-            if time.monotonic() > deadline:
-                self._lose(
-                    f"{connected} of the {needed} nodes needed are connected, and no more have "
-                    f"come within {self._node_wait_s:g} s"
-                )
-                return False
+
+        def connected() -> bool:
+            if (number := len(list(grid.get_node_ids()))) < needed:
+                raise _NotYet(f"{number} of the {needed} nodes needed are connected")
+            return True
+
+        try:
+            return self._wait(connected)
+        except _NotYet as error:
+            self._lose(str(error), error)
+            return False
+
+    def _wait(self, attempt: Callable[[], T]) -> T:
+        """Return the first result of `attempt` that is no error of those that may pass.
+
+        Raises the last such error after `wait_s`.
+        """
+        deadline, said = time.monotonic() + self._wait_s, ""
+        while True:
+            try:
+                return attempt()
+            except (_NotYet, PeerUnavailable, ServerUnreachable) as error:
+                if time.monotonic() > deadline:
+                    raise type(error)(f"{error} (waited for {self._wait_s:g} s)") from error
+                if str(error) != said:
+                    log.warning("securemedian: waiting, because %s", error)
+                said = str(error)
             time.sleep(_POLL_S)
-        return True
 
     def _open(self, nodes: int) -> str:
         """Open a round for the model to be sent, and return its id."""

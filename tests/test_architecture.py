@@ -34,7 +34,7 @@ FLOORS = [
     "benchmarks",
     "flower",
 ]
-# Beyond what the floors say: servers and clients meet on the wire alone, and the plug-in is a client.
+# Beyond what the floors say: servers and clients meet on the wire alone, and so does the plug-in.
 FORBIDDEN = {
     "clients": {"servers"},
     "flower": {"servers", "scripts", "laboratory", "benchmarks"},

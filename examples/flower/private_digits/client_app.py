@@ -2,9 +2,9 @@
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from securemedian.flower import securemedian_mod
 
 from private_digits import task
+from securemedian.flower import securemedian_mod
 
 app = ClientApp(mods=[securemedian_mod])
 

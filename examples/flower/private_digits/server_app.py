@@ -3,9 +3,9 @@
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from securemedian.flower import SecureMedian
 
 from private_digits import task
+from securemedian.flower import SecureMedian
 
 app = ServerApp()
 
