@@ -8,7 +8,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, RoundBusy
 
 
 class Lease:
@@ -18,7 +18,10 @@ class Lease:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lease. Raises ConfigError if another run has it, or it cannot be written."""
+        """Take the lease.
+
+        Raises RoundBusy if another run has it, and ConfigError if its file cannot be written.
+        """
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -29,7 +32,7 @@ class Lease:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise ConfigError(
+            raise RoundBusy(
                 f"another run opens rounds with this coordinator's key (it has locked {path}): "
                 "wait for its end, or end it with `flwr stop`"
             ) from error

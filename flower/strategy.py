@@ -43,6 +43,13 @@ T = TypeVar("T")
 # Flower's own logger, whose lines people read
 log = logging.getLogger("flwr")
 
+
+class _NotYet(Exception):
+    """Fewer nodes are connected than a round needs."""
+
+
+# what may pass by itself
+_PASSES = (_NotYet, PeerUnavailable, RoundBusy, ServerUnreachable)
 # what costs a run one round; everything else is wrong in every round
 _ROUND_LOST = (
     ChannelTimeout,
@@ -62,10 +69,6 @@ _END_LIMIT_S = 60.0
 _MAX_DEADLINE_S = 7 * 86400.0
 # names or reasons in one message
 _MAX_LISTED = 5
-
-
-class _NotYet(Exception):
-    """Fewer nodes are connected than a round needs."""
 
 
 class SecureMedian(Strategy):
@@ -99,7 +102,8 @@ class SecureMedian(Strategy):
         with fewer uploads the servers refuse to compute. `deadline_s`: when a round closes at the
         latest, by default the `timeout` of `start`. `on_failure`: what a training round without a
         result does, "stop" the run or "skip" the round and keep the model. `wait_s`: how long to
-        wait in each round for the nodes that `strategy` needs, and for servers that are away.
+        wait in each round for the nodes that `strategy` needs, for servers that are away, and for
+        the end of another's round.
 
         Raises ConfigError, which says what is wrong.
         """
@@ -291,7 +295,7 @@ class SecureMedian(Strategy):
         while True:
             try:
                 return attempt()
-            except (_NotYet, PeerUnavailable, ServerUnreachable) as error:
+            except _PASSES as error:
                 if time.monotonic() > deadline:
                     raise type(error)(f"{error} (waited for {self._wait_s:g} s)") from error
                 if str(error) != said:
