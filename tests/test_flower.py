@@ -618,3 +618,31 @@ def test_a_lease_is_for_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write"):
         Lease(tmp_path / "missing" / "coordinator.round")
     assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("method", ["radix", "bucketed"])
+def test_the_overhead_is_measured_at_the_size_of_a_network(method: str, pair: Pair) -> None:
+    """Prints the seconds per round (pytest -s), for docs/flower.md; the results are compared."""
+    start = {"w": np.random.default_rng(1).normal(size=199_210).astype(np.float32) * 0.1}
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        noise = np.random.default_rng(node).normal(size=model["w"].size)
+        return {"w": model["w"] + noise.astype(np.float32) * np.float32(0.01)}
+
+    seconds, results = {}, {}
+    for strategy in (FedMedian(), secure(pair, method=method)):
+        mods = () if isinstance(strategy, FedMedian) else (securemedian_mod,)
+        ends: list[float] = []
+        name = type(strategy).__name__
+
+        def note(_: int, __: ArrayRecord, ends: list[float] = ends) -> None:
+            ends.append(time.perf_counter())
+
+        results[name] = strategy.start(
+            grid_of(pair, train, mods), record(start), num_rounds=4, evaluate_fn=note
+        )
+        # from one round's end to the next one's, which includes an evaluation without training
+        seconds[name] = np.diff(ends).round(3).tolist()
+    print(f"\nseconds per round, {method}: {seconds}")
+    plain, ours = (results[name].arrays["w"].numpy() for name in seconds)
+    assert np.abs(ours - plain).max() <= (0 if method == "radix" else 0.1)
