@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,8 +62,10 @@ _ROUND_LOST = (
     ServerUnreachable,
     UnknownRound,
 )
-# between two looks at the nodes or at a round
+# between two looks at what is waited for otherwise
 _POLL_S = 0.5
+# between two looks for the result of a round
+_RESULT_POLL_S = 0.1
 # for a round that runs already to end, where an earlier run has left it
 _END_LIMIT_S = 60.0
 # the longest deadline that a round may have
@@ -107,7 +110,10 @@ class SecureMedian(Strategy):
 
         Raises ConfigError, which says what is wrong.
         """
-        self._config = ClientConfig.load(Path(coordinator).expanduser())
+        config = ClientConfig.load(Path(coordinator).expanduser())
+        # the nodes wait for the result too, in effect
+        soon = min(config.poll_interval_s, _RESULT_POLL_S)
+        self._config = replace(config, poll_interval_s=soon)
         load_keys(self._config.key_file)
         self._lease_file = Path(coordinator).expanduser().with_suffix(".round")
         self._strategy = FedAvg() if strategy is None else strategy
