@@ -34,8 +34,8 @@ def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
 
     Raises ConfigError if the message is not `SecureMedian`'s.
     """
-    about = content.get(ROUND)
-    if not isinstance(about, ConfigRecord) or not isinstance(content.get(ARRAYS), ArrayRecord):
+    about, arrays = content.get(ROUND), content.get(ARRAYS)
+    if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise ConfigError(
             "this train message names no round to submit to, so nothing was trained: "
             "securemedian_mod needs the strategy SecureMedian in the ServerApp"
@@ -43,7 +43,7 @@ def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
     usual, round_id = str(about["arrays"]), str(about["round"])
     records = {usual if key == ARRAYS else key: record for key, record in content.items()}
     del records[ROUND]
-    return RecordDict(records), to_arrays(records[usual]), round_id
+    return RecordDict(records), to_arrays(arrays), round_id
 
 
 def to_arrays(record: ArrayRecord) -> Arrays:

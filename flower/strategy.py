@@ -68,8 +68,8 @@ _POLL_S = 0.5
 _RESULT_POLL_S = 0.1
 # for a round that runs already to end, where an earlier run has left it
 _END_LIMIT_S = 60.0
-# the longest deadline that a round may have
-_MAX_DEADLINE_S = 7 * 86400.0
+# a week: the longest deadline that a round may have, and the longest wait for one
+_MAX_WAIT_S = 7 * 86400.0
 # names or reasons in one message
 _MAX_LISTED = 5
 
@@ -123,7 +123,7 @@ class SecureMedian(Strategy):
                 "FedAvg, FedProx or FedAdam"
             )
         check_one_of("on_failure", on_failure, ("stop", "skip"))
-        check_number("wait_s", wait_s, 0, float("inf"), "more than 0 seconds")
+        check_number("wait_s", wait_s, 0, _MAX_WAIT_S, "more than 0 seconds and at most a week")
         if given := {"dim", "max_clients"} & set(options):
             raise ConfigError(f"{' and '.join(sorted(given))}: Flower decides that, leave it out")
         self._skips, self._wait_s = on_failure == "skip", wait_s
@@ -264,7 +264,7 @@ class SecureMedian(Strategy):
     def _params(self, dim: int, clients: int) -> RoundParams:
         deadline_s = self._deadline_s
         if deadline_s is None:
-            deadline_s = min(self._timeout_s, _MAX_DEADLINE_S)
+            deadline_s = min(self._timeout_s, _MAX_WAIT_S)
         return RoundParams.from_dict(
             self._options
             | {
@@ -323,10 +323,9 @@ class SecureMedian(Strategy):
             self._lease = Lease(self._lease_file)
         self._end_round_left_open("a new run has replaced the one that opened it")
         first = self._kept is None
+        kept = self._kept is not None and np.array_equal(model, self._kept)
         # Buckets lie around the model that S0 keeps. Other rounds need none.
-        given = None
-        if params.uses_range and not np.array_equal(model, self._kept):
-            given = model
+        given = model if params.uses_range and not kept else None
         with Coordinator(self._config) as coordinator:
             round_id = coordinator.open(params, given, self._policy, reset=first and given is None)
         self._lease.round_id = round_id

@@ -3,6 +3,7 @@
 The runs with Flower's simulation and with a SuperLink are at the end.
 """
 
+import ast
 import copy
 import logging
 import os
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.slow
 
 Train = Callable[[int, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
-START = {
+START: dict[str, np.ndarray] = {
     "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
     "steps": np.array(7, np.int64),
     "b": np.zeros(2, np.float64),
@@ -213,6 +214,43 @@ def fails_on(*nodes: int, until: int = 99) -> Train:
         return shifted(node, model)
 
     return train
+
+
+# The page
+
+
+def literals(source: str) -> str:
+    """Return the texts in a module, without what f-strings put into them."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            texts += ["".join(v.value if isinstance(v, ast.Constant) else "|" for v in node.values)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_the_messages_of_the_page_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "flower.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| ", page.partition("goes wrong")[2], re.MULTILINE)
+    assert len(rows) > 10
+    said = "\n".join(
+        literals(path.read_text("utf-8"))
+        for path in [*ROOT.glob("flower/*.py"), ROOT / "mpc/encode.py"]
+    )
+    for message in re.findall("`(.+?)`", " ".join(rows)):
+        # words in capitals, N, M and I stand for what varies
+        for part in re.split(r"\.\.\.|'?\b(?:[A-Z]{2,}|[NMI])\b'?|NaN", message):
+            assert part.strip(" ,:()") in said, message
+
+
+def test_the_page_and_the_example_have_the_same_commands() -> None:
+    blocks = [
+        re.findall(r"```bash\n(.*?)```", (ROOT / path).read_text("utf-8"), re.DOTALL)[0]
+        for path in ("docs/flower.md", "examples/flower/README.md")
+    ]
+    assert blocks[0] == blocks[1]
+    assert len(blocks[0].replace("\\\n", "").splitlines()) == 3
 
 
 # What is computed
@@ -531,7 +569,7 @@ def test_a_wrong_coordinator_or_strategy_is_refused_before_the_run(pair: Pair) -
     with pytest.raises(ConfigError, match="nowhere"):
         SecureMedian("/nowhere/coordinator.toml")
     with pytest.raises(ConfigError, match="SecureMedian is not a strategy that works on an avera"):
-        SecureMedian(toml(pair, "coordinator"), secure(pair))  # type: ignore[arg-type]
+        SecureMedian(toml(pair, "coordinator"), secure(pair))
     with pytest.raises(ConfigError, match="has sampled 2 nodes, fewer than min_clients"):
         run(secure(pair, FedAvg(fraction_train=0.5), min_clients=3), grid_of(pair))
     with pytest.raises(InputError, match="no real-valued entries"):
