@@ -42,7 +42,7 @@ KEY_WORDS = 2 * (ROUNDS + 1)
 # The columns of as many vectors are expanded or hashed at once, so that instructions need not wait
 # for each other. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 3 vectors whatever they
 # hold.
-_ABREAST = 3
+_ABREAST = 5
 _HASHED = 4
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
