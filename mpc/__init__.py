@@ -3,7 +3,7 @@
 Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`, `kernels`, `prg`,
 `ring`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.coordinate`, `ranges.mean`,
 `ranges.linf`, `ranges.l1`, `ranges.constant`, `ranges.registry`, `wire`, `channel`, `ot.base`,
-`ot.extension`, `ot.scratch`, `ot.hash`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
+`ot.extension`, `ot.scratch`, `ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `ot.one_of_n`, `correlations.base`, `correlations.tables`, `correlations.triples`,
 `correlations.quads`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
 `party`, `boolean`, `millionaire`, `compare`, `equal`, `methods.base`, `methods.reveal`,

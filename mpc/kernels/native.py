@@ -20,7 +20,7 @@ Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows; 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -32,16 +32,14 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.kernels.jit import kernel
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 # AES-128's constants of the key schedule, one per round (FIPS 197).
 ROUND_CONSTANTS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36)
 ROUNDS = len(ROUND_CONSTANTS)
 # Words of one key's round keys: a block per round, and one before them.
 KEY_WORDS = 2 * (ROUNDS + 1)
-# The columns of as many vectors are expanded or hashed at once, so that instructions need not wait
-# for each other. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 3 vectors whatever they
-# hold.
+# Vectors that are expanded, or hashed, at once: a round key is loaded once for all of them, and no
+# instruction waits for the last. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 5 vectors,
+# however many lanes they have.
 _ABREAST = 5
 _HASHED = 4
 
@@ -51,7 +49,8 @@ I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 def _features() -> set[str]:
     """Return the features of the x86-64 processor that numba compiles for, by LLVM's names."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    if config.DISABLE_JIT or not triple.startswith("x86_64"):
+    compiles = not config.DISABLE_JIT  # type: ignore[attr-defined]
+    if not compiles or not triple.startswith("x86_64"):
         return set()
     return {name[1:] for name in features.split(",") if name.startswith("+")}
 
@@ -69,9 +68,9 @@ _VECTOR = 2 * LANES
 _TILE = _ABREAST * _VECTOR
 
 
-def available() -> bool:
-    """Return whether the processor has the instructions that these kernels take."""
-    return {"aes", "sse2"} <= FEATURES
+def taken(wanted: bool) -> bool:
+    """Return whether these kernels are to be used: wanted, on a processor with AES instructions."""
+    return wanted and {"aes", "sse2"} <= FEATURES
 
 
 class _Vectors:
@@ -84,7 +83,10 @@ class _Vectors:
 
     def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
-        function = cgutils.get_or_insert_function(self.builder.module, signature, name)
+        module = self.builder.module
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            module, signature, name
+        )
         return self.builder.call(function, arguments)
 
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
@@ -94,6 +96,12 @@ class _Vectors:
     def _shuffle(self, one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
         return self.builder.shuffle_vector(
             one, other, ir.Constant(ir.VectorType(I32, len(order)), list(order))
+        )
+
+    def variable(self, vectors: int = 1) -> ir.Value:
+        """Return the address of memory on the stack."""
+        return cgutils.alloca_once(  # type: ignore[no-untyped-call]
+            self.builder, self.words, size=vectors
         )
 
     def constant(self, words: Sequence[int]) -> ir.Value:
@@ -247,8 +255,8 @@ def _loop(builder: ir.IRBuilder, stop: ir.Value, start: int = 0) -> Iterator[ir.
 def _inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
     """Return a function for kernels: `emit(builder, *arguments, **fixed)` writes what it does.
 
-    It takes `count` arguments. An argument is a whole number of 64 bits, or an array of words, for which `emit` gets the
-    address of its first one.
+    It takes `count` arguments: whole numbers of 64 bits, and arrays of words, of which `emit` gets
+    the address of the first word.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, typed: Any, arguments: Any) -> ir.Value:
@@ -291,10 +299,18 @@ _schedule = _inline(_emit_schedule, 2)
 
 
 @kernel
-def schedule(keys: NDArray[np.uint64], round_keys: NDArray[np.uint64]) -> None:
-    """Expand AES keys (n, 2) to their round keys (n, 11, 2)."""
+def schedule(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """Write the round keys (n, 11, 2) of AES keys (n, 2)."""
     for i in range(keys.shape[0]):
-        _schedule(keys[i], round_keys[i])
+        _schedule(keys[i], out[i])
+
+
+def round_keys(keys: bytes) -> NDArray[np.uint64]:
+    """Return the round keys (n, 11, 2) of n AES keys that follow each other."""
+    blocks = np.frombuffer(keys, np.uint64).reshape(-1, 2)
+    out = np.empty((len(blocks), ROUNDS + 1, 2), np.uint64)
+    schedule(blocks, out)
+    return out
 
 
 # Leaves, expanded and folded
@@ -354,7 +370,7 @@ def _emit_expand(
         return [v.constant([0] * 2 * lanes)] * abreast
 
     # LLVM keeps these in registers
-    low, total = ([cgutils.alloca_once(b, v.words) for _ in places] for _ in range(2))
+    low, total = ([v.variable() for _ in places] for _ in range(2))
 
     def add(values: list[ir.Value], slots: list[ir.Value]) -> None:
         for value, slot in zip(values, slots, strict=True):
@@ -481,7 +497,7 @@ def _emit_hash_columns(
     then the columns 16 t to 16 t + 15 of each lane.
     """
     b, v = builder, _Vectors(builder, lanes)
-    tile = cgutils.alloca_once(b, v.words, size=128)
+    tile = v.variable(128)
 
     def slot(t: ir.Value, group: ir.Value) -> ir.Value:
         at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
