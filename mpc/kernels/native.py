@@ -46,13 +46,13 @@ _HASHED = 4
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-def _features() -> set[str]:
+def _features() -> frozenset[str]:
     """Return the features of the x86-64 processor that numba compiles for, by LLVM's names."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     compiles = not config.DISABLE_JIT  # type: ignore[attr-defined]
     if not compiles or not triple.startswith("x86_64"):
-        return set()
-    return {name[1:] for name in features.split(",") if name.startswith("+")}
+        return frozenset()
+    return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
 
 
 FEATURES = _features()

@@ -113,12 +113,13 @@ class Hash:
         self.finish(out0)
         self.finish(out1)
 
-    def finish(self, blocks: Blocks) -> None:
+    def finish(self, blocks: Blocks) -> Blocks:
         """Turn sigma(x) ^ t into H(t, x), in place, with OpenSSL."""
         # one block more than is written, because `update_into` asks for the room
         images = self._scratch.array("images", len(blocks) + 1, 2)
         self._pi(as_bytes(blocks), as_bytes(images))
         kernels.xor_into(blocks, images[:-1])
+        return blocks
 
     def expand(self, keys: Blocks, first: int, stream: np.uint64, blocks: int) -> Words:
         """Return (count, 2 `blocks`) words: H of each key under streams that no OT uses."""
