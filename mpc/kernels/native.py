@@ -42,6 +42,8 @@ KEY_WORDS = 2 * (ROUNDS + 1)
 # however many lanes they have.
 _ABREAST = 5
 _HASHED = 4
+# The largest k of SoftSpokenOT.
+_MOST_BITS = 8
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -98,11 +100,12 @@ class _Vectors:
             one, other, ir.Constant(ir.VectorType(I32, len(order)), list(order))
         )
 
-    def variable(self, vectors: int = 1) -> ir.Value:
-        """Return the address of memory on the stack."""
-        return cgutils.alloca_once(  # type: ignore[no-untyped-call]
+    def memory(self, vectors: int) -> ir.Value:
+        """Return the address of memory: registers, if every access is at a fixed place."""
+        found = cgutils.alloca_once(  # type: ignore[no-untyped-call]
             self.builder, self.words, size=vectors
         )
+        return self.builder.bitcast(found, I64.as_pointer())
 
     def constant(self, words: Sequence[int]) -> ir.Value:
         """Return a constant vector."""
@@ -324,7 +327,7 @@ def _emit_expand(
     counter: ir.Value,
     rows: ir.Value,
     stride: ir.Value,
-    mended: ir.Value,
+    added: ir.Value,
     other: ir.Value,
     *,
     lanes: int,
@@ -333,26 +336,25 @@ def _emit_expand(
 ) -> None:
     """Expand the 2^bits leaves of one tree and fold them, `abreast` vectors of each row.
 
-    At the receiver `other` becomes the sum of all leaves ^ `mended`. At the sender, which has all
+    At the receiver `other` becomes the sum of all leaves ^ `added`. At the sender, which has all
     leaves but the first, `other` has a mask for each row, and row j becomes what the leaves fold to
-    ^ masks[j] & `mended`.
+    ^ masks[j] & `added`.
 
-    Leaves are taken in pairs. Row 0 is kept in registers; the others, in the first-level cache,
-    take the sum of pair p if p has their bit.
+    Subtrees are added up as they end, as a binary counter carries: row j takes the sum of each
+    right subtree of level j, so that a leaf is added about twice, and not once per row. Row 0 is
+    kept in registers, the others and one sum per level in the first-level cache.
     """
     b, v, one = builder, _Vectors(builder, lanes), ir.Constant(I64, 1)
     counters = v.counters(nonce, counter, abreast)
-    places = [v.lanes * 2 * i for i in range(abreast)]
+    size = 2 * lanes
+    places = [size * i for i in range(abreast)]
 
-    def vectors(address: ir.Value) -> list[ir.Value]:
+    def read(address: ir.Value) -> list[ir.Value]:
         return [v.load(_offset(b, address, place)) for place in places]
 
     def write(values: list[ir.Value], address: ir.Value) -> None:
         for value, place in zip(values, places, strict=True):
             v.store(value, _offset(b, address, place))
-
-    def row(j: ir.Value) -> ir.Value:
-        return _offset(b, rows, b.mul(j, stride))
 
     def stream(leaf: ir.Value) -> list[ir.Value]:
         return v.encrypt(counters, _offset(b, keys, b.mul(leaf, ir.Constant(I64, KEY_WORDS))))
@@ -360,40 +362,39 @@ def _emit_expand(
     def xor(values: list[ir.Value], others: list[ir.Value]) -> list[ir.Value]:
         return [b.xor(*both) for both in zip(values, others, strict=True)]
 
-    def masked(values: list[ir.Value], mask: ir.Value) -> list[ir.Value]:
-        spread = v.fill(mask, mask)
-        return [b.and_(value, spread) for value in values]
+    def table() -> Callable[[ir.Value], ir.Value]:
+        memory = v.memory((_MOST_BITS + 1) * abreast)
+        return lambda level: _offset(b, memory, b.mul(level, ir.Constant(I64, size * abreast)))
 
-    def start(j: ir.Value) -> list[ir.Value]:
+    folded, sums, row0, total = table(), table(), v.memory(abreast), v.memory(abreast)
+    with _loop(b, bits) as j:
         if sender:
-            return masked(vectors(mended), b.load(_offset(b, other, j)))
-        return [v.constant([0] * 2 * lanes)] * abreast
-
-    # LLVM keeps these in registers
-    low, total = ([v.variable() for _ in places] for _ in range(2))
-
-    def add(values: list[ir.Value], slots: list[ir.Value]) -> None:
-        for value, slot in zip(values, slots, strict=True):
-            b.store(b.xor(b.load(slot), value), slot)
-
-    for slots, values in ((low, start(ir.Constant(I64, 0))), (total, vectors(mended))):
-        for slot, value in zip(slots, values, strict=True):
-            b.store(value, slot)
-    with _loop(b, bits, 1) as j:
-        write(start(j), row(j))
+            mask = b.load(_offset(b, other, j))
+            write([b.and_(value, v.fill(mask, mask)) for value in read(added)], folded(j))
+        else:
+            write([v.constant([0] * size)] * abreast, folded(j))
+    write(read(folded(ir.Constant(I64, 0))), row0)
     if sender:
-        add(stream(one), low)
+        # the pair of the missing leaf
+        odd = stream(one)
+        write(xor(read(row0), odd), row0)
+        write(odd, sums(one))
     with _loop(b, b.shl(one, b.sub(bits, one)), int(sender)) as pair:
         even, odd = stream(b.shl(pair, one)), stream(b.or_(b.shl(pair, one), one))
-        both = xor(even, odd)
-        add(odd, low)
-        add(both, total)
-        with _loop(b, bits, 1) as j:
-            mask = b.neg(b.and_(b.lshr(pair, b.sub(j, one)), one))
-            write(xor(vectors(row(j)), masked(both, mask)), row(j))
-    write([b.load(slot) for slot in low], rows)
+        write(xor(read(row0), odd), row0)
+        write(xor(even, odd), total)
+        # the levels at which this pair is the end of a right subtree
+        top = b.add(b.cttz(b.not_(pair), ir.Constant(ir.IntType(1), 0)), one)
+        with _loop(b, top, 1) as level:
+            right = read(total)
+            write(xor(read(folded(level)), right), folded(level))
+            write(xor(read(sums(level)), right), total)
+        write(read(total), sums(top))
+    write(read(row0), rows)
+    with _loop(b, bits, 1) as j:
+        write(read(folded(j)), _offset(b, rows, b.mul(j, stride)))
     if not sender:
-        write([b.load(slot) for slot in total], other)
+        write(xor(read(sums(bits)), read(added)), other)
 
 
 _receive_tile, _receive_block = (
@@ -497,11 +498,11 @@ def _emit_hash_columns(
     then the columns 16 t to 16 t + 15 of each lane.
     """
     b, v = builder, _Vectors(builder, lanes)
-    tile = v.variable(128)
+    tile = v.memory(128)
 
     def slot(t: ir.Value, group: ir.Value) -> ir.Value:
         at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
-        return b.bitcast(b.gep(tile, [at]), I64.as_pointer())
+        return _offset(b, tile, b.mul(at, ir.Constant(I64, 2 * lanes)))
 
     with _loop(b, ir.Constant(I64, 16)) as group:
         first = _offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
