@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
+from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
@@ -57,6 +59,8 @@ class Scenario:
                 f"--faulty must be from 0 to {self.clients}, the number of clients, "
                 f"not {self.faulty}"
             )
+        if self.faulty and isinstance(self.fault, Malformed):
+            check_malleable(self.params)
         # raises here what it would raise in a worker, and at S0
         self.trainer(0)
         if self.params.uses_range:

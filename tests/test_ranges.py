@@ -34,6 +34,8 @@ FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]
 OWN: dict[str, Any] = {
     "policy": "follow",
+    "lowest": 0.01,
+    "highest": 1.0,
     "edges": [1, 3.0],
     "values": [0.5, 2.0, 3.0],
     "factors": [0.5, 1.0, 4.0],
@@ -100,7 +102,7 @@ def middles_of(edges: list[float], at: float) -> list[float]:
 
 
 @pytest.mark.parametrize("buckets", [6, 8, 16, 32, 64, 1024])
-@pytest.mark.parametrize("policy", [LogRange(1e-5, 6e2), FollowRange(ratio=1.01)])
+@pytest.mark.parametrize("policy", [LogRange(0.7, 6e2), FollowRange(1e-2, 3.0, ratio=1.01)])
 def test_logarithmic_buckets_are_signs_and_orders_of_magnitude(
     policy: LogRange, buckets: int
 ) -> None:
@@ -430,6 +432,8 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         ({"policy": "log"}, 4, "an even number of buckets"),
         ({}, 7, "an even number of buckets"),
         ({}, 4, "an even number of buckets"),
+        ({}, 12, "would each span a factor of 3162"),
+        ({"policy": "log"}, 12, "would each span a factor of 5623"),
         (OWN, 8, "edges for 6 buckets, and the round has 8"),
         ({"initial": 0.1}, 16, "initial is an option of coordinate .*: leave it out for follow"),
         ({"policy": "coordinate", "lowest": 0.1}, 16, "lowest is an option of follow and log"),
@@ -494,7 +498,8 @@ def test_flags_name_a_policy_and_its_options() -> None:
     assert parsed("--range-ratio", "3") == FollowRange(ratio=3.0)
     assert parsed("--range", "mean", "--range-initial", "2") == MeanRange(2.0)
     own = ["--range-edges", "1,3", "--range-values", ".5,2,3", "--range-factors", ".5,1,4"]
-    assert parsed(*own) == policy_from(OWN)
+    first = ["--range-lowest", ".01", "--range-highest", "1"]
+    assert parsed(*first, *own) == policy_from(OWN)
     with pytest.raises(ConfigError, match="leave it out for log"):
         parsed("--range", "log", "--range-ratio", "3")
 

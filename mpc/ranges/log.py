@@ -14,6 +14,8 @@ from securemedian.mpc.ranges.base import Float32s, RangePolicy
 
 # the bounds of what an edge of buckets may be, in units of their scale
 LEAST, GREATEST = 1e-12, 1e12
+# the most that a logarithmic bucket may span, as a factor: a round on wider ones ruins the model
+WIDEST = 1000
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,19 @@ class LogRange(RangePolicy):
         """Return `buckets` logarithmic buckets.
 
         As factors they have what s = 1 should become, the geometric middle of a bucket. Raises
-        ConfigError if there are no so many.
+        ConfigError if there cannot be so many, or they are too few.
         """
         self.check_even(buckets)
         # decimal arithmetic, which gives the same bits on every machine
         edge, highest = Decimal(self.lowest), Decimal(self.highest)
         steps = buckets // 2 - 2
         ratio = (highest / edge) ** (Decimal(1) / steps)
+        if ratio > WIDEST:
+            raise ConfigError(
+                f"{buckets} buckets of the range policy {self.name} would each span a factor of "
+                f"{ratio:.0f}, and a result could be off by as much: at most {WIDEST} is allowed. "
+                "Take more buckets, or narrow the range lowest to highest"
+            )
         edges = [edge]
         for _ in range(steps - 1):
             edges.append(edges[-1] * ratio)
