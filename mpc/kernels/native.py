@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import config, types
-from numba.core import cgutils
+from numba.core import cgutils as untyped_cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -44,6 +44,9 @@ _ABREAST = 5
 _HASHED = 4
 # The largest k of SoftSpokenOT.
 _MOST_BITS = 8
+
+# numba's helpers for LLVM instructions, which have no types
+cgutils: Any = untyped_cgutils
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -86,9 +89,7 @@ class _Vectors:
     def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
         module = self.builder.module
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            module, signature, name
-        )
+        function = cgutils.get_or_insert_function(module, signature, name)
         return self.builder.call(function, arguments)
 
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
@@ -102,9 +103,7 @@ class _Vectors:
 
     def memory(self, vectors: int) -> ir.Value:
         """Return the address of memory: registers, if every access is at a fixed place."""
-        found = cgutils.alloca_once(  # type: ignore[no-untyped-call]
-            self.builder, self.words, size=vectors
-        )
+        found = cgutils.alloca_once(self.builder, self.words, size=vectors)
         return self.builder.bitcast(found, I64.as_pointer())
 
     def constant(self, words: Sequence[int]) -> ir.Value:
