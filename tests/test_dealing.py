@@ -448,7 +448,7 @@ def test_a_peer_that_opens_wrongly_fails_that_client_alone(label: str) -> None:
         liar.label, liar.change = ("", 0) if said < 3 and "digest" not in label else (label, 1)
         Lying.send(liar, name, array)
 
-    liar.send = send  # type: ignore[method-assign]
+    liar.send = send  # type: ignore[method-assign, assignment]
     halves = [(each.seeded, each.words) for each in own]
     verdicts, _ = run_both(lambda j: check(ends[j], j, shape, [half[j] for half in halves]))
     assert verdicts == [True, True, False]
@@ -528,7 +528,7 @@ def words_half() -> None:
     """Raise Leak unless the halves that are words are uniform, two clients' beside the slots."""
     shape = Dealing(4000, 8, 4)
     slots: dict[str, np.ndarray] = {}
-    shares = []
+    shares: list[np.ndarray] = []
     for own in (deal(shape), deal(shape)):
         (kept, _) = opened(shape, (own.seeded, own.words))[0]
         slots |= bits_of(f"slot of client {len(shares)}", kept.argmax(axis=1), 0, 3)
