@@ -211,7 +211,8 @@ def test_a_dealing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1] == (2000, 2000) and len(seen) == 20
     index = np.random.default_rng(3).integers(0, 8, 1000)
     rotations = WordsUpload(shape.rotations_layout, own.rotations(index))
-    uploads = [[DealtUpload(shape, half, rotations)] for half in (own.seeded, own.words)]
+    both: tuple[Upload, Upload] = (own.seeded, own.words)
+    uploads = [[DealtUpload(shape, half, rotations)] for half in both]
     # a slice that begins and ends within parts
     shares = [counts(j, uploads[j], [1], 4, 256, 900) for j in (0, 1)]
     want = index[256:900] <= np.arange(7)[:, None]
