@@ -184,9 +184,10 @@ def test_slots_beyond_the_last_bucket_count_as_it() -> None:
     # buckets 4, 5, 6, 7, of which only the first exists
     packed = ring.pack((turns + np.arange(64) % 4).astype(np.uint8) & np.uint8(7), 3)
     rotations.packed[0, : packed.size] = packed
+    both: tuple[Upload, Upload] = (own.seeded, own.words)
     shares = [
         counts(j, [DealtUpload(shape, half, rotations)], [1], 4, 0, 64)
-        for j, half in enumerate((own.seeded, own.words))
+        for j, half in enumerate(both)
     ]
     assert not share.combine(shares[0], shares[1], 4).any()
 
