@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from securemedian.clients import update as updates
 from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection
+from securemedian.clients.connection import Connection, ask_parties
+from securemedian.clients.dealer import Dealer
 from securemedian.clients.upload import Round
-from securemedian.mpc import wire
+from securemedian.mpc import dealing, wire
+from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -66,10 +68,15 @@ class _Member:
     """What a client and the coordinator have in common: a key, and a connection to each server."""
 
     def __init__(self, config: ClientConfig) -> None:
-        keys = load_keys(config.key_file)
+        self._keys = load_keys(config.key_file)
         self.config = config
-        self.servers = tuple(
-            Connection(label, server, keys, config.reply_timeout_s, other.public_key)
+        self.servers = self._connect()
+
+    def _connect(self) -> tuple[Connection, ...]:
+        """Return new connections to S0 and S1."""
+        config = self.config
+        return tuple(
+            Connection(label, server, self._keys, config.reply_timeout_s, other.public_key)
             for label, server, other in (
                 ("S0", config.s0, config.s1),
                 ("S1", config.s1, config.s0),
@@ -161,6 +168,8 @@ class Client(_Member):
         self._seen = ""
         # the round last waited for, as long as nothing has been submitted to it
         self._open: Round | None = None
+        # what deals for a round that this object has seen, until an update is submitted to it
+        self._dealer: Dealer | None = None
         # the id of the round last submitted to, which holds this client's upload
         self._submitted = ""
         # the latest rounds to which this object has tried to submit, and the form of the update
@@ -171,10 +180,13 @@ class Client(_Member):
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet.
 
-        It has the published model and range to train from. If `submitted` is set, the servers have
-        an upload of this client already, from before a restart: there is nothing to train, and
-        `result` waits for the round's result. Raises ChannelTimeout if none is opened within
-        `timeout_s` (default: `wait_timeout_s` of the configuration).
+        It has the published model and range to train from. Where clients deal, this begins to deal
+        in the background, while the caller trains. If `submitted` is set, the servers have an
+        upload of this client already, from before a restart: there is nothing to train, and
+        `result` waits for the round's result. If `dealing_lost` is set, they have a dealing from
+        before a restart: there is nothing to train either, because this client cannot submit to
+        this round. Raises ChannelTimeout if none is opened within `timeout_s` (default:
+        `wait_timeout_s` of the configuration).
         """
         self._open = self._wait(
             self.servers[0], self._look_for_round, timeout_s, "no new round was opened"
@@ -182,7 +194,22 @@ class Client(_Member):
         self._seen = self._open.round_id
         if self._open.submitted:
             self._submitted = self._seen
+        elif not self._open.dealing_lost:
+            self._dealer_for(self._open)
         return self._open
+
+    def deal(self, shape: Dealing, current: Round) -> Dealt:
+        """Return a new dealing for a round. It is called on another thread."""
+        return dealing.deal(shape)
+
+    def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:
+        """Return what the method of a round shares of a flat update (`clients.upload`)."""
+        return upload.encode_update(vector, current)
+
+    def close(self) -> None:
+        """End what goes on in the background, and close all connections."""
+        self._stop_dealing()
+        super().close()
 
     def submit(self, update: Any, round_id: str = "") -> None:
         """Share the trained parameters between the servers.
@@ -192,10 +219,14 @@ class Client(_Member):
         attempt per round, because two sharings of an update must not mix: after an error from a
         server this client is left out of that round, and the next call goes to the next round.
 
+        Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
+        and then sends the few bits that are left to send.
+
         Before the first upload both servers are asked which party they are. Raises ConfigError
         unless [s0] names S0 and [s1] names S1, InputError if the update does not fit the round,
-        DuplicateUpload if this client has submitted to the round already, for example before a
-        restart, and RoundClosed if the round `round_id` is not open.
+        DuplicateUpload if this client has submitted to the round already or has dealt for it before
+        a restart, RoundClosed if the round `round_id` is not open, and NotAllowed if the servers
+        have found the dealing wrong.
         """
         vector, spec = updates.flatten(update)
         current = self._round_for(round_id)
@@ -207,12 +238,21 @@ class Client(_Member):
                 f"an upload of yours for round {current.round_id} was {tried} already: "
                 "wait for its result, or for the next round"
             )
-        halves = upload.split(upload.encode_update(vector, current), current)
+        if current.dealing_lost:
+            self._open = None
+            raise DuplicateUpload(
+                f"you dealt for round {current.round_id} before a restart, and the secrets of that "
+                "dealing are lost: this round goes on without you, wait for the next one"
+            )
+        values = self.encode(vector, current)
         self._check_parties()
-        self._open, self._seen, self._submitted = None, current.round_id, ""
+        dealer = self._dealer_for(current)
+        self._open, self._dealer = None, None
+        self._seen, self._submitted = current.round_id, ""
         self._attempts[current.round_id] = current.params, spec
         while len(self._attempts) > _KEPT_ROUNDS:
             del self._attempts[next(iter(self._attempts))]
+        halves = upload.rotate(dealer.join(), values) if dealer else upload.split(values, current)
         for server, half in zip(self.servers, halves, strict=True):
             fields = {
                 "round": current.round_id,
@@ -266,8 +306,9 @@ class Client(_Member):
                 if current.submitted:
                     report(f"{name}: an upload of yours is stored already, waiting for the result")
                 else:
-                    report(f"{name}: training")
-                    train(model)
+                    if not current.dealing_lost:
+                        report(f"{name}: training")
+                        train(model)
                     self.submit(model, current.round_id)
                     report(f"{name}: submitted, waiting for the result")
                 updates.load(self._vectors(current.round_id, None)[0], model)
@@ -282,17 +323,23 @@ class Client(_Member):
 
     def _check_parties(self) -> None:
         """Raise ConfigError unless [s0] is party 0 and [s1] is party 1. Asks both once."""
-        if self._parties_known:
-            return
-        addresses = self.config.s0.address, self.config.s1.address
-        for party, (server, address) in enumerate(zip(self.servers, addresses, strict=True)):
-            answered = server.ask("info").fields.get("party")
-            if answered != party:
-                raise ConfigError(
-                    f"[s{party}] names the server at {address}, which answers as party "
-                    f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
-                )
-        self._parties_known = True
+        if not self._parties_known:
+            ask_parties(self.servers)
+            self._parties_known = True
+
+    def _dealer_for(self, current: Round) -> Dealer | None:
+        """Return what deals for a round, or None if nobody deals. It begins at the first call."""
+        if self._dealer and self._dealer.round_id == current.round_id:
+            return self._dealer
+        self._stop_dealing()
+        if shape := current.params.dealing:
+            self._dealer = Dealer(current, shape, self._connect(), self.deal)
+        return self._dealer
+
+    def _stop_dealing(self) -> None:
+        if self._dealer:
+            self._dealer.close()
+            self._dealer = None
 
     def result(self, round_id: str = "", timeout_s: float | None = None) -> Any:
         """Wait for the result of a round, by default the one last submitted to, and return it.
@@ -380,6 +427,7 @@ class Client(_Member):
 
     def _round(self, found: dict[str, Any]) -> Round:
         """Return the round that S0 describes, with its model and range."""
+        ours = self._dealer is not None and self._dealer.round_id == found["round"]
         published = self.model(found["round"])
         return Round(
             found["round"],
@@ -390,6 +438,7 @@ class Client(_Member):
             published.scale,
             published.policy,
             submitted=bool(found.get("submitted")),
+            dealing_lost=bool(found["dealt"]) and not found["submitted"] and not ours,
         )
 
 

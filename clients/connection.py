@@ -1,8 +1,9 @@
 """The authenticated connection to one server, whose answers have a time limit."""
 
 import itertools
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -25,6 +26,8 @@ _WATCHED = (
 )
 # the longest that another key is tried
 TRIAL_S = 5.0
+# how often a wait for an answer looks whether it has been cancelled
+SLICE_S = 0.2
 
 
 class Connection:
@@ -49,6 +52,7 @@ class Connection:
         self._label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other_key = server, keys, other_key
         self._numbers = itertools.count(1)
+        self._cancelled = threading.Event()
         # whether both ends have proved their keys to each other
         self.proven = False
         # whether the other end has hung up during a handshake since it last proved its key
@@ -87,6 +91,14 @@ class Connection:
             )
         return reply
 
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def cancel(self) -> None:
+        """End every wait for an answer, now and in future. Any thread may call it."""
+        self._cancelled.set()
+
     def close(self) -> None:
         self._socket.disable_monitor()
         self._socket.close()
@@ -94,7 +106,9 @@ class Connection:
     def _reply(self, op: str, number: int, sent: int) -> wire.Message:
         deadline = time.monotonic() + self._timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            ready = dict(self._poller.poll(int(left * 1000) + 1))
+            if self._cancelled.is_set():
+                raise ServerUnreachable(f"the connection to {self._where} was closed here")
+            ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
             if self._socket in ready:
                 message = wire.unpack(self._socket.recv_multipart())
                 # With 0 the server says that it could not read our frame. Other numbers are those
@@ -179,3 +193,19 @@ def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = server_key.encode()
     return socket
+
+
+def ask_parties(servers: Sequence[Connection]) -> list[dict[str, Any]]:
+    """Return what S0 and S1 say about themselves (`info`).
+
+    Raises ConfigError unless [s0] is party 0 and [s1] is party 1.
+    """
+    answers = []
+    for party, server in enumerate(servers):
+        answers.append(server.ask("info").fields)
+        if (answered := answers[-1].get("party")) != party:
+            raise ConfigError(
+                f"[s{party}] names the server at {server.address}, which answers as party "
+                f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
+            )
+    return answers

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from securemedian.clients import update as updates
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.dealing import Dealt
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.share import SeedUpload, WordsUpload
 
 # A client warns if more than this part of its values lies in the outermost buckets. Half: then not
 # even the middle one of its values counts with its size. With the default policy it was 4 to 20 %
@@ -47,6 +49,9 @@ class Round:
     policy: RangePolicy | None = None
     # whether S0 has an upload of this client already, for example from before a restart
     submitted: bool = False
+    # whether S0 has a dealing of this client from before a restart, and no upload: its secrets are
+    # lost, and so this client is left out of this round
+    dealing_lost: bool = False
 
     @property
     def published(self) -> Published:
@@ -86,7 +91,8 @@ class Round:
 class ShareHalf:
     """One server's half of an upload."""
 
-    # "seed", 16 bytes which the server expands, or "words", packed ring elements
+    # "seed", 16 bytes which the server expands; "words", packed ring elements; or "rotations",
+    # which both servers get alike
     form: str
     share: NDArray[Any] = field(repr=False)
 
@@ -94,7 +100,8 @@ class ShareHalf:
 def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
-    Raises InputError if the update has another length than the round's, or NaN.
+    Where clients deal, these are the indices of buckets. Raises InputError if the update has
+    another length than the round's, or NaN.
     """
     params = current.params
     if vector.shape != (params.dim,):
@@ -120,22 +127,35 @@ def _warn_of_range(vector: NDArray[Any], current: Round) -> None:
             "that of the round, and not its difference? If this lasts for rounds, take another "
             "range policy",
             RangeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
 def split(values: NDArray[Any], current: Round) -> tuple[ShareHalf, ShareHalf]:
-    """Return the halves of an upload for S0 and for S1.
+    """Return the halves of an upload for S0 and for S1."""
+    return halves(
+        *share.split(values, current.params.share_bits, xor=current.params.xor_shared), current
+    )
+
+
+def halves(seeded: SeedUpload, words: WordsUpload, current: Round) -> tuple[ShareHalf, ShareHalf]:
+    """Return the half for S0 and the half for S1.
 
     Clients with an even index send the seed to S0, the others to S1, so that both servers' links
     carry the same load.
     """
-    seeded, rest = share.split(values, current.params.share_bits, xor=current.params.xor_shared)
-    seed, words = (
-        ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8)),
-        ShareHalf("words", rest.packed),
-    )
-    return (seed, words) if current.index % 2 == 0 else (words, seed)
+    one = ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8))
+    other = ShareHalf("words", words.packed)
+    return (one, other) if current.index % 2 == 0 else (other, one)
+
+
+def rotate(dealt: Dealt, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
+    """Return the upload that follows a dealing, the same for S0 and for S1.
+
+    `values` are the indices of buckets, shape (1, d).
+    """
+    half = ShareHalf("rotations", dealt.rotations(values[0]))
+    return half, half
 
 
 def combine(

@@ -36,6 +36,7 @@ class DemoBoard(Live):
             "run",
             "S0 to S1",
             "S1 to S0",
+            "left out",
             "equals plaintext",
         ):
             self._table.add_column(heading, justify="right")
@@ -58,9 +59,10 @@ class DemoBoard(Live):
         phase = f", {status['phase']}" if status["phase"] else ""
         progress = f" {done / total:.0%}" if total else ""
         uploads = f"{here} of {len(status['clients'])} clients at both servers"
+        left_out = "".join(f"; {name}: {why}" for name, why in status["left_out"].items())
         self.say(
             f"round {self._done + 1} of {self._rounds}: "
-            f"{status['state']}{phase}{progress}; {uploads}"
+            f"{status['state']}{phase}{progress}; {uploads}{left_out}"
         )
 
     def add(self, measured: MeasuredRound) -> None:
@@ -74,6 +76,7 @@ class DemoBoard(Live):
             f"{measured.protocol_seconds:.2f}",
             megabytes(measured.bytes_s0_to_s1),
             megabytes(measured.bytes_s1_to_s0),
+            ", ".join(measured.left_out) or "-",
             "yes" if measured.matches_plaintext else "[bold red]NO",
         )
         if self._done == self._rounds:
@@ -107,13 +110,25 @@ def summary(report: dict[str, Any]) -> Group:
             megabytes(seen["bytes_received"]),
             seen["learnt"],
         )
-    if not report["matches_plaintext"]:
-        return Group(accuracies, servers)
-    return Group(
-        accuracies,
-        servers,
-        "Every published result equals the one computed in the clear, bit by bit.",
-    )
+    lines = left_out(report["rounds"])
+    if report["matches_plaintext"]:
+        of_whom = " from the updates of the others" if lines else ""
+        lines.append(
+            f"Every published result equals the one computed in the clear{of_whom}, bit by bit."
+        )
+    return Group(accuracies, servers, *lines)
+
+
+def left_out(rounds: list[dict[str, Any]]) -> list[str]:
+    """Say who was left out of which rounds, and why."""
+    numbers: dict[tuple[str, str], list[str]] = {}
+    for one in rounds:
+        for name, why in one["left_out"].items():
+            numbers.setdefault((name, why), []).append(str(one["round"]))
+    return [
+        f"{name} was left out of round {', '.join(which)}: {why}."
+        for (name, why), which in numbers.items()
+    ]
 
 
 def megabytes(count: int) -> str:

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
+from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
@@ -34,9 +36,9 @@ WORKER = "securemedian.laboratory.worker"
 class Scenario:
     """What is trained, by how many clients, and how many of them misbehave.
 
-    `directory` is where `data` was read from, None for the digits. `images` is the number of images
-    per client, None for all there are. The last `faulty` clients have the fault `fault`. `policy`
-    is None for the default one.
+    `directory` is where `data` was read from, None where it needs none. `images` is the number of
+    images per client, None for all there are. The last `faulty` clients have the fault `fault`.
+    `policy` is None for the default one.
     """
 
     data: Dataset
@@ -57,6 +59,8 @@ class Scenario:
                 f"--faulty must be from 0 to {self.clients}, the number of clients, "
                 f"not {self.faulty}"
             )
+        if self.faulty and isinstance(self.fault, Malformed):
+            check_malleable(self.params)
         # raises here what it would raise in a worker, and at S0
         self.trainer(0)
         if self.params.uses_range:
@@ -190,6 +194,7 @@ def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]
     arguments += ["--fault", fault.name, "--fault-from", str(fault.first)]
+    arguments += ["--dataset", scenario.data.name]
     arguments += ["--network", scenario.model.name, "--split", scenario.split]
     if scenario.directory is not None:
         arguments += ["--data", str(scenario.directory)]

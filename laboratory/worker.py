@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
 from securemedian.clients.upload import Round
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
+from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, split
+from securemedian.laboratory.malformed import MalformedClient
 from securemedian.laboratory.worker_options import (
     add_fault_options,
     add_worker_options,
@@ -100,7 +103,7 @@ class Trainer:
 def trainer(options: argparse.Namespace, attack: Attack = NO_ATTACK) -> Trainer:
     """Return the trainer that the options of `add_worker_options` describe."""
     models.use_one_thread()
-    images, (index, parts) = load(options.data), options.part
+    images, (index, parts) = load(options.data, options.dataset), options.part
     return Trainer.of_part(
         images,
         index,
@@ -126,6 +129,9 @@ def run(
     private: NDArray[Any] | None = None
     for _ in itertools.count() if rounds is None else range(rounds):
         current = client.wait_for_round()
+        if current.dealing_lost:
+            print(f"round {current.number}: it goes on without this client, which was restarted")
+            continue
         if current.submitted:
             # by this client, before it was restarted
             update = None
@@ -178,8 +184,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     try:
-        trains = trainer(options, fault(options))
-        with Client.from_config(options.config) as client:
+        trains, config = trainer(options, fault(options)), ClientConfig.load(options.config)
+        attack = trains.attack
+        malformed = isinstance(attack, Malformed)
+        with MalformedClient(config, attack) if malformed else Client(config) as client:
             run(client, trains, options.rounds, options.record)
     except SecureMedianError as error:
         sys.exit(f"worker: {error}")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securemedian.laboratory.attacks import ATTACKS, Attack
+from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.errors import ConfigError
@@ -12,6 +13,10 @@ from securemedian.mpc.errors import ConfigError
 if TYPE_CHECKING:
     from securemedian.laboratory.data import Dataset
     from securemedian.laboratory.models import Model
+
+
+# what a client of the laboratory can do wrong: in its update, or in the upload itself
+FAULTS: dict[str, type[Attack]] = ATTACKS | {Malformed.name: Malformed}
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +27,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of MNIST's IDX files, plain or .gz, or of CIFAR-10's binary files "
         "(default: scikit-learn's 8x8 digits)",
+    )
+    parser.add_argument(
+        "--dataset",
+        choices=SOURCES,
+        help="the data set (default: recognised by the files in DIR)",
     )
     parser.add_argument(
         "--network", choices=MODELS, help="the network to train (default: the data set's own)"
@@ -66,9 +76,10 @@ def add_fault_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which fault a client has, and from which round on."""
     parser.add_argument(
         "--fault",
-        choices=ATTACKS,
+        choices=FAULTS,
         default="none",
-        help="misbehave, to see what a median does about it (default: none)",
+        help="misbehave, to see what a median does about it; with malformed, what the servers' "
+        "checks do (default: none)",
     )
     parser.add_argument(
         "--fault-from",
@@ -84,9 +95,9 @@ def fault(options: argparse.Namespace) -> Attack:
 
     Raises ConfigError if one client alone cannot carry it out.
     """
-    attack = ATTACKS[options.fault]
+    attack = FAULTS[options.fault]
     if attack.sees_honest:
-        alone = ", ".join(name for name, other in ATTACKS.items() if not other.sees_honest)
+        alone = ", ".join(name for name, other in FAULTS.items() if not other.sees_honest)
         raise ConfigError(
             f"--fault {attack.name} needs the updates of the honest clients, which no client of a "
             f"real round sees: `securemedian experiment` simulates it. Here choose one of {alone}"

@@ -8,7 +8,7 @@ message may come now is decided by the tables of `round_state`.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -93,22 +93,67 @@ class Opened(RoundMessage):
 
 
 @dataclass(frozen=True)
-class Uploaded(RoundMessage):
-    """Either server has stored an upload of `client`."""
+class Dealt(RoundMessage):
+    """Either server has stored the whole dealing of `client`."""
 
     client: str
 
 
 @dataclass(frozen=True)
-class _Holding(RoundMessage):
-    """A message that lists the clients whose uploads its sender holds, by public key."""
+class Uploaded(RoundMessage):
+    """Either server has stored an upload of `client`."""
 
-    held: list[str]
+    client: str
+    # the digest of an upload that both servers get alike; empty for a share
+    digest: bytes = b""
+
+
+@dataclass(frozen=True)
+class Check(RoundMessage):
+    """S0 asks S1 to check with it what these clients have sent, and does so itself."""
+
+    # public keys, sorted
+    clients: list[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(type(key) is str for key in self.held):
-            raise ConfigError("`held` lists something that is not a key")
+        _check_keys("clients", self.clients)
+        if not self.clients or self.clients != sorted(set(self.clients)):
+            raise ConfigError("`clients` is empty, or not sorted, or names a client twice")
+
+
+@dataclass(frozen=True)
+class Checked(RoundMessage):
+    """S1 has checked these clients, and says which of them have failed."""
+
+    clients: list[str]
+    failed: list[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keys("clients", self.clients)
+        _check_keys("failed", self.failed)
+
+
+@dataclass(frozen=True)
+class _Holding(RoundMessage):
+    """A message that lists the clients whose uploads its sender holds.
+
+    It has the digest of each upload (see `Uploaded`) by public key.
+    """
+
+    held: dict[str, bytes]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keys("held", self.held)
+        if not all(type(digest) is bytes for digest in self.held.values()):
+            raise ConfigError("`held` has something that is not a digest")
+
+
+def _check_keys(name: str, keys: Iterable[object]) -> None:
+    if not all(type(key) is str for key in keys):
+        raise ConfigError(f"`{name}` lists something that is not a key")
 
 
 @dataclass(frozen=True)
@@ -123,7 +168,7 @@ class Held(_Holding):
 
 @dataclass(frozen=True)
 class Run(RoundMessage):
-    """S0 asks S1 to run the protocol, if S1 has the same clients and parameters."""
+    """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
 
     # see `round_state.ServerRound.digest`
     digest: bytes
@@ -131,7 +176,7 @@ class Run(RoundMessage):
 
 @dataclass(frozen=True)
 class Ready(RoundMessage):
-    """S1 has the same clients and parameters, and runs the protocol."""
+    """S1 has the same clients, verdicts and parameters, and runs the protocol."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +196,22 @@ Message = Hello | Bye | RoundMessage
 
 _KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
-    for kind in (Hello, Bye, Open, Opened, Uploaded, Close, Held, Run, Ready, Done, Failed)
+    for kind in (
+        Hello,
+        Bye,
+        Open,
+        Opened,
+        Dealt,
+        Uploaded,
+        Check,
+        Checked,
+        Close,
+        Held,
+        Run,
+        Ready,
+        Done,
+        Failed,
+    )
 }
 
 

@@ -1,6 +1,7 @@
-"""The engine, which runs the protocol in a worker thread and keeps the session between rounds.
+"""The engine, which runs the protocol in worker threads and keeps the session between rounds.
 
-A session is base OTs, lanes and pools.
+A session is base OTs, lanes and pools, and a stream on which dealings are checked while the lanes
+are busy with something else.
 """
 
 import logging
@@ -10,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.mpc import pipeline
+from securemedian.mpc import dealing, pipeline
 from securemedian.mpc.channel import Channel
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.pipeline import Checked, Cost, Outcome
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import logs
@@ -33,21 +35,33 @@ MOST_ABANDONED = 3
 
 @dataclass
 class _Lanes:
-    """The lanes of one session."""
+    """The lanes of one session, and its stream for checks of dealings."""
 
     session_id: bytes
     links: list[ZmqLink]
+    checking: ZmqLink
+    # on `checking`, once the two servers have met there
+    check_channel: Channel | None = None
     # one per lane, once the base OTs are made
     parties: list[Party] = field(default_factory=list)
     # what it has cost to fill the pools since the last round
     ahead: Cost = Cost()
+    # what the checks of this round have cost
+    checks: Cost = Cost()
+
+    def close(self) -> None:
+        """End every wait on any of the streams."""
+        for link in (*self.links, self.checking):
+            link.close()
 
     def release(self) -> None:
-        for link in self.links:
+        """Free the sockets, once no thread uses them."""
+        for link in (*self.links, self.checking):
             link.release()
 
 
-Work = Callable[[_Lanes], Outcome | None]
+Result = Outcome | Checked
+Work = Callable[[_Lanes], Result | None]
 
 
 class _Job:
@@ -59,7 +73,7 @@ class _Job:
     def __init__(
         self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]
     ) -> None:
-        self.result: Outcome | SecureMedianError | None = None
+        self.result: Result | SecureMedianError | None = None
         self.ended = False
         self.lanes, self._work, self._before, self._wake = lanes, work, before, wake
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -95,7 +109,8 @@ class Engine:
     """Computes rounds for the daemon's loop. Used by that one thread.
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
-    A job calls `wake` when it has ended.
+    `check_dealings` and `check_values` come between these two. A job calls `wake` when it has
+    ended.
     """
 
     def __init__(
@@ -109,17 +124,25 @@ class Engine:
         self._party, self._protocol, self._pool_limit_bytes = party, protocol, pool_limit_bytes
         self._open_lane, self._wake = open_lane, wake
         self._lanes: _Lanes | None = None
+        # the last job on the lanes, and the one on the stream for checks
         self._job: _Job | None = None
-        # lanes that are closed while the job still uses them
+        self._check_job: _Job | None = None
+        # lanes that are closed while jobs still use them
         self._dropped: _Lanes | None = None
-        # the time at which a dropped job is abandoned
+        # the time at which dropped jobs are abandoned
         self._stop_by = 0.0
-        # abandoned jobs that still run
-        self._abandoned: list[_Job] = []
+        # abandoned jobs that still run, by session
+        self._abandoned: list[list[_Job]] = []
         # set once the uploads have arrived: filling the pools must end
         self._hurry = threading.Event()
-        self.phase = ""
+        self._phase = ""
         self.progress = (0, 0)
+
+    @property
+    def phase(self) -> str:
+        """What is being done; `progress` is about the first thing that is named."""
+        checking = "checking dealings" if self._check_job else ""
+        return " and ".join(phase for phase in (self._phase, checking) if phase)
 
     @property
     def session_id(self) -> bytes | None:
@@ -135,46 +158,67 @@ class Engine:
         self.check()
         if session_id != self.session_id:
             self.drop()
-            self._lanes = _Lanes(
-                session_id,
-                [self._open_lane(session_id, lane) for lane in range(self._protocol.lanes)],
-            )
+            *links, checking = [
+                self._open_lane(session_id, lane) for lane in range(self._protocol.lanes + 1)
+            ]
+            self._lanes = _Lanes(session_id, links, checking)
         hurry = self._hurry = threading.Event()
         self._begin("preparing", lambda lanes: self._fill(lanes, params, hurry))
 
-    def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
+    def check_dealings(self, shape: Dealing, halves: Sequence[Upload]) -> None:
+        """Check clients' dealings together with the other server, beside what the lanes do."""
+        lanes = self._session()
+        self._check_job = _Job(
+            lanes, lambda lanes: self._check(lanes, shape, halves), None, self._wake
+        )
+
+    def check_values(self, params: RoundParams, uploads: Sequence[Upload]) -> None:
+        """Check that every value of clients' uploads is in range, together with the other one."""
+        self._hurry.set()
+        self._begin("checking values", lambda lanes: self._check_values(lanes, params, uploads))
+
+    def start(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+    ) -> None:
         """Compute the round that was prepared, together with the other server."""
         self._hurry.set()
         self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
 
-    def poll(self) -> Outcome | SecureMedianError | None:
-        """Return the result of a run that has ended, or the error that ended a job.
+    def poll(self) -> Result | SecureMedianError | None:
+        """Return the result of a run or a check that has ended, or the error that ended a job.
 
-        Returns it once. It is None while the job runs, after a preparation that went well, and
-        for a job that was dropped.
+        Returns it once. It is None while nothing has ended, after a preparation that went well,
+        and for jobs that were dropped.
         """
-        if self._job is None or not self._job.ended:
-            return None
-        self._job.join()
-        result, self._job, self.phase = self._job.result, None, ""
-        if self._dropped:
+        for job in self._jobs():
+            if not job.ended:
+                continue
+            job.join()
+            if job is self._check_job:
+                self._check_job = None
+            else:
+                self._job, self._phase = None, ""
+            if not self._dropped and job.result is not None:
+                return job.result
+        if self._dropped and not self._jobs():
             self._release()
-            return None
-        return result
+        return None
 
     def drop(self) -> None:
-        """Forget the session with its pools, and end the current job if there is one."""
+        """Forget the session with its pools, and end its jobs if there are any."""
         if self._lanes is None:
             return
-        for link in self._lanes.links:
-            link.close()
+        self._lanes.close()
         self._dropped, self._lanes = self._lanes, None
         self._stop_by = time.monotonic() + STOP_S
-        if self._job is None:
+        if not self._jobs():
             self._release()
 
     def check(self) -> None:
-        """Abandon a dropped job that is past its limit, and free what ended jobs have left.
+        """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
 
         Raises LocalProtocolError if so many abandoned jobs still run that the process has to be
         started anew.
@@ -195,16 +239,21 @@ class Engine:
         self._reap()
         return not self._abandoned
 
-    def _begin(self, phase: str, work: Work) -> None:
+    def _session(self) -> _Lanes:
         if self._lanes is None:
-            raise LocalProtocolError("a round cannot be started before it is prepared")
+            raise LocalProtocolError("nothing can be computed before the round is prepared")
+        return self._lanes
 
-        def named(lanes: _Lanes) -> Outcome | None:
+    def _jobs(self) -> list[_Job]:
+        return [job for job in (self._job, self._check_job) if job]
+
+    def _begin(self, phase: str, work: Work) -> None:
+        def named(lanes: _Lanes) -> Result | None:
             if lanes is self._lanes:
-                self.phase, self.progress = phase, (0, 0)
+                self._phase, self.progress = phase, (0, 0)
             return work(lanes)
 
-        self._job = _Job(self._lanes, named, self._job, self._wake)
+        self._job = _Job(self._session(), named, self._job, self._wake)
 
     def _release(self) -> None:
         if self._dropped:
@@ -212,33 +261,40 @@ class Engine:
             self._dropped = None
 
     def _settle(self) -> None:
-        """Wait for the current job to end, or abandon it at its limit.
+        """Wait for the current jobs to end, or abandon them at their limit.
 
-        An abandoned job keeps its threads, lanes and pools. Nothing else uses these ever again.
+        Abandoned jobs keep their threads, lanes and pools. Nothing else uses these ever again.
         """
-        if self._job is None:
+        jobs = self._jobs()
+        if not jobs:
             return
-        limit_s = max(0.0, self._stop_by - time.monotonic()) if self._dropped else STOP_S
-        if self._job.join(limit_s):
-            self.poll()
-        else:
-            self.drop()
-            self._abandoned.append(self._job)
-            logs.event(
-                "computation-abandoned",
-                logging.ERROR,
-                phase=self.phase,
-                reason=f"it has not stopped within {STOP_S:g} s",
-                abandoned=len(self._abandoned),
-            )
-            self._job, self._dropped, self.phase = None, None, ""
+        stop_by = self._stop_by if self._dropped else time.monotonic() + STOP_S
+        # a list, so that every job is waited for
+        ended = [job.join(max(0.0, stop_by - time.monotonic())) for job in jobs]
+        if all(ended):
+            while self._jobs():
+                self.poll()
+            return
+        phase = self.phase
+        self.drop()
+        self._abandoned.append(jobs)
+        logs.event(
+            "computation-abandoned",
+            logging.ERROR,
+            phase=phase,
+            reason=f"it has not stopped within {STOP_S:g} s",
+            abandoned=len(self._abandoned),
+        )
+        self._job = self._check_job = self._dropped = None
+        self._phase = ""
 
     def _reap(self) -> None:
         """Free the sockets of abandoned jobs that have ended after all."""
-        for job in [job for job in self._abandoned if job.join(0)]:
-            job.lanes.release()
-            self._abandoned.remove(job)
-            logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
+        for jobs in list(self._abandoned):
+            if all(job.join(0) for job in jobs):
+                jobs[0].lanes.release()
+                self._abandoned.remove(jobs)
+                logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
 
     def _fill(self, lanes: _Lanes, params: RoundParams, hurry: threading.Event) -> None:
         if not lanes.parties:
@@ -262,14 +318,46 @@ class Engine:
         )
         logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
 
+    def _check(self, lanes: _Lanes, shape: Dealing, halves: Sequence[Upload]) -> Checked:
+        if lanes.check_channel is None:
+            lanes.checking.meet(self._party)
+            lanes.check_channel = Channel(lanes.checking)
+        channel, start = lanes.check_channel, time.monotonic()
+        before, traffic = replace(channel.traffic), channel.traffic
+        channel.restart_rounds()
+        passed = dealing.check(channel, self._party, shape, halves)
+        spent = Cost(
+            bytes_sent=traffic.bytes_sent - before.bytes_sent,
+            bytes_received=traffic.bytes_received - before.bytes_received,
+            messages=traffic.messages_sent - before.messages_sent,
+            rounds=traffic.rounds,
+            seconds=time.monotonic() - start,
+        ).as_checking()
+        lanes.checks = spent.after(lanes.checks)
+        return Checked(passed, spent)
+
+    def _check_values(
+        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload]
+    ) -> Checked:
+        checked = pipeline.check_values(
+            lanes.parties, params, self._protocol, uploads, partial(self._note, lanes)
+        )
+        lanes.checks = checked.cost.after(lanes.checks)
+        return checked
+
     def _compute(
-        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]
+        self,
+        lanes: _Lanes,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
     ) -> Outcome:
         ahead, lanes.ahead = lanes.ahead, Cost()
+        checks, lanes.checks = lanes.checks, Cost()
         outcome = pipeline.run_round(
             lanes.parties, params, self._protocol, uploads, partial(self._note, lanes), weights
         )
-        return replace(outcome, cost=outcome.cost.after(ahead))
+        return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 
     def _note(self, lanes: _Lanes, done: int, total: int) -> None:
         # an abandoned job may still report

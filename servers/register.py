@@ -127,7 +127,8 @@ class Register:
             run_s=config.round_limit_s,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
         )
-        entry = Entry(server_round, self._store.spool(asked.round, params.layout), before)
+        spool = self._store.spool(asked.round, params.layout, params.dealing)
+        entry = Entry(server_round, spool, before)
         self._entries[asked.round] = entry
         while len(self._entries) > KEPT_ROUNDS:
             del self._entries[next(iter(self._entries))]

@@ -45,6 +45,7 @@ NO_ROUND: dict[str, Any] = {
     "reason": "",
     "opened": "nothing",
     "clients": {},
+    "dealt": {},
     "included": [],
     "left_out": {},
     "phase": "",
@@ -91,8 +92,21 @@ class UploadFields(OneRound):
 
     # the digest of the parameters that the update was encoded for
     params: bytes
+    # "seed" or "words", or where clients deal "rotations"
+    form: str
+
+
+@dataclass(frozen=True)
+class DealFields(OneRound):
+    """The fields of a piece of a dealing; its part of the share is an array."""
+
+    # the digest of the parameters that the client dealt for
+    params: bytes
     # "seed" or "words"
     form: str
+    # the number of the piece, from 0 on, and how many there are
+    piece: int
+    pieces: int
 
 
 @dataclass(frozen=True)
@@ -280,6 +294,7 @@ class Desk:
             "reason": server_round.reason,
             "opened": server_round.opened,
             "clients": server_round.whereabouts(),
+            "dealt": server_round.whereabouts_of_dealings(),
             "included": [server_round.names[key] for key in server_round.included],
             "left_out": server_round.left_out,
             "phase": self._engine.phase if busy else "",
@@ -301,7 +316,9 @@ class Desk:
                 "params": server_round.params.to_dict(),
                 "index": list(server_round.names).index(call.key),
                 "state": server_round.state.value,
+                "dealt": call.key in server_round.dealt_here,
                 "submitted": call.key in server_round.here,
+                "left_out": server_round.left_out.get(call.name, ""),
             }
         )
 
@@ -315,17 +332,30 @@ class Desk:
             {name: array for name, array in named.items() if array is not None},
         )
 
+    def _deal(self, call: Call) -> Answer:
+        entry, share, fields = self._find(call), self._share_of(call), call.fields
+        whole = self._rounds.deal(entry, call.key, fields.form, fields.piece, fields.pieces, share)
+        return Answer({"whole": whole})
+
     def _upload(self, call: Call) -> Answer:
-        entry = self._find(call)
-        if "share" not in call.arrays:
-            raise FrameError("an upload needs the array `share`")
-        if call.fields.params != entry.server_round.params.digest:
-            raise BadUpload(
-                "this upload was encoded for other parameters than those of round "
-                f"{entry.server_round.round_id}"
-            )
-        self._rounds.upload(entry, call.key, call.fields.form, call.arrays["share"])
+        entry, share = self._find(call), self._share_of(call)
+        self._rounds.upload(entry, call.key, call.fields.form, share)
         return Answer()
+
+    def _share_of(self, call: Call) -> NDArray[Any]:
+        """Return the share in a request for a round.
+
+        Raises FrameError if there is none, and BadUpload if it is for other parameters.
+        """
+        if "share" not in call.arrays:
+            raise FrameError(f"{call.op!r} needs the array `share`")
+        server_round = self._find(call).server_round
+        if call.fields.params != server_round.params.digest:
+            raise BadUpload(
+                f"this {call.op!r} was made for other parameters than those of round "
+                f"{server_round.round_id}"
+            )
+        return call.arrays["share"]
 
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
@@ -410,6 +440,7 @@ OPS: dict[str, Op] = {
     "status": Op(Desk._status, AnyRound, logged=False),
     "round": Op(Desk._round, NoFields, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
+    "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
     "result": Op(Desk._result, OneRound, logged=False),
     "open": Op(Desk._open, OpenFields, (COORDINATOR,), frozenset({"model"}), leader_only=True),

@@ -6,6 +6,7 @@ events of a round. The parts are `register` (which rounds there are), `keeper` (
 table in `round_state` says.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from securemedian.mpc import wire
 from securemedian.mpc.errors import RoundBusy, RoundFailed, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Message, Open, new_round_id
@@ -26,8 +28,10 @@ from securemedian.servers.peer import PeerWatch
 from securemedian.servers.peer_control import PeerControl
 from securemedian.servers.register import Entry, Register, WhenOpened
 from securemedian.servers.round_state import (
+    CheckEnded,
     CloseAsked,
     Computed,
+    DealingStored,
     Failure,
     OpenAsked,
     Overdue,
@@ -118,17 +122,38 @@ class Rounds:
         entry.when_opened = when_opened
         self._runner.feed(entry, OpenAsked())
 
+    def deal(
+        self,
+        entry: Entry,
+        client: str,
+        form: str,
+        piece: int,
+        pieces: int,
+        share: NDArray[Any],
+    ) -> bool:
+        """Store a piece of a client's dealing, and return whether the dealing is whole.
+
+        Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise.
+        """
+        entry.server_round.check_dealing(client)
+        if not entry.spool.put_dealing(client, form, piece, pieces, share):
+            return False
+        name = self.register.names[client]
+        logs.event("dealing-stored", round=entry.server_round.round_id, client=name)
+        self._runner.feed(entry, DealingStored(client))
+        return True
+
     def upload(self, entry: Entry, client: str, form: str, share: NDArray[Any]) -> None:
         """Store a client's share of its update.
 
         Raises what `ServerRound.check_upload` and `Spool.put` raise.
         """
         entry.server_round.check_upload(client)
-        entry.spool.put(client, form, share)
+        digest = entry.spool.put(client, form, share)
         logs.event(
             "upload-stored", round=entry.server_round.round_id, client=self.register.names[client]
         )
-        self._runner.feed(entry, Stored(client))
+        self._runner.feed(entry, Stored(client, digest))
 
     def close(self, entry: Entry) -> None:
         """Take no more uploads and run the protocol, at S0. Raises RoundClosed."""
@@ -150,18 +175,35 @@ class Rounds:
         self._peer_control.receive(parts)
 
     def engine_ended(self) -> None:
-        """Take the engine's result or error, if there is one."""
-        result, entry = self._engine.poll(), self.live
-        if result is None or entry is None:
-            return
+        """Take what the engine has: verdicts of a check, the result of a run, or errors."""
+        while (result := self._engine.poll()) is not None:
+            if entry := self.live:
+                self._take(entry, result)
+
+    def _take(self, entry: Entry, result: Outcome | Checked | SecureMedianError) -> None:
         try:
             if isinstance(result, SecureMedianError):
                 raise result
+            if isinstance(result, Checked):
+                self._runner.feed(entry, self._verdicts(entry, result))
+                return
             self._keeper.finish(entry, result)
         except SecureMedianError as error:
             self._runner.feed(entry, Failure(error.code, str(error)))
             return
         self._runner.feed(entry, Computed())
+
+    def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
+        clients = list(entry.server_round.under_check)
+        failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
+        logs.event(
+            "clients-checked",
+            logging.WARNING if failed else logging.INFO,
+            round=entry.server_round.round_id,
+            checked=[self.register.names[key] for key in clients],
+            failed=[self.register.names[key] for key in failed],
+        )
+        return CheckEnded(clients, failed)
 
     def tick(self) -> None:
         """Let time pass.

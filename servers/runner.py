@@ -38,6 +38,7 @@ class RoundRunner:
             Effect.LOG: self._log,
             Effect.BEGIN: self._begin,
             Effect.PREPARE: self._prepare,
+            Effect.CHECK: self._check,
             Effect.BIND: self._bind,
             Effect.START: self._start,
             Effect.PUBLISH: self._publish,
@@ -98,6 +99,16 @@ class RoundRunner:
         """Let the engine prepare the round. Both servers do so at once, while the clients train."""
         self._engine.prepare(entry.server_round.asked.session, entry.server_round.params)
 
+    def _check(self, entry: Entry) -> None:
+        """Let the engine check clients. Both servers do so at once."""
+        server_round = entry.server_round
+        clients, shape = server_round.under_check, server_round.params.dealing
+        if shape:
+            self._engine.check_dealings(shape, [entry.spool.dealing(key) for key in clients])
+        else:
+            uploads = [entry.spool.get(key) for key in clients]
+            self._engine.check_values(server_round.params, uploads)
+
     def _bind(self, entry: Entry) -> None:
         self._register.bind(entry.server_round.number, entry.server_round.included)
 
@@ -140,6 +151,7 @@ class RoundRunner:
                 "code": server_round.code,
                 "reason": server_round.reason,
                 "opened": server_round.opened,
+                "left_out": server_round.left_out,
             }
         logs.event(
             f"round-{server_round.state}",

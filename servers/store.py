@@ -4,10 +4,11 @@ It is for one process at a time.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.errors import BadUpload, ConfigError, SecureMedianError, quoted
+from securemedian.mpc.dealing import Dealing, DealtUpload
+from securemedian.mpc.errors import (
+    BadUpload,
+    ConfigError,
+    LocalProtocolError,
+    SecureMedianError,
+    quoted,
+)
 from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload
@@ -47,12 +55,27 @@ class WordsFile:
 
         Raises OSError if they cannot all be written; what was written is overwritten by the next.
         """
-        left, at = words.data.cast("B"), self._end
+        begin = self._end
+        self.write(begin, words)
+        self._end += 8 * words.size
+        return begin
+
+    def reserve(self, count: int) -> int:
+        """Make room for `count` words at the end and return where it begins, in bytes.
+
+        Raises OSError if the disk has no room for them.
+        """
+        begin = self._end
+        os.posix_fallocate(self._file.fileno(), begin, 8 * count)
+        self._end += 8 * count
+        return begin
+
+    def write(self, at: int, words: Words) -> None:
+        """Write words from byte `at` on. Raises OSError if they cannot all be written."""
+        left = words.data.cast("B")
         while left:
             written = os.pwrite(self._file.fileno(), left, at)
             left, at = left[written:], at + written
-        begin, self._end = self._end, at
-        return begin
 
     def read(self, begin: int, count: int) -> Words:
         """Return `count` words from byte `begin` on."""
@@ -76,59 +99,127 @@ class StoredUpload:
         return self.source.read(self.begin + 8 * first, stop - start)
 
 
-class Spool:
-    """The uploads of one round, by client.
+@dataclass
+class _Partial:
+    """A dealing of which pieces are missing; `due` is the number of the next one."""
 
-    Packed words are on disk, in one file per round; seeds stay in memory.
+    begin: int
+    pieces: int
+    due: int = 0
+
+
+class Spool:
+    """The uploads of one round by client, and where they deal, their dealings.
+
+    Packed words are on disk, in one file per round; seeds stay in memory. `layout` is that of the
+    uploads, `shape` that of the dealings, or None where nobody deals.
     """
 
-    def __init__(self, folder: Path, layout: Layout, opening: Opening = nullcontext) -> None:
-        self._folder, self._layout, self._opening = folder, layout, opening
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        shape: Dealing | None = None,
+        opening: Opening = nullcontext,
+    ) -> None:
+        self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
         self._uploads: dict[str, Upload] = {}
+        self._dealings: dict[str, Upload] = {}
+        self._partial: dict[str, _Partial] = {}
         try:
             folder.mkdir(mode=0o700)
             with opening():
                 self._words_file: WordsFile | None = WordsFile(folder / "uploads.words")
         except OSError as error:
-            raise SecureMedianError(
-                f"this server cannot store uploads: {error.strerror}"
-            ) from error
+            raise _cannot_store("uploads", error) from error
 
-    def put(self, client: str, form: str, share: NDArray[Any]) -> None:
+    def put(self, client: str, form: str, share: NDArray[Any]) -> bytes:
         """Store one upload completely.
 
-        Raises BadUpload if it does not have the form of the round's uploads, and SecureMedianError
-        if it cannot be written; nothing of it is stored then.
+        Returns the digest of an upload that both servers get alike, and nothing for a share. Raises
+        BadUpload if it does not have the form of the round's uploads, and SecureMedianError if it
+        cannot be written; nothing of it is stored then.
         """
-        shapes = {
-            "seed": (np.uint8, (SEED_BYTES,)),
-            "words": (np.uint64, (self._layout.rows, self._layout.row_words)),
-        }
-        if form not in shapes:
-            raise BadUpload(f"the form of an upload is seed or words, not {quoted(form)}")
-        dtype, shape = shapes[form]
-        if share.dtype != dtype or share.shape != shape:
-            raise BadUpload(
-                f"an upload of form {quoted(form)} for this round is {np.dtype(dtype)} {shape}, "
-                f"not {share.dtype} {share.shape}: "
-                "encode it with the parameters that the server gave"
-            )
+        words = self._layout.rows, self._layout.row_words
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = (
+            {"rotations": (np.uint64, words)}
+            if self._shape
+            else {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, words)}
+        )
+        _check_share("an upload", form, share, shapes)
         if form == "seed":
             self._uploads[client] = SeedUpload(self._layout, share.tobytes())
-            return
-        if self._words_file is None:
-            raise SecureMedianError("this round has ended, and its uploads are deleted")
+            return b""
         try:
-            begin = self._words_file.append(np.ascontiguousarray(share).reshape(-1))
+            begin = self._file.append(np.ascontiguousarray(share).reshape(-1))
         except OSError as error:
-            raise SecureMedianError(
-                f"this server cannot store the upload: {error.strerror}"
-            ) from error
-        self._uploads[client] = StoredUpload(self._layout, self._words_file, begin)
+            raise _cannot_store("the upload", error) from error
+        self._uploads[client] = StoredUpload(self._layout, self._file, begin)
+        return hashlib.sha256(share.tobytes()).digest() if form == "rotations" else b""
+
+    def put_dealing(
+        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
+    ) -> bool:
+        """Store one piece of a dealing, and return whether the dealing is whole.
+
+        Piece 0 makes room for all pieces; sent again, it begins the dealing anew. The pieces are of
+        one size, but for the last one. Raises BadUpload for a piece that is not the next one or has
+        another form, and SecureMedianError if it cannot be written; then it is still due.
+        """
+        if self._shape is None:
+            raise LocalProtocolError("nobody deals in this round")
+        words = self._shape.layout.words
+        what = f"piece {quoted(piece)} of {quoted(pieces)} of a dealing"
+        # how much there is to be cut into pieces
+        whole = 1 if form == "seed" else words
+        if not 0 <= piece < pieces or (pieces - 1) * -(-whole // pieces) >= whole:
+            raise BadUpload(f"there is no {what}, which has {whole} words or is one seed")
+        size = -(-words // pieces)
+        length = min(size, words - piece * size)
+        _check_share(
+            what,
+            form,
+            share,
+            {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, (length,))},
+        )
+        if form == "seed":
+            self._partial.pop(client, None)
+            self._dealings[client] = SeedUpload(self._shape.layout, share.tobytes())
+            return True
+        partial = self._partial.get(client)
+        due = partial.due if partial and partial.pieces == pieces else 0
+        if piece not in (0, due):
+            raise BadUpload(
+                f"{what} came where piece {due} is due: send all pieces in order, from 0 on"
+            )
+        try:
+            begin = partial.begin if partial else self._file.reserve(words)
+            self._partial[client] = _Partial(begin, pieces, piece)
+            self._file.write(begin + 8 * piece * size, np.ascontiguousarray(share))
+        except OSError as error:
+            raise _cannot_store("the dealing", error) from error
+        self._partial[client].due += 1
+        if piece + 1 < pieces:
+            return False
+        del self._partial[client]
+        self._dealings[client] = StoredUpload(self._shape.layout, self._file, begin)
+        return True
 
     def get(self, client: str) -> Upload:
-        """Return the upload of a client."""
-        return self._uploads[client]
+        """Return the upload of a client, with its dealing where it has dealt."""
+        if self._shape is None:
+            return self._uploads[client]
+        return DealtUpload(self._shape, self._dealings[client], self._uploads[client])
+
+    def dealing(self, client: str) -> Upload:
+        """Return this server's half of a client's dealing."""
+        return self._dealings[client]
+
+    @property
+    def _file(self) -> WordsFile:
+        if self._words_file is None:
+            raise SecureMedianError("this round has ended, and its uploads are deleted")
+        return self._words_file
 
     def drop(self) -> None:
         """Delete everything.
@@ -136,9 +227,32 @@ class Spool:
         A run that still reads keeps the file, which then has no name, until it stops.
         """
         self._uploads.clear()
+        self._dealings.clear()
+        self._partial.clear()
         self._words_file = None
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _cannot_store(what: str, error: OSError) -> SecureMedianError:
+    return SecureMedianError(f"this server cannot store {what}: {error.strerror}")
+
+
+def _check_share(
+    what: str, form: str, share: NDArray[Any], shapes: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> None:
+    """Raise BadUpload unless `share` has the dtype and shape of its form."""
+    if form not in shapes:
+        raise BadUpload(
+            f"the form of {what} for this round is {' or '.join(shapes)}, not {quoted(form)}"
+        )
+    dtype, shape = shapes[form]
+    if share.dtype != dtype or share.shape != shape:
+        raise BadUpload(
+            f"{what} of form {quoted(form)} for this round is {np.dtype(dtype)} {shape}, "
+            f"not {share.dtype} {share.shape}: "
+            "encode it with the parameters that the server gave"
+        )
 
 
 class Store:
@@ -167,11 +281,11 @@ class Store:
         """Give the folder up, so that another process can use it."""
         self._lock.close()
 
-    def spool(self, round_id: str, layout: Layout) -> Spool:
+    def spool(self, round_id: str, layout: Layout, shape: Dealing | None = None) -> Spool:
         """Return a new spool for a round, in a folder that is named after it."""
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
-        return Spool(self._spools / round_id, layout, self._opening)
+        return Spool(self._spools / round_id, layout, shape, self._opening)
 
     def load_training(self) -> Training:
         """Return what `save_training` saved last, or a new training run if it never did.

@@ -69,6 +69,9 @@ REFUSED_KEYS, REFUSALS_PER_MINUTE = 1024, 10
 # a control message is within the second one.
 PEER_BYTES_PER_COMPARISON = 64
 PEER_BYTES = 4 << 20
+# When dealings are checked, the longest message are the turns of a part, at most 5.7 MB
+# (mpc.dealing: 1.5 million coordinates, 128 `check_bits`). This limit, too, is twice that.
+DEALING_BYTES = 12 << 20
 
 
 def peer_message_limit(protocol: ProtocolParams) -> int:
@@ -76,7 +79,7 @@ def peer_message_limit(protocol: ProtocolParams) -> int:
 
     The chunks of both servers hold as many comparisons as the smaller `batch` of the two allows.
     """
-    return PEER_BYTES + PEER_BYTES_PER_COMPARISON * protocol.batch
+    return max(PEER_BYTES + PEER_BYTES_PER_COMPARISON * protocol.batch, DEALING_BYTES)
 
 
 class _AllowList:

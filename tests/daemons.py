@@ -21,8 +21,9 @@ import zmq
 from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.mpc import ring, share, wire
+from securemedian.mpc import dealing, ring, share, wire
 from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.dealing import Dealt
 from securemedian.mpc.errors import from_code
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
@@ -256,23 +257,76 @@ class Pair:
     def submit(
         self, name: str, values: NDArray[np.float32], to: Sequence[str] = ("s0", "s1")
     ) -> None:
-        """Send an honest upload for the latest round."""
+        """Send an honest upload for the latest round, and its dealing before it."""
+        params = self.round(name)[1]
+        if params.dealing:
+            self.rotate(name, self.deal(name, dealing.deal(params.dealing), to), values, to)
+        else:
+            shared = self.encoded(name, values)
+            seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
+            self.halves(name, "upload", seeded.seed, words.packed, to)
+
+    def round(self, name: str) -> tuple[dict[str, Any], RoundParams]:
+        """Return what S0 tells a client about the latest round, and its parameters."""
         current = self.caller(name, "s0").ask("round").fields
-        params = RoundParams.from_dict(current["params"])
-        valid = self.caller(name, "s0").ask("model", round=current["round"])
+        return current, RoundParams.from_dict(current["params"])
+
+    def encoded(self, name: str, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Return what the method of the latest round shares of these values."""
+        current, params = self.round(name)
+        published = self.published(name, current["round"])
+        return params.method.encode(values, params.max_clients, published)
+
+    def published(self, name: str, round_id: str) -> Published:
+        """Return what S0 published for a round."""
+        valid = self.caller(name, "s0").ask("model", round=round_id)
         named = valid.fields["policy"]
-        published = Published(
+        return Published(
             valid.arrays.get("model"),
             valid.arrays.get("range"),
             policy_from(named) if named else None,
         )
-        shared = params.method.encode(values, params.max_clients, published)
-        seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
-        uploads = [("seed", np.frombuffer(seeded.seed, np.uint8)), ("words", words.packed)]
+
+    def deal(self, name: str, dealt: Dealt, to: Sequence[str] = ("s0", "s1")) -> Dealt:
+        """Send a dealing for the latest round, and return it."""
+        words = dealt.words.packed.reshape(-1)
+        self.halves(name, "deal", dealt.seeded.seed, words, to, piece=0, pieces=1)
+        return dealt
+
+    def rotate(
+        self,
+        name: str,
+        dealt: Dealt,
+        values: NDArray[np.float32],
+        to: Sequence[str] = ("s0", "s1"),
+    ) -> None:
+        """Send the upload that follows a dealing."""
+        rotations = dealt.rotations(self.encoded(name, values)[0])
         for server in to:
-            form, array = uploads[(int(server[1]) + current["index"]) % 2]
-            fields = {"round": current["round"], "params": params.digest, "form": form}
-            self.caller(name, server).ask("upload", {"share": array}, **fields)
+            self.send(name, "upload", "rotations", rotations, server)
+
+    def halves(
+        self,
+        name: str,
+        op: str,
+        seed: bytes,
+        words: NDArray[np.uint64],
+        to: Sequence[str] = ("s0", "s1"),
+        **fields: Any,
+    ) -> None:
+        """Send the two halves of an upload or a dealing for the latest round."""
+        parts = [("seed", np.frombuffer(seed, np.uint8)), ("words", words)]
+        for server in to:
+            form, array = parts[(int(server[1]) + self.round(name)[0]["index"]) % 2]
+            self.send(name, op, form, array, server, **fields)
+
+    def send(
+        self, name: str, op: str, form: str, array: NDArray[Any], server: str, **fields: Any
+    ) -> wire.Message:
+        """Send one array for the latest round to one server, and return the answer."""
+        current, params = self.round(name)
+        fields = {"round": current["round"], "params": params.digest, "form": form} | fields
+        return self.caller(name, server).ask(op, {"share": array}, **fields)
 
     def status(self, server: str = "s0", round_id: str = "") -> dict[str, Any]:
         return self.caller("coordinator", server).ask("status", round=round_id).fields
@@ -287,6 +341,7 @@ class Pair:
                 "opening",
                 "open",
                 "closing",
+                "checking",
                 "starting",
                 "running",
             ), (

@@ -4,7 +4,7 @@ What it is told and asked goes in, and what it says comes out.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 import securemedian
 from securemedian.mpc import wire
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.pipeline import Checked, Cost, Outcome
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import config, control
@@ -31,10 +33,18 @@ from securemedian.servers.store import Store
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
-PARAMS = RoundParams(Pairwise(), DIM, 3)
+PARAMS = RoundParams(Mean(), DIM, 3)
+# a round in which clients deal
+DEALT = RoundParams(Bucketed(uploads="dealt"), DIM, 3)
+MODEL = np.zeros(DIM, np.float32)
 ALIKE = ProtocolParams().agreement() | {"release": securemedian.__version__}
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+def held(keys: Iterable[str]) -> dict[str, bytes]:
+    """Return what a message says of these clients' uploads, which are shares."""
+    return dict.fromkeys(keys, b"")
 
 
 class FakeEngine:
@@ -42,7 +52,9 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.session_id: bytes | None = None
-        self.result: Outcome | SecureMedianError | None = None
+        self.result: Outcome | Checked | SecureMedianError | None = None
+        # what is being checked
+        self.checked: Sequence[Upload] = ()
         self.uploads: Sequence[Upload] | None = None
         self.dropped = 0
         self.refusal: Exception | None = None
@@ -54,11 +66,24 @@ class FakeEngine:
             raise self.refusal
         self.session_id = session_id
 
+    def check_dealings(self, shape: Dealing, halves: Sequence[Upload]) -> None:
+        """Note the dealings."""
+        self.checked = halves
+
+    def check_values(self, params: RoundParams, uploads: Sequence[Upload]) -> None:
+        """Note the uploads."""
+        self.checked = uploads
+
+    def end_check(self, *failed: int) -> None:
+        """End the check; `failed` are places in its list."""
+        passed = [place not in failed for place in range(len(self.checked))]
+        self.result, self.checked = Checked(passed, Cost()), ()
+
     def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
         """Note the uploads."""
         self.uploads = uploads
 
-    def poll(self) -> Outcome | SecureMedianError | None:
+    def poll(self) -> Outcome | Checked | SecureMedianError | None:
         """Return what the test has put there, once."""
         result, self.result = self.result, None
         return result
@@ -78,8 +103,11 @@ def _sample(party: int) -> config.ServerConfig:
 class Server:
     """One server and everything it says. It is linked from the start."""
 
-    def __init__(self, party: int, folder: Path, **changes: Any) -> None:
+    def __init__(
+        self, party: int, folder: Path, params: RoundParams = PARAMS, **changes: Any
+    ) -> None:
         self.config = replace(_sample(party), **changes)
+        self.params = params
         self.folder = folder
         self.engine, self.now = FakeEngine(), 0.0
         # The test of a message looks at fields of the kind that it expects: Any.
@@ -111,7 +139,10 @@ class Server:
 
     def ask_to_open(self, arrays: Arrays | None = None, reset: bool = False) -> None:
         """Ask S0 for a round, which S1 has to agree to."""
-        self.ask(self.coordinator, "open", arrays, params=PARAMS.to_dict(), range={}, reset=reset)
+        if self.params.uses_range:
+            arrays = {"model": MODEL} | dict(arrays or {})
+        asked = self.params.to_dict()
+        self.ask(self.coordinator, "open", arrays, params=asked, range={}, reset=reset)
 
     def open(self, arrays: Arrays | None = None, reset: bool = False) -> str:
         """Open a round at S0, with S1's consent, and return its id."""
@@ -124,12 +155,24 @@ class Server:
 
     def upload(self, key: str, round_id: str) -> wire.Message:
         """Upload a client's share, all zeros."""
-        share = {"share": np.zeros(16, np.uint8)}
-        return self.ask(key, "upload", share, round=round_id, params=PARAMS.digest, form="seed")
+        layout = self.params.layout
+        form, share = "seed", np.zeros(16, np.uint8)
+        if self.params.dealing:
+            form, share = "rotations", np.zeros((layout.rows, layout.row_words), np.uint64)
+        fields = {"round": round_id, "params": self.params.digest, "form": form}
+        return self.ask(key, "upload", {"share": share}, **fields)
+
+    def deal(self, key: str, round_id: str, **changes: Any) -> wire.Message:
+        """Deal for a client: a seed, all zeros."""
+        fields: dict[str, Any] = {"round": round_id, "params": self.params.digest, "form": "seed"}
+        fields |= {"piece": 0, "pieces": 1, "share": np.zeros(16, np.uint8)} | changes
+        return self.ask(key, "deal", {"share": fields.pop("share")}, **fields)
 
     def upload_all(self, round_id: str) -> None:
-        """Upload a share of each client."""
+        """Upload a share of each client, after its dealing if it deals."""
         for client in self.config.clients:
+            if self.params.dealing:
+                self.deal(client.public_key, round_id)
             self.upload(client.public_key, round_id)
 
     @property

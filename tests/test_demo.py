@@ -79,6 +79,28 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     assert figures["baselines"]["mean"][-1] < 0.5 < figures["baselines"]["median"][-1]
 
 
+def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
+    options = ["--uploads", "dealt", "--rounds", "3", "--fault", "malformed", "--fault-from", "2"]
+    path = tmp_path / "figures.json"
+    done = subprocess.run(
+        [*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    why = {"client-3": "its dealing failed the check"}
+    assert [one["left_out"] for one in figures["rounds"]] == [{}, why, why]
+    # of the others
+    assert figures["matches_plaintext"]
+    told = " ".join(done.stdout.split())
+    assert "client-3 was left out of round 2, 3: its dealing failed the check." in told
+    assert "clear from the updates of the others, bit by bit" in told
+
+
+def test_a_fault_that_the_method_rules_out_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--method", "radix", "--fault", "malformed"]) != 0
+    assert "every word of radix" in capsys.readouterr().err.lower()
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
     """Both servers and four workers on 200 images each, for the demos of several methods."""

@@ -66,8 +66,8 @@ CONTROL = [
     control.Bye(),
     control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False),
     control.Uploaded("1-00000000", "key"),
-    control.Close("1-00000000", ["key"]),
-    control.Held("1-00000000", ["key"]),
+    control.Close("1-00000000", {"key": b""}),
+    control.Held("1-00000000", {"key": b""}),
     control.Run("1-00000000", bytes(32)),
     control.Failed("1-00000000", "timeout", "why"),
 ]

@@ -30,7 +30,10 @@ from securemedian.mpc.ranges.registry import POLICIES, policy_from
 from securemedian.servers import control
 from securemedian.servers.control import (
     Bye,
+    Check,
+    Checked,
     Close,
+    Dealt,
     Done,
     Failed,
     Held,
@@ -44,7 +47,7 @@ from securemedian.servers.control import (
 from securemedian.servers.register import KEPT_ROUNDS
 from securemedian.servers.requests import OPS
 from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
-from tests.servers_alone import ALIKE, DIM, PARAMS, Server
+from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +67,17 @@ STATES = {
     0: ("none", "opening", "open", "closing", "starting", "running", "published", "failed"),
     1: ("none", "open", "closing", "running", "published", "failed"),
 }
-PLACES = [(party, state) for party, states in STATES.items() for state in states]
+# in rounds in which clients deal
+DEALT_STATES = ("dealt", "checking")
+PLACES = [(party, state) for party, states in STATES.items() for state in (*states, *DEALT_STATES)]
 
 
 def bring(server: Server, state: str) -> None:
     """Bring a new server's first round to a state."""
-    steps = _leading(server) if server.config.party == 0 else _following(server)
+    if server.params.dealing:
+        steps = _dealt(server)
+    else:
+        steps = _leading(server) if server.config.party == 0 else _following(server)
     if state == "none":
         return
     for reached in steps:
@@ -77,7 +85,7 @@ def bring(server: Server, state: str) -> None:
             break
     if state == "failed":
         server.rounds.fail("had enough")
-    assert server.state[0] == state
+    assert server.state[0] == ("open" if state == "dealt" else state)
 
 
 def _leading(s0: Server) -> Iterator[str]:
@@ -89,7 +97,7 @@ def _leading(s0: Server) -> Iterator[str]:
     s0.upload_all(round_id)
     s0.hear(*(Uploaded(round_id, key) for key in s0.keys))
     yield "closing"
-    s0.hear(Held(round_id, s0.keys))
+    s0.hear(Held(round_id, held(s0.keys)))
     yield "starting"
     s0.hear(Ready(round_id))
     yield "running"
@@ -100,11 +108,34 @@ def _following(s1: Server) -> Iterator[str]:
     s1.hear(Open(ROUND, 1, PARAMS.to_dict(), bytes(16), True, False))
     yield "open"
     s1.upload_all(ROUND)
-    s1.hear(Close(ROUND, s1.keys))
+    s1.hear(Close(ROUND, held(s1.keys)))
     yield "closing"
     s1.hear(Run(ROUND, s1.latest.server_round.digest))
     yield "running"
     yield _published(s1)
+
+
+def _dealt(server: Server) -> Iterator[str]:
+    if server.config.party == 0:
+        round_id = server.open()
+    else:
+        round_id = ROUND
+        server.hear(Open(ROUND, 1, server.params.to_dict(), bytes(16), True, False))
+    server.deal(server.keys[0], round_id)
+    server.hear(Dealt(round_id, server.keys[0]))
+    if server.config.party == 1:
+        server.hear(Check(round_id, server.keys[:1]))
+    assert server.engine.checked
+    yield "dealt"
+    server.upload_all(round_id)
+    server.hear(*(Dealt(round_id, key) for key in server.keys))
+    alike = server.latest.server_round.here
+    if server.config.party == 0:
+        server.ask(server.coordinator, "close", round=round_id)
+        server.hear(Held(round_id, alike))
+    else:
+        server.hear(Close(round_id, alike))
+    yield "checking"
 
 
 def _published(server: Server) -> str:
@@ -138,7 +169,7 @@ def a_server(party: int, state: str, folder: Path) -> Iterator[Server]:
     own = folder / f"s{next(_numbers)}"
     logger, watching = logging.getLogger("securemedian"), Watching()
     level, propagates = logger.level, logger.propagate
-    server = Server(party, own)
+    server = Server(party, own, DEALT if state in DEALT_STATES else PARAMS)
     try:
         bring(server, state)
         logger.addHandler(watching)
@@ -168,7 +199,7 @@ def check_what_is_kept(server: Server) -> None:
     assert len(entries) <= KEPT_ROUNDS
     for entry in entries:
         assert re.fullmatch(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", entry.server_round.round_id)
-        assert entry.server_round.here | entry.server_round.there <= set(server.keys)
+        assert entry.server_round.here.keys() | entry.server_round.there.keys() <= set(server.keys)
         assert len(entry.server_round.reason) < LONGEST_TEXT
 
 
@@ -184,10 +215,14 @@ def check_answers(server: Server, before: int) -> None:
 
 # Requests
 
+assert DEALT.dealing
+DEALING_WORDS = DEALT.dealing.layout.words
 ARRAYS: list[NDArray[Any]] = [
     np.zeros(16, np.uint8),
     np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64),
     np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words + 1), np.uint64),
+    np.zeros((1, DEALT.layout.row_words), np.uint64),
+    *(np.zeros(DEALING_WORDS // pieces, np.uint64) for pieces in (1, 2)),
     np.zeros(DIM, np.float32),
     np.full(DIM, np.nan, np.float32),
     np.full(DIM, np.float32(3e38)),
@@ -213,7 +248,9 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
     fields = {
         "round": latest.server_round.round_id if latest else ROUND,
         "params": latest.server_round.params.digest if latest else bytes(32),
-        "form": draw(st.sampled_from(["seed", "words"])),
+        "form": draw(st.sampled_from(["seed", "words", "rotations"])),
+        "piece": draw(st.sampled_from([0, 1, 2, -1, 1 << 63])),
+        "pieces": draw(st.sampled_from([1, 2, 3, 0, -1, 1 << 63])),
         "reason": "why",
         "range": draw(st.sampled_from(RANGES)),
         "reset": draw(st.booleans()),
@@ -263,9 +300,12 @@ def all_messages(server: Server) -> list[control.Message]:
         another,
         *(Open("3-0000000c", 3, params, bytes(16), True, True) for params in ROUNDS),
         Opened(round_id),
+        *(Dealt(round_id, key) for key in server.keys),
         *(Uploaded(round_id, key) for key in server.keys),
-        Close(round_id, server.keys),
-        Held(round_id, server.keys),
+        Check(round_id, server.keys),
+        Checked(round_id, server.keys, []),
+        Close(round_id, held(server.keys)),
+        Held(round_id, held(server.keys)),
         Run(round_id, digest),
         Ready(round_id),
         Done(round_id),
@@ -319,8 +359,11 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
             own = f"{text}{number}"
             for message in (
                 Uploaded(rounds[0], own),
-                Close(rounds[0], [own]),
-                Held(rounds[0], [own]),
+                Dealt(rounds[0], own),
+                Check(rounds[0], [own]),
+                Checked(rounds[0], [own], [own]),
+                Close(rounds[0], {own: own.encode()}),
+                Held(rounds[0], {own: own.encode()}),
                 Failed(rounds[0], own, own),
                 Hello("one", ALIKE | {own: own}),
                 Open(f"{number}-0000000b", number, {own: own}, bytes(16), True, False),

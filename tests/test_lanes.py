@@ -15,11 +15,13 @@ import pytest
 
 from securemedian.mpc import share, wire
 from securemedian.mpc.channel import local_pair
-from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.dealing import Dealing, deal
+from securemedian.mpc.errors import ChannelClosed, LocalProtocolError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.share import Upload, WordsUpload
 from securemedian.servers import engine
 from securemedian.servers.engine import MOST_ABANDONED, Engine
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
@@ -108,19 +110,19 @@ def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
 
 
 SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
-PARAMS = RoundParams(Bucketed(buckets=6), 300, 3)
+PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), 300, 3)
 
 
 class Pipe:
     """One lane of an engine in this process, whose `send` blocks while `blocked` is set."""
 
     def __init__(self, channel: Any, blocked: threading.Event) -> None:
-        self._link, self._blocked = channel._link, blocked
+        self._link, self.blocked = channel._link, blocked
         self.recv = self._link.recv
         self.closed = self.released = False
 
     def send(self, parts: Sequence[wire.Part]) -> None:
-        while self._blocked.is_set():
+        while self.blocked.is_set():
             time.sleep(0.01)
         self._link.send(parts)
 
@@ -259,6 +261,71 @@ def test_so_many_hung_computations_end_the_server(pair_of_engines: Servers) -> N
     # all of them have ended after all: there is nothing to end the server for
     wait_until(lambda: servers.engines[0].close())
     servers.engines[0].check()
+
+
+def two_dealings() -> tuple[Dealing, list[list[Upload]]]:
+    """Return a shape, and per party the halves of a right dealing and of a wrong one."""
+    shape = Dealing(300, 6, 4)
+    right, wrong = deal(shape), deal(shape)
+    wrong.words = WordsUpload(shape.layout, wrong.words.packed ^ np.uint64(1))
+    return shape, [[right.seeded, wrong.seeded], [right.words, wrong.words]]
+
+
+def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers) -> None:
+    servers = pair_of_engines
+    servers.hangs = True
+    servers.prepare(session(1))
+    # all lanes hang, but for the stream of the checks
+    servers.pipes[session(1)][-1][0].blocked.clear()
+    shape, halves = two_dealings()
+    for _ in range(2):
+        for each, own in zip(servers.engines, halves, strict=True):
+            each.check_dealings(shape, own)
+            assert each.phase == "preparing and checking dealings"
+        for each in servers.engines:
+            checked = wait_until(each.poll)
+            assert checked.passed == [True, False] and each.phase == "preparing"
+    servers.let_go()
+    costs = [outcome.cost for outcome in servers.compute()]
+    for cost, other in (costs, costs[::-1]):
+        assert 0 < cost.checking_bytes_sent == other.checking_bytes_received < cost.bytes_sent
+        assert cost.checking_seconds > 0 and cost.checking_rounds > 2
+    # what was counted is that round's
+    servers.prepare(session(1))
+    assert all(outcome.cost.checking_rounds == 0 for outcome in servers.compute())
+
+
+def test_a_check_that_hangs_is_abandoned_and_keeps_its_sockets(pair_of_engines: Servers) -> None:
+    servers = pair_of_engines
+    servers.prepare(session(1))
+    wait_until(lambda: all(each.session_id for each in servers.engines))
+    pipes = servers.pipes[session(1)]
+    pipes[-1][0].blocked.set()
+    shape, halves = two_dealings()
+    for each, own in zip(servers.engines, halves, strict=True):
+        each.check_dealings(shape, own)
+    servers.drop()
+    time.sleep(0.4)
+    servers.engines[0].check()
+    assert len(servers.engines[0]._abandoned) == 1
+    assert not any(one.released for one, _ in pipes) and all(one.closed for one, _ in pipes)
+    servers.prepare(session(2))
+    servers.compute()
+    servers.let_go()
+    wait_until(servers.engines[0].close)
+    assert all(one.released for one, _ in pipes)
+
+
+def test_an_error_of_a_check_is_told_like_any_other(pair_of_engines: Servers) -> None:
+    servers = pair_of_engines
+    with pytest.raises(LocalProtocolError, match="before the round is prepared"):
+        servers.engines[0].check_dealings(*two_dealings()[:1], [])
+    servers.prepare(session(1))
+    shape, halves = two_dealings()
+    servers.engines[0].check_dealings(shape, halves[0])
+    servers.engines[1].drop()
+    error = wait_until(servers.engines[0].poll)
+    assert isinstance(error, ChannelClosed)
 
 
 # Daemons

@@ -29,7 +29,7 @@ import pytest
 from securemedian import mpc
 from securemedian.mpc import arrays, ring
 from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.kernels import jit
+from securemedian.mpc.kernels import jit, native
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -72,8 +72,9 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
-# `plan` runs the protocol on nothing, and `prg` is where streams come from.
-NOT_READ = {"plan", "prg"}
+# `plan` runs the protocol on nothing, and `prg` is where streams come from. `native` writes
+# instructions, whose bytes tests/test_native.py holds to those of the kernels that are read.
+NOT_READ = {"plan", "prg", "native"}
 
 Edit = tuple[str, str, str]
 Check = tuple[Any, ...]
@@ -404,7 +405,7 @@ MASKS: dict[str, Mask] = {
         "the sender reads the receiver's choices",
         (
             (
-                "SoftSpokenReceiver.correlate",
+                "PortableLeaves.receive",
                 "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
                 "corrections[block - 1] = choices",
             ),
@@ -415,18 +416,18 @@ MASKS: dict[str, Mask] = {
         "all choices are 0 and known, and the keys with them",
         (
             (
-                "SoftSpokenReceiver.correlate",
+                "PortableLeaves.receive",
                 "stream.xor(zeros, view)",
                 "view[:] = bytes(len(view))",
             ),
-            ("SoftSpokenSender.correlate", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
+            ("PortableLeaves.send", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
         ),
         (shares.extension_keys,),
         silent=True,
     ),
     "a nonce per lane": Mask(
         "all lanes of a session make the same choices",
-        (("_SoftSpoken.__init__", "Stream(leaf, nonce=lane)", "Stream(leaf)"),),
+        (("PortableLeaves.__init__", "Stream(leaf, nonce=nonce)", "Stream(leaf)"),),
         (shares.lanes_apart,),
         silent=True,
     ),
@@ -888,7 +889,14 @@ def passes(check: Check) -> bool:
     return True
 
 
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the kernels that a test can edit."""
+    monkeypatch.setattr(native, "FEATURES", frozenset())
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("portable")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -917,6 +925,7 @@ def rounds_are_right(silent_ots: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("portable")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if mask.silent])
 def test_no_result_misses_a_silent_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from securemedian.mpc.ot.softspoken import (
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, Outcome, fill, run_round
+from securemedian.mpc.pipeline import Checked, Cost, Outcome, fill, run_round
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.servers.engine import Engine
@@ -261,6 +261,7 @@ class Servers:
             self._ended.wait(0.05)
             self._ended.clear()
             if (result := engine.poll()) is not None:
+                assert not isinstance(result, Checked)
                 return result
         return None
 

@@ -22,7 +22,10 @@ from securemedian.mpc.params import RoundParams
 from securemedian.servers import control
 from securemedian.servers.control import (
     Bye,
+    Check,
+    Checked,
     Close,
+    Dealt,
     Done,
     Failed,
     Held,
@@ -39,7 +42,7 @@ from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from tests.servers_alone import ALIKE, DIM, PARAMS, Server
+from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held
 
 
 @pytest.fixture
@@ -55,7 +58,11 @@ def s1(tmp_path: Path) -> Server:
 def run_until_started(s0: Server) -> str:
     round_id = s0.open()
     s0.upload_all(round_id)
-    s0.hear(*(Uploaded(round_id, key) for key in s0.keys), Held(round_id, s0.keys), Ready(round_id))
+    s0.hear(
+        *(Uploaded(round_id, key) for key in s0.keys),
+        Held(round_id, held(s0.keys)),
+        Ready(round_id),
+    )
     assert s0.state == ("running", "") and s0.engine.uploads is not None
     assert len(s0.engine.uploads) == 3
     return round_id
@@ -91,7 +98,7 @@ def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0: Server) -> None:
 def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
     round_id = run_until_started(s0)
     s0.engine.result = pipeline.Outcome(
-        PublicValues(np.full((1, DIM), 3 << 24, np.uint64)), pipeline.Cost(ots=5)
+        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost(ots=5)
     )
     s0.rounds.engine_ended()
     assert s0.sent[-1] == Done(round_id) and s0.state == ("running", "")
@@ -173,8 +180,8 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
     assert s1.sent[-1].code == "bad-config" and "at least 3" in s1.sent[-1].reason
     s1.hear(Open("1-0000000c", 1, PARAMS.to_dict(), bytes(16), True, False))
     s1.upload_all("1-0000000c")
-    s1.hear(Close("1-0000000c", s1.keys))
-    assert s1.sent[-1] == Held("1-0000000c", s1.keys)
+    s1.hear(Close("1-0000000c", held(s1.keys)))
+    assert s1.sent[-1] == Held("1-0000000c", held(s1.keys))
     s1.hear(Run("1-0000000c", bytes(32)))
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
@@ -251,6 +258,106 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
     assert (s0.rounds.live.spool.get(client).words(0, 0, words.size) == words).all()
 
 
+def test_a_dealing_that_cannot_be_written_is_still_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s0 = Server(0, tmp_path, DEALT)
+    shape = DEALT.dealing
+    assert shape
+    round_id, client = s0.open(), s0.keys[0]
+    words = np.arange(shape.layout.words, dtype=np.uint64)
+    half = words.size // 2
+    pieces: list[dict[str, Any]] = [
+        {"form": "words", "pieces": 2, "piece": piece, "share": part}
+        for piece, part in enumerate((words[:half], words[half:]))
+    ]
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    # room for the whole is made at the first piece
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        refused = s0.deal(client, round_id, **pieces[0])
+        assert refused.type == "error" and "No space left" in refused.fields["message"]
+    assert not s0.deal(client, round_id, **pieces[0]).fields["whole"]
+    size = (tmp_path / "spool" / round_id / "uploads.words").stat().st_size
+    assert size == 8 * words.size
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        assert s0.deal(client, round_id, **pieces[1]).type == "error"
+    assert not s0.latest.server_round.dealt_here
+    assert s0.deal(client, round_id, **pieces[1]).fields["whole"]
+    assert (s0.latest.spool.dealing(client).words(0, 0, words.size) == words).all()
+    assert s0.sent[-1] == Dealt(round_id, client)
+
+
+def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s0 = Server(0, tmp_path, DEALT)
+    round_id = s0.open()
+    first, second, third = s0.keys
+    for key in (first, second):
+        s0.deal(key, round_id)
+    s0.hear(Dealt(round_id, first))
+    assert s0.sent[-1] == Check(round_id, [first])
+    assert s0.engine.checked == [s0.latest.spool.dealing(first)]
+    s0.engine.end_check()
+    s0.rounds.engine_ended()
+    s0.hear(Dealt(round_id, second), Checked(round_id, [first], []))
+    s0.engine.end_check(0)
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.rounds.engine_ended()
+    (event,) = (record for record in caplog.records if record.message == "clients-checked")
+    names = s0.rounds.register.names
+    assert event.levelno == logging.WARNING
+    assert vars(event)["fields"]["failed"] == [names[second]]
+    s0.hear(Checked(round_id, [second], [second]))
+    status = s0.ask(s0.coordinator, "status").fields
+    assert status["left_out"] == {names[second]: "its dealing failed the check"}
+    assert status["state"] == "open"
+    assert "failed the check" in s0.ask(second, "round").fields["left_out"]
+    assert s0.upload(second, round_id).fields["code"] == "not-allowed"
+    assert s0.upload(first, round_id).type == "upload"
+    # a share is no rotation
+    share = {"share": np.zeros(16, np.uint8)}
+    fields = {"round": round_id, "params": DEALT.digest, "form": "seed"}
+    assert s0.deal(third, round_id).type == "deal"
+    refused = s0.ask(third, "upload", share, **fields)
+    assert refused.fields["code"] == "bad-upload" and "rotations" in refused.fields["message"]
+    s0.rounds.fail("had enough")
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_a_check_that_fails_ends_the_round(tmp_path: Path) -> None:
+    s1 = Server(1, tmp_path, DEALT)
+    s1.hear(Open("1-0000000a", 1, DEALT.to_dict(), bytes(16), True, False))
+    s1.deal(s1.keys[0], "1-0000000a")
+    s1.hear(Check("1-0000000a", s1.keys[:1]))
+    s1.engine.result = ChannelTimeout("nothing for 60 s")
+    s1.rounds.engine_ended()
+    assert s1.state == ("failed", "nothing for 60 s") and s1.engine.session_id is None
+
+
+def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
+    params = RoundParams(Pairwise(), DIM, 3)
+    s0 = Server(0, tmp_path, params)
+    round_id = s0.open()
+    s0.upload_all(round_id)
+    s0.hear(*(Uploaded(round_id, key) for key in s0.keys))
+    assert s0.state[0] == "closing" and not s0.engine.checked
+    s0.hear(Held(round_id, held(s0.keys)))
+    assert s0.state[0] == "checking" and len(s0.engine.checked) == 3
+    s0.engine.end_check(1)
+    s0.rounds.engine_ended()
+    s0.hear(Checked(round_id, s0.keys, s0.keys[1:2]))
+    # the sample's own min_clients
+    state, reason = s0.state
+    assert state == "failed" and "a value of its update is out of range" in reason
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
+
+
 def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +428,7 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     s0.sent.clear()
     caplog.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
-        s0.hear(Close(round_id, []), Run(round_id, bytes(32)))
+        s0.hear(Close(round_id, {}), Run(round_id, bytes(32)))
         # these are late
         s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))
         # of no round here
@@ -338,7 +445,11 @@ def test_a_defect_in_an_action_fails_the_round_and_not_the_server(
     round_id = s0.open()
     if where == "start":
         s0.upload_all(round_id)
-        s0.hear(*(Uploaded(round_id, k) for k in s0.keys), Held(round_id, s0.keys), Ready(round_id))
+        s0.hear(
+            *(Uploaded(round_id, k) for k in s0.keys),
+            Held(round_id, held(s0.keys)),
+            Ready(round_id),
+        )
     state, reason = s0.state
     assert state == "failed" and "ZeroDivisionError" in reason and s0.engine.dropped
     if where == "prepare":
@@ -370,7 +481,7 @@ def fail_while_running(s0: Server, left_out: str) -> str:
     for key in keys:
         s0.upload(key, round_id)
     s0.ask(s0.coordinator, "close", round=round_id)
-    s0.hear(Held(round_id, keys), Ready(round_id))
+    s0.hear(Held(round_id, held(keys)), Ready(round_id))
     assert s0.state == ("running", "")
     s0.engine.result = ChannelTimeout("nothing for 60 s")
     s0.rounds.engine_ended()
@@ -400,7 +511,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
     )
     s0.upload(first, round_id)
     s0.ask(s0.coordinator, "close", round=round_id)
-    s0.hear(Held(round_id, s0.keys))
+    s0.hear(Held(round_id, held(s0.keys)))
     state, reason = s0.state
     assert state == "failed" and "may have opened values" in reason
     assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
@@ -412,7 +523,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
         s0.hear(Uploaded(round_id, key))
     # nobody else can come
     assert s0.state[0] == "closing"
-    s0.hear(Held(round_id, s0.keys), Ready(round_id))
+    s0.hear(Held(round_id, held(s0.keys)), Ready(round_id))
     s0.engine.result = pipeline.Outcome(
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
     )
@@ -455,7 +566,7 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
         s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over))
         for key in keys:
             s1.upload(key, round_id)
-        s1.hear(Close(round_id, keys))
+        s1.hear(Close(round_id, held(keys)))
         s1.hear(Run(round_id, s1.latest.server_round.digest))
 
     attempt("1-0000000a", two)

@@ -20,6 +20,7 @@ from zmq.utils.garbage import gc as collector
 
 from securemedian.mpc import plan, wire
 from securemedian.mpc.channel import Channel
+from securemedian.mpc.dealing import MAX_BUCKETS, PART, Dealing
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import cut
@@ -508,6 +509,14 @@ def test_the_peers_limit_grows_with_the_comparisons_of_a_message() -> None:
     coarse = ProtocolParams(1, lanes=1, batch=1 << 10)
     params = RoundParams.from_dict({"dim": 1 << 10, "max_clients": 2, "method": "pairwise"})
     assert longest_message(params, coarse) < transport.PEER_BYTES
+
+
+def test_no_message_of_a_check_reaches_the_peers_limit() -> None:
+    coarse = ProtocolParams(lanes=1, batch=1 << 10)
+    # the largest part, with the most partners and the widest slots
+    (part,) = (shape := Dealing(2 * PART - 1, MAX_BUCKETS, 6, 128)).parts
+    turns = part.partners * part.kept * shape.slot_bits // 8
+    assert 5 << 20 < turns < peer_message_limit(coarse) / 2
 
 
 def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:

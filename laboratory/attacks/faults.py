@@ -47,3 +47,13 @@ class Gaussian(Attack):
         self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
     ) -> Vectors:
         return rng.normal(0.0, 200.0, trained.shape).astype(np.float32)
+
+
+class Malformed(Attack):
+    """An upload that no honest client makes, whatever was trained.
+
+    It is `laboratory.malformed` that carries it out. As nothing of it shows in the update, it is no
+    attack of the experiments, which are played on updates.
+    """
+
+    name: ClassVar[str] = "malformed"

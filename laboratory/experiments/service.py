@@ -30,8 +30,6 @@ Float32s = NDArray[np.float32]
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
 
-# for the clients to see an opened round
-OPEN_LIMIT_S = 60.0
 # between two questions of a client to a server
 POLL_S = 0.02
 
@@ -72,14 +70,13 @@ class Service:
         round_id = self._coordinator.open(
             params, before.model if fresh else None, before.policy if fresh else None
         )
-        rounds = [client.wait_for_round(OPEN_LIMIT_S) for client in self._clients]
         published = self._coordinator.model(round_id)
         # rounds of experiments are opened with a model
         assert published.model is not None
         try:
             updates = play(published.model)
             for client, update in zip(self._clients, updates, strict=True):
-                client.submit(update)
+                client.submit(update, round_id)
         except SecureMedianError as error:
             # if the servers are what is wrong, this fails, too
             with suppress(SecureMedianError):
@@ -89,7 +86,7 @@ class Service:
         results = self._coordinator.results(round_id)
         if not np.array_equal(results, plaintext.published(updates, params, published)):
             raise SecureMedianError(
-                f"round {rounds[0].number} published another result than the same round computed "
+                f"round {status['number']} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"
             )
         cost = status["cost"]

@@ -1,0 +1,340 @@
+"""Hostile clients of real daemons, which speak the wire by themselves.
+
+Who shares what no client may share is left out with its reason, and the result is that of the
+others, bit by bit.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from securemedian.laboratory import plaintext
+from securemedian.mpc import dealing, ring, share
+from securemedian.mpc.dealing import Dealt
+from securemedian.mpc.errors import (
+    BadUpload,
+    DuplicateUpload,
+    NotAllowed,
+    RoundClosed,
+    UnknownRound,
+)
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.share import WordsUpload
+from tests.daemons import Pair, wait_until
+
+DIM = 300
+FAILED = "its dealing failed the check"
+DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
+MODEL = np.zeros(DIM, np.float32)
+HONEST = ("client-1", "client-2", "client-3")
+HOSTILE = "client-4"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    servers = Pair(tmp_path_factory.mktemp("hostile"), clients=4)
+    try:
+        servers.start("s0", "s1")
+        servers.link()
+        yield servers
+    finally:
+        servers.close()
+
+
+def update(name: str) -> NDArray[np.float32]:
+    rng = np.random.default_rng(int(name[-1]))
+    return rng.normal(0, 0.01, DIM).astype(np.float32)
+
+
+def opened(pair: Pair, **params: Any) -> str:
+    kind = {} if "method" in params else DEALT
+    return pair.open(model=MODEL, **{"max_clients": 4, "dim": DIM, **kind, **params})
+
+
+def ends_without_it(pair: Pair, round_id: str, why: str) -> None:
+    """Check that the round is published without the hostile client, and as if it were not there."""
+    status = pair.wait("published")
+    assert status["left_out"] == pair.wait("published", "s1")["left_out"] == {HOSTILE: why}
+    assert sorted(status["included"]) == list(HONEST)
+    params = RoundParams.from_dict(status["params"])
+    published = pair.published("client-1", round_id)
+    expected = plaintext.published(np.stack([update(name) for name in HONEST]), params, published)
+    assert np.array_equal(pair.result(round_id), expected[0])
+
+
+# Dealings that are wrong
+
+
+def entries(shape: dealing.Dealing, dealt: Dealt) -> list[NDArray[Any]]:
+    """Return the words half as entries, unpacked: of the kept vectors, and of the others."""
+    (part,) = shape.parts
+    packed = dealt.words.packed[0]
+    return [
+        ring.unpack(packed[first:stop], shape.bits, count * (shape.slots - 1))
+        for first, stop, count in (
+            (part.first, part.middle, part.kept),
+            (part.middle, part.end, part.others),
+        )
+    ]
+
+
+def changed(shape: dealing.Dealing, dealt: Dealt, parts: list[NDArray[Any]]) -> Dealt:
+    """Return the dealing with these entries in its words half."""
+    (part,) = shape.parts
+    packed = dealt.words.packed.copy()
+    for first, values in zip((part.first, part.middle), parts, strict=True):
+        words = ring.pack(ring.reduce(values, shape.bits), shape.bits)
+        packed[0, first : first + words.size] = words
+    dealt.words = WordsUpload(shape.layout, packed)
+    return dealt
+
+
+def one_kept_vector(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+    kept, others = entries(shape, dealt)
+    kept[0] += 1
+    return changed(shape, dealt, [kept, others])
+
+
+def every_vector_alike(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+    """Two of the entries of every vector are larger and smaller by 1 than they should be."""
+    parts = entries(shape, dealt)
+    for values in parts:
+        values[:: shape.slots - 1] += 1
+        values[1 :: shape.slots - 1] -= 1
+    return changed(shape, dealt, parts)
+
+
+def one_of_the_others(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+    """Every other vector is a guard or has a kept one that it has to fit."""
+    kept, others = entries(shape, dealt)
+    others[7] += 1
+    return changed(shape, dealt, [kept, others])
+
+
+def anything(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, 1 << 63, dealt.words.packed.shape, np.uint64)
+    dealt.words = WordsUpload(shape.layout, words)
+    return dealt
+
+
+Wrong = Callable[[dealing.Dealing, Dealt], Dealt]
+
+
+@pytest.mark.parametrize(
+    "wrong", [one_kept_vector, every_vector_alike, one_of_the_others, anything]
+)
+@pytest.mark.parametrize("when", ["first", "last"])
+def test_a_wrong_dealing_is_left_out_and_moves_nothing(pair: Pair, wrong: Wrong, when: str) -> None:
+    round_id = opened(pair)
+    shape = pair.round(HOSTILE)[1].dealing
+    assert shape
+    dealt = wrong(shape, dealing.deal(shape))
+
+    def attack() -> None:
+        pair.deal(HOSTILE, dealt)
+
+    if when == "first":
+        attack()
+        failed = {HOSTILE: FAILED}
+        # the verdict is there while the others train, and the client is told
+        wait_until(lambda: pair.status("s0")["left_out"] == failed)
+        wait_until(lambda: pair.status("s1")["left_out"] == failed)
+        assert pair.round(HOSTILE)[0]["left_out"] == FAILED
+        with pytest.raises(NotAllowed, match="failed the check"):
+            pair.deal(HOSTILE, dealing.deal(shape))
+        with pytest.raises(NotAllowed, match="failed the check"):
+            pair.rotate(HOSTILE, dealt, update(HOSTILE))
+    for name in HONEST:
+        pair.submit(name, update(name))
+    if when == "last":
+        attack()
+    ends_without_it(pair, round_id, FAILED)
+
+
+def test_dealing_and_upload_at_once_are_judged_when_the_servers_get_to_it(pair: Pair) -> None:
+    """They need not wait for the verdict: the upload is refused later, or left out."""
+    round_id = opened(pair)
+    for name in HONEST[:2]:
+        pair.submit(name, update(name))
+    shape = pair.round(HOSTILE)[1].dealing
+    assert shape
+    dealt = one_kept_vector(shape, dealing.deal(shape))
+    rotations = dealt.rotations(pair.encoded(HOSTILE, update(HOSTILE))[0])
+    pair.deal(HOSTILE, dealt)
+    for server in ("s0", "s1"):
+        try:
+            pair.send(HOSTILE, "upload", "rotations", rotations, server)
+        except NotAllowed as error:
+            assert "failed the check" in str(error)
+    pair.submit(HONEST[2], update(HONEST[2]))
+    ends_without_it(pair, round_id, FAILED)
+
+
+def test_a_client_that_deals_and_uploads_last_of_all_is_in(pair: Pair) -> None:
+    round_id = opened(pair)
+    names = (*HONEST, HOSTILE)
+    for name in names:
+        pair.submit(name, update(name))
+    status = pair.wait("published")
+    assert status["left_out"] == {} and len(status["included"]) == 4
+    assert status["cost"]["checking_bytes_sent"] > 0 and status["cost"]["checking_seconds"] > 0
+    updates = np.stack([update(name) for name in names])
+    params = RoundParams.from_dict(status["params"])
+    expected = plaintext.published(updates, params, pair.published("client-1", round_id))
+    assert np.array_equal(pair.result(round_id), expected[0])
+
+
+def test_different_uploads_at_the_two_servers_are_left_out(pair: Pair) -> None:
+    round_id = opened(pair)
+    shape = pair.round(HOSTILE)[1].dealing
+    assert shape
+    dealt = pair.deal(HOSTILE, dealing.deal(shape))
+    rotations = dealt.rotations(pair.encoded(HOSTILE, update(HOSTILE))[0])
+    pair.send(HOSTILE, "upload", "rotations", rotations, "s0")
+    pair.send(HOSTILE, "upload", "rotations", rotations ^ np.uint64(1), "s1")
+    for name in HONEST:
+        pair.submit(name, update(name))
+    ends_without_it(pair, round_id, "it sent different uploads to the two servers")
+
+
+def test_a_dealing_that_is_withheld_or_cut_short_is_left_out(pair: Pair) -> None:
+    round_id = opened(pair)
+    current, params = pair.round(HOSTILE)
+    shape = params.dealing
+    assert shape
+    words = dealing.deal(shape).words.packed.reshape(-1)
+    server = f"s{1 - current['index'] % 2}"
+    size = -(-words.size // 3)
+    for piece in (0, 1):
+        part = words[piece * size : (piece + 1) * size]
+        answer = pair.send(HOSTILE, "deal", "words", part, server, piece=piece, pieces=3)
+        assert not answer.fields["whole"]
+    assert pair.status(server)["dealt"][HOSTILE] == "none"
+    rotations = np.zeros((1, shape.rotations_layout.row_words), np.uint64)
+    with pytest.raises(BadUpload, match="deal before you upload"):
+        pair.send(HOSTILE, "upload", "rotations", rotations, server)
+    for name in HONEST:
+        pair.submit(name, update(name))
+    assert pair.status()["state"] == "open"
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    ends_without_it(pair, round_id, "its dealing reached neither server")
+    with pytest.raises(RoundClosed):
+        pair.send(HOSTILE, "deal", "words", words[2 * size :], server, piece=2, pieces=3)
+
+    round_id = opened(pair)
+    pair.deal(HOSTILE, dealing.deal(shape), ("s1",))
+    for name in HONEST:
+        pair.submit(name, update(name))
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    ends_without_it(pair, round_id, "its dealing reached only s1")
+
+
+def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> None:
+    round_id = opened(pair)
+    current, params = pair.round("client-1")
+    shape = params.dealing
+    assert shape
+    dealt = dealing.deal(shape)
+    words = dealt.words.packed.reshape(-1)
+    seed = np.frombuffer(dealt.seeded.seed, np.uint8)
+    to_seed, to_words = f"s{current['index'] % 2}", f"s{1 - current['index'] % 2}"
+    half = -(-words.size // 2)
+    send = pair.send
+    for form, array, piece, pieces, why in (
+        ("words", words[half:], 1, 2, "piece 0 is due"),
+        ("words", words[:half], 2, 2, "no piece 2 of 2"),
+        ("words", words[:half], -1, 2, "no piece -1"),
+        ("words", words[:0], 0, 0, "no piece 0 of 0"),
+        ("words", words[:1], 0, 1 << 62, "no piece 0 of"),
+        ("words", words[: half - 1], 0, 2, "is uint64"),
+        ("words", words[:half].astype(np.int64), 0, 2, "is uint64"),
+        ("words", words[None, :half], 0, 2, "is uint64"),
+        ("rotations", words[:half], 0, 2, "seed or words"),
+        ("seed", seed, 0, 2, "no piece 0 of 2"),
+        ("seed", seed[:15], 0, 1, "is uint8"),
+    ):
+        with pytest.raises(BadUpload, match=why):
+            send("client-1", "deal", form, array, to_words, piece=piece, pieces=pieces)
+    with pytest.raises(BadUpload, match="other parameters"):
+        send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1, params=b"?")
+    # begun, cut short and begun anew
+    send("client-1", "deal", "words", words[half:] ^ np.uint64(1), to_words, piece=0, pieces=2)
+    third = -(-words.size // 3)
+    with pytest.raises(BadUpload, match="piece 0 is due"):
+        send("client-1", "deal", "words", words[third : 2 * third], to_words, piece=1, pieces=3)
+    send("client-1", "deal", "words", words[:half], to_words, piece=0, pieces=2)
+    assert send("client-1", "deal", "words", words[half:], to_words, piece=1, pieces=2).fields[
+        "whole"
+    ]
+    with pytest.raises(DuplicateUpload):
+        send("client-1", "deal", "words", words, to_words, piece=0, pieces=1)
+    assert pair.round("client-1")[0]["dealt"] == (to_words == "s0")
+    send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1)
+    for form, why in (("seed", "rotations"), ("words", "rotations")):
+        with pytest.raises(BadUpload, match=why):
+            send("client-1", "upload", form, seed, "s0")
+    pair.rotate("client-1", dealt, update("client-1"))
+    for name in HONEST[1:]:
+        pair.submit(name, update(name))
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    ends_without_it(pair, round_id, "its dealing reached neither server")
+
+
+def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
+    first = opened(pair)
+    shape = pair.round(HOSTILE)[1].dealing
+    assert shape
+    theirs = pair.deal("client-1", dealing.deal(shape))
+    # another client's words, with a seed of its own: it does not know the other one's
+    theirs.seeded = replace(theirs.seeded, seed=bytes(16))
+    pair.deal(HOSTILE, theirs)
+    wait_until(lambda: pair.status()["left_out"] == {HOSTILE: FAILED})
+    pair.caller("coordinator", "s0").ask("abort", round=first, reason="enough seen")
+    round_id = opened(pair)
+    # for the round that has ended
+    with pytest.raises((RoundClosed, UnknownRound)):
+        pair.send(
+            HOSTILE, "deal", "seed", np.zeros(16, np.uint8), "s0", piece=0, pieces=1, round=first
+        )
+    # what an honest client dealt for the failed round is gone, and it deals anew
+    assert not pair.round("client-1")[0]["dealt"]
+    for name in HONEST:
+        pair.submit(name, update(name))
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    ends_without_it(pair, round_id, "its dealing reached neither server")
+
+
+def test_below_the_fewest_clients_the_round_fails_with_all_reasons(pair: Pair) -> None:
+    opened(pair, min_clients=3)
+    shape = pair.round(HOSTILE)[1].dealing
+    assert shape
+    for name in ("client-3", HOSTILE):
+        pair.deal(name, one_kept_vector(shape, dealing.deal(shape)))
+    pair.submit("client-1", update("client-1"))
+    pair.submit("client-2", update("client-2"))
+    status = wait_until(lambda: pair.status()["state"] == "failed" and pair.status())
+    assert "2 complete uploads" in status["reason"] and "at least 3" in status["reason"]
+    assert f"client-3, client-4: {FAILED}" in status["reason"]
+    assert status["opened"] == "nothing"
+
+
+# Values out of range
+
+
+@pytest.mark.parametrize("method", ["pairwise", "trimmed-mean"])
+@pytest.mark.parametrize("value", [1 << 62, -(1 << 62) - 1, (1 << 63) - 1])
+def test_a_value_out_of_range_is_left_out(pair: Pair, method: str, value: int) -> None:
+    round_id = opened(pair, method=method)
+    params = pair.round(HOSTILE)[1]
+    values = pair.encoded(HOSTILE, update(HOSTILE))
+    values[0, DIM - 1] = np.uint64(value % (1 << 64))
+    seeded, words = share.split(values, params.share_bits)
+    pair.halves(HOSTILE, "upload", seeded.seed, words.packed)
+    for name in HONEST:
+        pair.submit(name, update(name))
+    ends_without_it(pair, round_id, "a value of its update is out of range")
