@@ -4,45 +4,55 @@ OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two se
 each, like this machine's, from a calibration that takes about a second per method:
 
     seconds  = max(compute, transfer) + waiting
-    compute  = OTs x seconds per OT + coordinates x seconds per coordinate online
-               + bytes both ways x seconds per byte
+    compute  = OTs x seconds per OT + coordinates x seconds per coordinate of the check
+               + coordinates x seconds per coordinate online + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S)
 
 In a round, a message waits for one from the other side. Seconds per OT and per coordinate are those
 of one party that runs a part of this very round alone: its cryptography and kernels are real, but
-nobody answers. Seconds per byte are those of the encryption that the servers' sockets use.
+nobody answers. The check of dealings is timed at both parties of this process, on one part of a
+dealing. Seconds per byte are those of the encryption that the servers' sockets use.
 """
 
 import argparse
 import itertools
 import json
 import math
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from securemedian.benchmarks.link import Link
 from securemedian.benchmarks.work import SWEPT, swept_options
 from securemedian.clients.flags import add_method_options, check_belong, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
+from securemedian.mpc.channel import local_pair
+from securemedian.mpc.dealing import Dealing, check
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, cut, demand
-from securemedian.mpc.plan import lone_party, predict, rehearse
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import Cost, cut, cut_check, demand
+from securemedian.mpc.plan import lone_party, predict, rehearse, rehearse_check
+from securemedian.mpc.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.share import SeedUpload
 
 COLUMNS = (
     "M OTs",
-    "MB out",
-    "MB in",
+    "MB",
     "rounds",
-    "MB mem",
+    "memory",
+    "dealt",
+    "sent",
     "ahead",
+    "check",
     "online",
     "transfer",
     "waiting",
@@ -57,6 +67,9 @@ HOP_S = 4e-4
 # in the part of a round that is timed, at most
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
+CALIBRATION_CLIENTS = 2
+# numbers of clients for which radix on buckets is compared with dealt uploads
+COMPARED_CLIENTS = (2, 4, 8, 16, 32, 64, 128)
 FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
     "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
@@ -72,6 +85,8 @@ class Speed:
     """The speed of one core, in seconds per item."""
 
     ot: float
+    # of the check, for all clients
+    checked: float
     # online
     coordinate: float
     # to encrypt or decrypt it
@@ -90,8 +105,13 @@ class Forecast:
     bytes_s1_to_s0: int
     rounds: int
     memory_bytes: int
+    # of one client, to the server that gets more: before and after its training
+    client_bytes_ahead: int
+    client_bytes_after: int
     # of the computation: the part that needs no inputs
     ahead_seconds: float
+    # of the computation: the check of the uploads, without its OTs
+    checking_seconds: float
     # of the computation: the rest
     online_seconds: float
     transfer_seconds: float
@@ -99,8 +119,8 @@ class Forecast:
 
     @property
     def compute_seconds(self) -> float:
-        """The seconds of the computation, ahead of the inputs and online."""
-        return self.ahead_seconds + self.online_seconds
+        """The seconds of the computation: ahead of the inputs, of the check, and online."""
+        return self.ahead_seconds + self.checking_seconds + self.online_seconds
 
     @property
     def seconds(self) -> float:
@@ -192,30 +212,36 @@ def run(options: argparse.Namespace) -> None:
     found, refused = [], []
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
-        for name, params in rounds(options):
-            status.update(name)
+        for build in rounds(options):
             try:
+                params = build()
+                name = params.method.label
+                status.update(name)
                 found.append(forecast(name, params, options.clients, protocol, link, byte))
-            except ConfigError as too_large:
-                refused.append(too_large)
+            except ConfigError as error:
+                refused.append(error)
     if not found:
         raise refused[0]
     console.print(_table(found))
     console.print(
-        "~ approximate; out: S0 to S1; "
-        "seconds (estimated) = max(ahead + online, transfer) + waiting"
+        "~ approximate; MB: of the busier direction; memory: MB at a server; dealt, sent: MB of "
+        "one client before and after its training, to the server that gets more; "
+        "seconds (estimated) = max(ahead + check + online, transfer) + waiting"
     )
-    for error in refused:
-        console.print(f"left out: {error}")
-    for line in cheapest(found):
+    # both schedules of a method may be refused for the same reason
+    for reason in dict.fromkeys(map(str, refused)):
+        console.print(f"left out: {reason}")
+    with Console(stderr=True).status("other numbers of clients"):
+        lines = [*cheapest(found), *instead_of_dealing(found, protocol)]
+    for line in lines:
         console.print(line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
         console.print(f"saved to {options.json}")
 
 
-def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
-    """Yield all rounds that the options allow, with the label of each."""
+def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
+    """Yield what builds each round that the options ask for, or raises ConfigError."""
     given = given_options(options)
     if options.method != ALL:
         check_belong(options.method, given)
@@ -232,8 +258,12 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, RoundParams]]:
             if option.compared and key not in own
         }
         for values in itertools.product(*compared.values()):
-            method = METHODS[name](**own, **dict(zip(compared, values, strict=True)))
-            yield method.label, RoundParams(method, options.dim, options.clients)
+            chosen = own | dict(zip(compared, values, strict=True))
+            yield partial(_round, name, chosen, options.dim, options.clients)
+
+
+def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> RoundParams:
+    return RoundParams(METHODS[method](**options), dim, clients)
 
 
 def forecast(
@@ -271,7 +301,10 @@ def estimate(
         cost.bytes_received,
         cost.rounds,
         memory,
+        params.bytes_ahead,
+        params.bytes_after,
         ahead_seconds=cost.ots * speed.ot,
+        checking_seconds=params.dim * speed.checked,
         online_seconds=params.dim * speed.coordinate + both * speed.byte,
         transfer_seconds=8 * max(cost.bytes_sent, cost.bytes_received) / link.bits_per_second,
         waiting_seconds=cost.rounds * (link.rtt_s / 2 + HOP_S),
@@ -289,21 +322,71 @@ def calibrate(
     size = end - begin
     while size > 1 and demand(params, weights, size).ots > CALIBRATION_OTS:
         size //= 2
-    best: tuple[float, float] = math.inf, math.inf
-    party = lone_party(protocol)
+    computed = _timed(
+        lone_party(protocol),
+        lambda party: rehearse(party, params, weights, size, protocol.batch),
+    )
+    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
+    ot, checked = computed.ot, 0.0
+    if pieces:
+        piece = pieces[0]
+        check = _timed(
+            lone_party(protocol),
+            lambda party: rehearse_check(party, params, piece, protocol.batch),
+        )
+        clients = piece.clients.stop - piece.clients.start
+        # per coordinate of all clients
+        checked = check.online / piece.dim * len(weights) / clients
+        # a round that takes no OTs itself, such as a trimmed mean that drops nobody
+        ot = ot or check.ot
+    elif params.dealing is not None:
+        checked = checking_seconds(params.dealing) * len(weights)
+    return Speed(ot, checked, computed.online / size, byte)
+
+
+class _Timed(NamedTuple):
+    """The seconds of one OT, or 0 where none was made, and those of the rest."""
+
+    ot: float
+    online: float
+
+
+def _timed(party: Party, work: Callable[[Party], None]) -> _Timed:
+    """Return the best of CALIBRATION_RUNS runs."""
+    best = _Timed(math.inf, math.inf)
     for _ in range(CALIBRATION_RUNS):
         pool, start = party.pool, time.perf_counter()
         # the silent extension makes OTs by the iteration, and some are left over
         ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds
-        rehearse(party, params, weights, size, protocol.batch)
+        work(party)
         seconds = time.perf_counter() - start
         ahead, made = pool.spent.seconds - ahead, pool.ots + sum(pool.left) - ots
-        best = (
-            min(best[0], ahead / made if made else math.inf),
-            min(best[1], (seconds - ahead) / size),
+        best = _Timed(
+            min(best.ot, ahead / made if made else math.inf), min(best.online, seconds - ahead)
         )
-    # some rounds take no OTs, such as those of a trimmed mean that drops nobody
-    return Speed(best[0] if best[0] < math.inf else 0.0, best[1], byte)
+    return _Timed(best.ot if best.ot < math.inf else 0.0, best.online)
+
+
+@cache
+def checking_seconds(dealing: Dealing) -> float:
+    """Return the seconds that checking takes a server, per coordinate and client."""
+    part = max(dealing.parts, key=lambda part: part.kept)
+    shape = replace(dealing, dim=part.kept)
+    halves = [SeedUpload(shape.layout, os_entropy(16))] * CALIBRATION_CLIENTS
+    channels = local_pair()
+
+    def run(number: int) -> None:
+        check(channels[number], number, shape, halves)
+
+    best = math.inf
+    for _ in range(CALIBRATION_RUNS):
+        start = time.process_time()
+        other = threading.Thread(target=run, args=(1,), daemon=True)
+        other.start()
+        run(0)
+        other.join()
+        best = min(best, time.process_time() - start)
+    return best / 2 / shape.dim / CALIBRATION_CLIENTS
 
 
 def seconds_per_byte() -> float:
@@ -331,19 +414,63 @@ def cheapest(rows: Sequence[Forecast]) -> list[str]:
     return lines
 
 
+def instead_of_dealing(rows: Sequence[Forecast], protocol: ProtocolParams) -> list[str]:
+    """Return a sentence on the clients for which radix on buckets is cheaper than dealt uploads.
+
+    It is there if both are among the forecasts. Bytes and OTs are predicted for each number in
+    COMPARED_CLIENTS; bytes are those of all links, from the clients to the servers, too.
+    """
+    dealt = [row for row in rows if row.params.dealing is not None]
+    words = [row for row in rows if row.params.xor_shared and row.params.uses_range]
+    if not dealt or not words:
+        return []
+    # of two schedules, the one that takes less
+    one, other = (min(rows, key=lambda row: row.ots) for rows in (words, dealt))
+    fewer: dict[str, list[int]] = {"bytes over all links": [], "OTs": []}
+    for clients in COMPARED_CLIENTS:
+        ours, theirs = (_traffic(row.params, clients, protocol) for row in (one, other))
+        for what, here, there in zip(fewer, ours, theirs, strict=True):
+            if here < there:
+                fewer[what].append(clients)
+    told = " and ".join(
+        f"fewer {what} with n = {', '.join(map(str, found))}" if found else f"never fewer {what}"
+        for what, found in fewer.items()
+    )
+    among = ", ".join(map(str, COMPARED_CLIENTS))
+    return [f"instead of {other.name}, {one.name} takes {told} (of n = {among})"]
+
+
+def _traffic(params: RoundParams, clients: int, protocol: ProtocolParams) -> tuple[int, int]:
+    """Return the bytes over all links, and the OTs, of a round of so many clients."""
+    resized = replace(params, max_clients=clients, min_clients=2)
+    cost = predict(resized, [1] * clients, protocol).costs[0]
+    # the other server gets the rotations as well, or a seed
+    other = resized.bytes_after if resized.dealing else 0
+    each = resized.bytes_ahead + resized.bytes_after + other + SEED_BYTES
+    return cost.bytes_sent + cost.bytes_received + clients * each, cost.ots
+
+
 def _table(rows: Sequence[Forecast]) -> Any:
     from rich.table import Table
 
     first = rows[0]
-    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    table.title_justify = "left"
     table.title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
     table.add_column("method", no_wrap=True)
     for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        mega = row.ots, row.bytes_s0_to_s1, row.bytes_s1_to_s0, row.memory_bytes
+        mega = (
+            row.ots,
+            max(row.bytes_s0_to_s1, row.bytes_s1_to_s0),
+            row.memory_bytes,
+            row.client_bytes_ahead,
+            row.client_bytes_after,
+        )
         seconds = (
             row.ahead_seconds,
+            row.checking_seconds,
             row.online_seconds,
             row.transfer_seconds,
             row.waiting_seconds,
@@ -358,8 +485,8 @@ def _table(rows: Sequence[Forecast]) -> Any:
 
 
 def _figure(value: float) -> str:
-    """Return a figure with about four digits."""
-    return f"{value:,.{3 if value < 10 else 2 if value < 100 else 1 if value < 1000 else 0}f}"
+    """Return a figure with about three digits."""
+    return f"{value:,.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def _positive(text: str) -> float:

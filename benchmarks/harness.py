@@ -79,11 +79,18 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "online_seconds": seconds - preprocessing,
         # correlations that were made before the round started, which `seconds` does not include
         "ahead_seconds": slower(lambda m: m["cost"]["ahead_seconds"]),
+        # of the uploads, which `seconds` does not include either
+        "checking_seconds": slower(lambda m: m["cost"]["checking_seconds"]),
         "uploads_seconds": slower(lambda m: m["cost"]["uploads_seconds"]),
         "publish_seconds": slower(lambda m: m["publish_seconds"]),
         "mpc_seconds": slower(_mpc_seconds),
         "total_seconds": slower(
-            lambda m: m["cost"]["ahead_seconds"] + m["cost"]["seconds"] + m["publish_seconds"]
+            lambda m: (
+                m["cost"]["ahead_seconds"]
+                + m["cost"]["checking_seconds"]
+                + m["cost"]["seconds"]
+                + m["publish_seconds"]
+            )
         ),
         "ots": median(cost["ots"] for cost in costs0),
         "bytes_s0_to_s1": median(cost["bytes_sent"] for cost in costs0),
@@ -92,13 +99,20 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "preprocessing_bytes_s0_to_s1": median(cost["preprocessing_bytes_sent"] for cost in costs0),
         "preprocessing_bytes_s1_to_s0": median(cost["preprocessing_bytes_sent"] for cost in costs1),
         "preprocessing_rounds": slower(lambda m: m["cost"]["preprocessing_rounds"]),
+        "checking_bytes_s0_to_s1": median(cost["checking_bytes_sent"] for cost in costs0),
+        "checking_bytes_s1_to_s0": median(cost["checking_bytes_sent"] for cost in costs1),
+        "checking_rounds": slower(lambda m: m["cost"]["checking_rounds"]),
         # of the processes so far, earlier points included
         "peak_bytes_s0": max(message["peak_bytes"] for message in s0),
         "peak_bytes_s1": max(message["peak_bytes"] for message in s1),
         "repetitions": len(s0),
     }
     if point.bench == "median":
-        result["ring_bits"] = round_params(point).ring_bits
+        params = round_params(point)
+        result["ring_bits"] = params.ring_bits
+        # of one client, to the server that gets more
+        result["client_bytes_ahead"] = params.bytes_ahead
+        result["client_bytes_after"] = params.bytes_after
     if point.count is not None:
         result["per_second"] = point.count / seconds
         result["bytes_each"] = (result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / point.count
@@ -108,8 +122,8 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
 def _mpc_seconds(message: dict[str, Any]) -> float:
     """Return the seconds of what takes both parties: all but reading and summing the uploads."""
     cost = message["cost"]
-    seconds: float = cost["ahead_seconds"] + cost["seconds"] - cost["uploads_seconds"]
-    return seconds
+    seconds: float = cost["ahead_seconds"] + cost["checking_seconds"] + cost["seconds"]
+    return seconds - float(cost["uploads_seconds"])
 
 
 class _Processes:

@@ -30,8 +30,8 @@ from securemedian.laboratory import report
 from securemedian.mpc import compare, millionaire, plan, ring
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.kernels import extension, lpn, packing, tables
-from securemedian.mpc.ot import ferret, softspoken
+from securemedian.mpc.kernels import extension, lpn, native, packing, tables
+from securemedian.mpc.ot import ferret, leaves
 from securemedian.mpc.ot.extension import BLOCK
 from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
 from securemedian.mpc.ot.hash import Hash
@@ -60,6 +60,7 @@ TRAFFIC = 1 << 28
 BITS = (32, 64, 4)
 OTS = 16 * BLOCK
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
+AES_NATIVE = f"AES-128 hash by the processor's own instructions, {SMALL:,} B at a time"
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
 AES_BYTES, AES_LIMIT = "bytes of AES", "the AES alone, at full speed"
 LINK, TOGETHER, TWO = "link, at full speed", "ahead, online and link", "two processes over loopback"
@@ -142,14 +143,27 @@ class Clocks:
 # part, module or class, the function's name there, number of bytes of a call
 Place = tuple[str, Any, str, Size | None]
 
+
+def _expanded(round_keys: Any, rows: Any) -> int:
+    """Return the bytes of the streams of all leaves with these round keys, for these rows."""
+    size: int = round_keys.shape[0] * round_keys.shape[1] * rows.shape[1] * rows.itemsize
+    return size
+
+
 EXTENDING: tuple[Place, ...] = (
-    ("PRG", softspoken, "Stream", None),
+    ("PRG", leaves, "Stream", None),
     ("fold", extension, "fold", None),
     ("corrections", extension, "correct", None),
     ("transpose", extension, "transpose_and_tweak", None),
     ("hash", Hash, "finish", lambda _, blocks: blocks.nbytes),
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
+    ("PRG, fold", native, "receive", lambda *given: _expanded(given[0], given[3])),
+    ("PRG, fold", native, "send", lambda *given: _expanded(given[0][:, 1:], given[3])),
+    ("transpose, hash", native, "hash_columns", lambda *given: given[-1].nbytes),
+    ("transpose, hash", native, "hash_column_pairs", lambda *given: 2 * given[-1].nbytes),
+    ("hash", native, "hash_blocks", lambda *given: given[-1].nbytes),
+    ("hash", native, "hash_block_pairs", lambda *given: 2 * given[-1].nbytes),
     ("trees", FerretSender, "grow_trees", None),
     ("trees", FerretReceiver, "grow_trees", None),
     ("sums", lpn, "grow", None),
@@ -262,6 +276,10 @@ def hardware(repeat: int) -> dict[str, float]:
         rates[name] = rate(size, partial(update, bytes(size), bytearray(size + 15)))
     large, small = (np.ones((2, size // 8), np.uint64) for size in (LARGE, SMALL))
     rates[f"copy of {LARGE >> 20} MiB"] = rate(LARGE, partial(np.copyto, large[0], large[1]))
+    if native.taken(True):
+        blocks, zero = small[0].reshape(-1, 2), np.uint64(0)
+        hashing = partial(native.hash_blocks, blocks, zero, zero, native.round_keys(key)[0], blocks)
+        rates[AES_NATIVE] = rate(blocks.nbytes, hashing)
     xor = partial(np.bitwise_xor, small[0], small[1], small[0])
     rates[f"XOR of two arrays of {SMALL >> 10} KiB"] = rate(SMALL, xor)
     return rates
@@ -279,9 +297,13 @@ def _ot_parts(
             party.pool.random_keys(min(BLOCK, count - start), sending)
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
-    aes = {AES_CTR: 0.0, AES_ECB: 0.0}
+    aes: defaultdict[str, float] = defaultdict(float)
+    own = native.taken(protocol.native_aes)
     for name, size in clocks.byte_counts.items():
-        aes[AES_ECB if name.endswith("hash") else AES_CTR] += size / count
+        # what silent OT draws for its public matrix is OpenSSL's
+        inside = own and "indices" not in name
+        mode = AES_NATIVE if inside else AES_ECB if name.endswith("hash") else AES_CTR
+        aes[mode] += size / count
     limit = sum(size / rates[name] for name, size in aes.items())
     return parts | {AES_BYTES: sum(aes.values()), AES_LIMIT: limit}
 

@@ -5,13 +5,13 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.settings import count, list_from, numbers
-from securemedian.benchmarks.work import SWEPT, Point
+from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_method_options
 from securemedian.laboratory import report
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
@@ -75,6 +75,11 @@ def add_kinds(kinds: Any) -> None:
         action="store_true",
         help="make all correlations before the round starts, as servers do while clients train",
     )
+    for flag, verified, text in (
+        ("--verify", True, "let the servers check what clients upload (default)"),
+        ("--no-verify", False, "trust the clients instead; give both to compare them"),
+    ):
+        median.add_argument(flag, action="append_const", dest="verified", const=verified, help=text)
     median.set_defaults(points=_median_points)
 
     for kind in (ot, compare, median):
@@ -103,40 +108,48 @@ def run(options: argparse.Namespace) -> None:
 def _table(results: Sequence[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("work", no_wrap=True)
-    for title in (
-        "seconds",
-        "ahead",
-        "online",
-        "M OTs",
-        "MB out",
-        "MB in",
-        "rounds",
-        "k/s",
-        "B each",
-    ):
+    columns = _MEDIANS if any(result["bench"] == "median" for result in results) else _COUNTED
+    for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for result in results:
-        counted = "per_second" in result
-        table.add_row(
-            Point(**{name: result[name] for name in Point.__dataclass_fields__}).name,
-            f"{result['ahead_seconds'] + result['seconds']:.3f}",
-            f"{result['ahead_seconds'] + result['preprocessing_seconds']:.3f}",
-            f"{result['online_seconds']:.3f}",
-            f"{result['ots'] / 1e6:.2f}",
-            f"{result['bytes_s0_to_s1'] / 1e6:.2f}",
-            f"{result['bytes_s1_to_s0'] / 1e6:.2f}",
-            str(result["rounds"]),
-            f"{result['per_second'] / 1e3:,.0f}" if counted else "",
-            f"{result['bytes_each']:.1f}" if counted else "",
-        )
+        point = Point(**{name: result[name] for name in Point.__dataclass_fields__})
+        table.add_row(point.name, *(figure(result) for figure in columns.values()))
     table.caption_justify = "left"
     table.caption = (
-        "seconds = ahead of the inputs + online; MB out: S0 to S1, in: S1 to S0; "
+        "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
+        "dealt, sent: MB of a client before and after its training, to the server that gets more; "
         "k/s: thousands per second"
     )
     return table
+
+
+Figures = dict[str, Callable[[dict[str, Any]], str]]
+_SECONDS: Figures = {
+    "seconds": lambda r: f"{r['ahead_seconds'] + r['checking_seconds'] + r['seconds']:.3f}",
+    "ahead": lambda r: f"{r['ahead_seconds'] + r['preprocessing_seconds']:.3f}",
+}
+_TRAFFIC: Figures = {
+    "online": lambda r: f"{r['online_seconds']:.3f}",
+    "M OTs": lambda r: f"{r['ots'] / 1e6:.2f}",
+    "MB": lambda r: f"{report.megabytes(r):.2f}",
+    "rounds": lambda r: str(r["rounds"]),
+}
+# title -> figure of a result
+_COUNTED: Figures = {
+    **_SECONDS,
+    **_TRAFFIC,
+    "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
+    "B each": lambda r: f"{r['bytes_each']:.1f}",
+}
+_MEDIANS: Figures = {
+    **_SECONDS,
+    "checking": lambda r: f"{r['checking_seconds']:.3f}",
+    **_TRAFFIC,
+    "dealt": lambda r: f"{r['client_bytes_ahead'] / 1e6:.2f}",
+    "sent": lambda r: f"{r['client_bytes_after'] / 1e6:.2f}",
+}
 
 
 def growth(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -150,7 +163,7 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
         if result["clients"] is not None:
             varied = tuple(
                 result[name] for name in ("method", "dim", "buckets", "schedule", "encoding")
-            )
+            ) + ("" if result["verified"] else "unverified",)
             series.setdefault(varied, []).append(result)
     lines = []
     for varied, points in series.items():
@@ -162,7 +175,7 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
                 ).slope
                 for what in ("ots", "seconds")
             ]
-            name = " ".join(str(value) for value in varied if value is not None)
+            name = " ".join(str(value) for value in varied if value not in (None, ""))
             lines.append(f"{name}: OTs grow as n^{slopes[0]:.2f}, seconds as n^{slopes[1]:.2f}")
     return lines
 
@@ -186,9 +199,13 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
             else [None]
             for name in SWEPT
         ]
+        # in which of the ways that were asked for, where a method has both
+        checked = (options.verified or [True]) if can_be_malformed(method) else [True]
         for clients, dim, *values in itertools.product(options.clients, options.dim, *varied):
             swept = dict(zip(SWEPT, values, strict=True))
-            point = Point("median", method, clients=clients, dim=dim, ahead=options.ahead, **swept)
-            # an option that this variant of the method has no use for makes no second point
-            points.setdefault(point.name, point)
+            common = {"clients": clients, "dim": dim, "ahead": options.ahead} | swept
+            for verified in checked:
+                point = Point("median", method, verified=verified, **common)
+                # an option that this variant has no use for makes no second point
+                points.setdefault(point.name, point)
     return list(points.values())

@@ -39,6 +39,14 @@ class Settings:
         protocol = self.protocol
         return "silent" if protocol.silent else f"softspoken-{protocol.ot_field_bits}"
 
+    @property
+    def native(self) -> bool:
+        """Whether the kernels on the processor's AES instructions are taken."""
+        # numba is not imported before a benchmark runs
+        from securemedian.mpc.kernels import native
+
+        return native.taken(self.protocol.native_aes)
+
 
 def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
     """Add the shared options.
@@ -85,6 +93,13 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
         help="chunks computed at the same time (default: %(default)s)",
     )
     parser.add_argument(
+        "--native",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="AES with the processor's own instructions where it has them, or OpenSSL's alone; "
+        "results and bytes are the same (default: --native)",
+    )
+    parser.add_argument(
         "--no-pin", action="store_true", help="do not hold each process to one core"
     )
 
@@ -103,7 +118,8 @@ def add_extensions(parser: argparse.ArgumentParser) -> None:
 def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
     """Return the parameters of the extensions chosen with `add_extensions`, by name."""
     return {
-        name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes) for name in options.extensions
+        name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes, native_aes=options.native)
+        for name in options.extensions
     }
 
 
@@ -125,6 +141,7 @@ def read(options: argparse.Namespace) -> Settings:
         ot_extension=chosen.get("extension", "softspoken"),
         ot_field_bits=chosen.get("field_bits", 4),
         lanes=options.lanes,
+        native_aes=options.native,
     )
     return Settings(protocol, chosen.get("link", "loopback"), options.repeat, not options.no_pin)
 
@@ -156,7 +173,12 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
             ),
             settings.link,
         )
-    return [result | {"extension": settings.extension, "link": settings.link} for result in results]
+    conditions = {
+        "extension": settings.extension,
+        "link": settings.link,
+        "native": settings.native,
+    }
+    return [result | conditions for result in results]
 
 
 # Types of options, whose error messages argparse completes with the option's name

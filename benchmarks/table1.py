@@ -1,7 +1,8 @@
 """`securemedian bench table1`: the cost of a round of a real model, phase by phase.
 
-This is the paper's Table 1: CNNMnist's 1,663,370 coordinates, 8 clients, b = 8. The medians in the
-clear are timed in the same run.
+This is the paper's Table 1: CNNMnist's 1,663,370 coordinates, 8 clients, b = 8; and the same for
+the default buckets and schedule. Each is timed with dealt uploads, which the servers check, and
+with the paper's own, which nobody can check. The medians in the clear are timed in the same run.
 """
 
 import argparse
@@ -20,25 +21,33 @@ from securemedian.benchmarks.work import Point
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Bars
 from securemedian.mpc import encode, ring, share
+from securemedian.mpc.dealing import Dealing, deal
 from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.prg import SEED_BYTES
 
 CNN_MNIST = 1_663_370
 BUCKETS = 8
+# buckets and schedule: the paper's, and the default
+SETTINGS = ((BUCKETS, "scan"), (Bucketed().buckets, Bucketed().schedule))
 MIB = 1 << 20
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A line of the table; `reported` is a key of `reported.TABLE_1`."""
+    """A line of the table; `reported` is a key of `reported.TABLE_1`.
+
+    `setting` names buckets, schedule and kind of upload, where the line is of one.
+    """
 
     name: str
     where: str
     seconds: float
     megabytes: float | None = None
     reported: str = ""
+    setting: str = ""
 
     @property
     def theirs(self) -> Reported | None:
@@ -91,15 +100,18 @@ def run(options: argparse.Namespace) -> None:
     chosen = settings.read(options)
     stem = options.out / "table1"
     file = report.prepare(stem)
-    points = [
-        Point(
-            "median", "bucketed", None, options.clients, options.dim, BUCKETS, 0, "scan", ahead=True
+    # new processes for each setting, verified first, so that its peak of memory is its own
+    results = []
+    for buckets, schedule in SETTINGS:
+        point = Point(
+            "median", "bucketed", None, options.clients, options.dim, buckets, 0, schedule
         )
-    ]
-    results = settings.measure(points, chosen)
+        both = [replace(point, ahead=True, verified=verified) for verified in (True, False)]
+        results += settings.measure(both, chosen)
+    pairs = list(zip(results[0::2], results[1::2], strict=True))
     if options.pairwise:
-        pairwise = [Point("median", "pairwise", None, options.clients, options.dim, ring_bits=0)]
-        results += settings.measure(pairwise, replace(chosen, repeat=1))
+        point = Point("median", "pairwise", None, options.clients, options.dim, ring_bits=0)
+        results += settings.measure([replace(point, verified=False)], replace(chosen, repeat=1))
     console = report.console()
     with console.status("one client, and the medians in the clear"):
         clients = ([_train(options.data, options.clients)] if options.data else []) + _client(
@@ -107,20 +119,44 @@ def run(options: argparse.Namespace) -> None:
         )
         clear = _in_the_clear(options.clients, options.dim, chosen.repeat)
     phases = clients + _servers(results) + clear
-    summary = {
-        "online_to_numpy_median": results[0]["online_seconds"] / clear[0].seconds,
-        "peak_mib": [results[0][f"peak_bytes_s{j}"] / MIB for j in (0, 1)],
-    }
-    report.save(
-        file, asdict(chosen), results, phases=[asdict(phase) for phase in phases], **summary
-    )
+    reached = [_reached(verified, unverified, clear[0].seconds) for verified, unverified in pairs]
+    saved = [asdict(phase) for phase in phases]
+    report.save(file, asdict(chosen), results, phases=saved, reached=reached)
     console.print(_table(phases, options))
     if not options.data:
         console.print("training is left out: name MNIST's folder with --data to time it, too")
-    console.print(f"online / numpy.median, same run: {summary['online_to_numpy_median']:.2f}")
-    peaks = ", ".join(f"S{j} {mib:.0f} MiB" for j, mib in enumerate(summary["peak_mib"]))
-    console.print(f"peak memory of the server processes: {peaks}")
+    for each in reached:
+        console.print(
+            "{setting}: preprocessing and checking / unverified preprocessing "
+            "{ahead_to_unverified:.2f}; online / numpy.median {online_to_numpy_median:.2f}; "
+            "checking {checking_ms_per_client:.0f} ms per client; peak memory S0 "
+            "{peak_mib[0]:.0f} MiB, S1 {peak_mib[1]:.0f} MiB".format(**each)
+        )
     console.print(f"saved to {file}, {_plot(stem, phases, options)}")
+
+
+def _reached(
+    verified: dict[str, Any], unverified: dict[str, Any], numpy_median: float
+) -> dict[str, Any]:
+    """Return what the checks cost in one setting, next to the same round without them."""
+    ahead = _ahead(verified) + verified["checking_seconds"]
+    return {
+        "setting": _setting(verified),
+        "ahead_to_unverified": ahead / _ahead(unverified),
+        "online_to_numpy_median": verified["online_seconds"] / numpy_median,
+        "checking_ms_per_client": 1e3 * verified["checking_seconds"] / verified["clients"],
+        "peak_mib": [verified[f"peak_bytes_s{j}"] / MIB for j in (0, 1)],
+    }
+
+
+def _ahead(result: dict[str, Any]) -> float:
+    """Return the seconds of making correlations, before the round and in it."""
+    return float(result["ahead_seconds"] + result["preprocessing_seconds"])
+
+
+def _setting(result: dict[str, Any]) -> str:
+    unverified = "" if result["verified"] else ", unverified"
+    return f"b={result['buckets']} {result['schedule']}{unverified}"
 
 
 def _train(directory: Path, clients: int) -> Phase:
@@ -150,36 +186,62 @@ def _client(clients: int, dim: int, repeat: int) -> list[Phase]:
     sent = 16 + halves[1].packed.nbytes
     bucketize = _time(lambda: buckets.bucketize(update, model), repeat)
     split = _time(lambda: share.split(encode.cumulative(index, BUCKETS), bits), repeat)
-    return [
+    unverified = f"b={BUCKETS}, unverified"
+    phases = [
         Phase("bucketize", "client", bucketize, None, "bucketize"),
-        Phase("share", "client", split, sent / 1e6, "share"),
+        Phase("share", "client", split, sent / 1e6, "share", unverified),
+    ]
+    for number, schedule in SETTINGS:
+        method = Bucketed(buckets=number, schedule=schedule, uploads="dealt")
+        shape = RoundParams(method, dim, clients).dealing
+        assert shape is not None
+        phases += _dealing(shape, index, f"b={number} {schedule}", repeat)
+    return phases
+
+
+def _dealing(shape: Dealing, index: Any, setting: str, repeat: int) -> list[Phase]:
+    # a dealing rotates one update only
+    dealings = [deal(shape)]
+    dealing = _time(lambda: dealings.append(deal(shape)), repeat)
+    rotating = _time(lambda: dealings.pop().rotations(index), repeat)
+    ahead, after = SEED_BYTES + shape.bytes_ahead, 2 * shape.bytes_after
+    return [
+        Phase("deal, before it has trained", "client", dealing, ahead / 1e6, "", setting),
+        Phase("rotate", "client", rotating, after / 1e6, "", setting),
     ]
 
 
 def _servers(results: list[dict[str, Any]]) -> list[Phase]:
-    bucketed = results[0]
-    ahead = bucketed["ahead_seconds"] + bucketed["preprocessing_seconds"]
-    both = report.megabytes(bucketed)
-    made = (
-        bucketed["preprocessing_bytes_s0_to_s1"] + bucketed["preprocessing_bytes_s1_to_s0"]
-    ) / 1e6
-    phases = [
-        Phase("secure median", "servers", ahead + bucketed["online_seconds"], both, "median"),
-        Phase("  preprocessing, while clients train", "servers", ahead, made),
-        Phase("  online", "servers", bucketed["online_seconds"], both - made),
-        Phase("    of it, reading and summing the uploads", "servers", bucketed["uploads_seconds"]),
-        Phase("quantize, and the next range", "S0", bucketed["publish_seconds"], None, "quantize"),
-    ]
-    for pairwise in results[1:]:
-        phases.append(
-            Phase(
-                "pairwise secure median, l = 64",
-                "servers",
-                pairwise["seconds"],
-                report.megabytes(pairwise),
-                "pairwise",
-            )
+    phases = []
+    for result in results:
+        both = report.megabytes(result)
+        if result["method"] == "pairwise":
+            name, seconds = "pairwise secure median, l = 64", result["seconds"]
+            phases.append(Phase(name, "servers", seconds, both, "pairwise"))
+            continue
+        made, checked = (
+            sum(result[f"{part}_bytes_{way}"] for way in ("s0_to_s1", "s1_to_s0")) / 1e6
+            for part in ("preprocessing", "checking")
         )
+        ahead, checking, online = (
+            _ahead(result),
+            result["checking_seconds"],
+            result["online_seconds"],
+        )
+        whole, range_seconds = ahead + checking + online, result["publish_seconds"]
+        # the paper has figures for its own number of buckets
+        theirs = ("median", "quantize") if result["buckets"] == BUCKETS else ("", "")
+        lines = [
+            Phase("secure median", "servers", whole, both, theirs[0]),
+            Phase("  preprocessing, while clients train", "servers", ahead, made),
+            Phase("  checking, while clients train", "servers", checking, checked),
+            Phase("  online", "servers", online, both - made - checked),
+            Phase("    of it, reading and adding uploads", "servers", result["uploads_seconds"]),
+            Phase("quantize, and the next range", "S0", range_seconds, None, theirs[1]),
+        ]
+        if not result["verified"]:
+            lines = [line for line in lines if "checking" not in line.name]
+        phases += [replace(line, setting=_setting(result)) for line in lines]
     return phases
 
 
@@ -223,11 +285,14 @@ def _time(work: Callable[[], object], repeat: int) -> float:
 
 
 def _title(options: argparse.Namespace) -> str:
-    return f"Table 1: d = {options.dim:,}, n = {options.clients}, b = {BUCKETS}"
+    return f"Table 1: d = {options.dim:,}, n = {options.clients}"
 
 
 def _plot(stem: Path, phases: list[Phase], options: argparse.Namespace) -> str:
-    rows = [f"{phase.name.strip()} ({phase.where.partition(',')[0]})" for phase in phases]
+    rows = [
+        f"{phase.name.strip()} ({phase.setting or phase.where.partition(',')[0]})"
+        for phase in phases
+    ]
     theirs = [phase.theirs.seconds if phase.theirs else None for phase in phases]
     series: dict[str, list[float | None]] = {
         "here": [phase.seconds for phase in phases],
@@ -243,10 +308,18 @@ def _table(phases: list[Phase], options: argparse.Namespace) -> Any:
         theirs = phase.theirs
         figures = report.figure(phase.seconds), report.figure(phase.megabytes)
         rows.append(
-            [phase.name, phase.where, *figures, report.figure(theirs.seconds if theirs else None)]
+            [
+                phase.name,
+                phase.where,
+                phase.setting,
+                *figures,
+                report.figure(theirs.seconds if theirs else None),
+            ]
         )
     note = (
         f"MB: both directions together; the paper's: {reported.PAPER.removeprefix('paper: ')}, "
         "as printed"
     )
-    return report.table(_title(options), ["phase", "where", "s", "MB", "the paper, s"], rows, note)
+    return report.table(
+        _title(options), ["phase", "where", "uploads", "s", "MB", "the paper, s"], rows, note
+    )

@@ -1,7 +1,8 @@
 """The work of one party for one point of a benchmark, the same in both processes.
 
 Inputs are uniform shares: the cost of a round does not depend on them (tests/test_privacy.py), and
-its result on them means nothing.
+its result on them means nothing. For the same reason checks that find every client cheating take as
+long as checks that find none.
 """
 
 import time
@@ -11,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc import compare, ring, share
+from securemedian.mpc import compare, dealing, ring, share
 from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.dealing import DealtUpload
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.ot.extension import ALIGN, BLOCK
 from securemedian.mpc.ot.softspoken import corrections_shape
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, Meter, fill, run_lanes, run_round
+from securemedian.mpc.pipeline import Cost, Meter, check_values, fill, run_lanes, run_round
 from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.base import RangePolicy
@@ -57,6 +59,8 @@ class Point:
     encoding: str | None = None
     # whether all correlations are made before the round starts, as servers do while clients train
     ahead: bool = False
+    # whether the servers check what clients upload, where it could be malformed
+    verified: bool = True
 
     @property
     def name(self) -> str:
@@ -69,7 +73,9 @@ class Point:
             return f"compare l={self.ring_bits}"
         detail = round_params(self).method.detail
         ring_bits = f" l={self.ring_bits}" if self.ring_bits else ""
-        return f"{self.method} n={self.clients} d={self.dim} {detail}".rstrip() + ring_bits
+        unverified = "" if self.verified else " unverified"
+        name = f"{self.method} n={self.clients} d={self.dim} {detail}".rstrip()
+        return name + ring_bits + unverified
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,16 @@ def round_params(point: Point) -> RoundParams:
     """
     given = {name: getattr(point, name) for name in SWEPT if getattr(point, name) is not None}
     options = swept_options(point.method, given)
+    if "uploads" in options_of(METHODS[point.method]):
+        options["uploads"] = "dealt" if point.verified else "unverified"
     return RoundParams.from_dict(
         {"method": point.method, "dim": point.dim, "max_clients": point.clients, **options}
     )
+
+
+def can_be_malformed(method: str) -> bool:
+    """Return whether there is anything to check in the uploads of a method."""
+    return METHODS[method].checks_values or "uploads" in options_of(METHODS[method])
 
 
 def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,32 +144,43 @@ def _median(
     protocol: ProtocolParams,
     meet: Callable[[], None],
 ) -> Spent:
-    uploads = _uploads(params, parties[0].number, params.max_clients)
+    party = parties[0]
+    uploads = _uploads(params.layout, party.number, params.max_clients)
+    dealt = params.dealing
+    halves = _uploads(dealt.layout, party.number, params.max_clients) if dealt else []
     meet()
     ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
     meet()
+    checking = Cost()
+    if dealt:
+        meter = Meter([party])
+        dealing.check(party.channel, party.number, dealt, halves)
+        checking = meter.read().as_checking()
+        pairs = zip(halves, uploads, strict=True)
+        uploads = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
+    elif point.verified:
+        checking = check_values(parties, params, protocol, uploads).cost
+    meet()
     outcome = run_round(parties, params, protocol, uploads)
-    publishes = parties[0].number == 0 and params.uses_range
+    publishes = party.number == 0 and params.uses_range
     seconds = _publish(params, params.method.public(outcome.values)) if publishes else 0.0
-    return Spent(outcome.cost.after(ahead), seconds)
+    return Spent(outcome.cost.after(checking).after(ahead), seconds)
 
 
 def _publish(params: RoundParams, values: PublicValues) -> float:
     """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
-    # the default policy, where it has so many buckets
-    follow = FollowRange()
-    fits = params.method.range_buckets == 2 * len(follow.sizes.values)
-    policy: RangePolicy = follow if fits else CoordinateRange()
+    # the default policy, where it can have so many buckets
+    fits = params.method.range_buckets % 2 == 0 and params.method.range_buckets >= 6
+    policy: RangePolicy = FollowRange() if fits else CoordinateRange()
     before = training.Training(policy, zeros, zeros + np.float32(0.1))
     start = time.perf_counter()
     training.finish(before, params, values, params.max_clients)
     return time.perf_counter() - start
 
 
-def _uploads(params: RoundParams, party_id: int, clients: int) -> list[share.Upload]:
+def _uploads(layout: share.Layout, party_id: int, clients: int) -> list[share.Upload]:
     """Return one party's uploads; clients alternate in the server that they send the seed to."""
-    layout = params.layout
     stream = Stream(os_entropy(16))
     uploads: list[share.Upload] = []
     for client in range(clients):

@@ -6,10 +6,11 @@ What a verb needs is imported when it runs, so that --help needs nothing.
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
 from securemedian.clients.flags import (
@@ -22,7 +23,7 @@ from securemedian.clients.flags import (
 from securemedian.mpc.errors import UnknownRound
 
 if TYPE_CHECKING:
-    from securemedian.clients.client import Coordinator
+    from securemedian.clients.client import Client, Coordinator
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -72,13 +73,24 @@ def _submit(options: argparse.Namespace) -> None:
             )
             result = unflatten(client.result(), flatten(update)[1])
         else:
-            client.submit(update)
+            _submit_and_warn(client, update)
             print(f"submitted to round {current.round_id}")
             if not options.result:
                 return
             result = client.result()
         files.write(options.result, result)
         print(f"result of round {current.round_id} in {options.result}")
+
+
+def _submit_and_warn(client: "Client", update: Any) -> None:
+    """Submit an update, and say what is odd about it in a line like other messages."""
+    from securemedian.clients.upload import RangeWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RangeWarning)
+        client.submit(update)
+    for warning in caught:
+        print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 
 
 def _add_round(subparsers: "Verbs") -> None:

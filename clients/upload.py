@@ -20,8 +20,10 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.share import SeedUpload, WordsUpload
 
-# The part of an update's values beyond which a client warns that they lie in the outermost buckets:
-# XXX.
+# A client warns if more than this part of its values lies in the outermost buckets. Half: then not
+# even the middle one of its values counts with its size. With the default policy it was 4 to 20 %
+# after the first round in trainings of evenly divided images, and at most 39 % of unevenly divided
+# ones (dirichlet:0.3).
 MOST_BEYOND = 0.5
 
 
@@ -55,6 +57,17 @@ class Round:
     def published(self) -> Published:
         """Return what S0 published for the round."""
         return Published(self.model, self.scale, self.policy)
+
+    def next_scale(self, result: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the scale that S0 publishes for the next round, once this one had `result`.
+
+        `result` is the first result as published, flat. Raises ConfigError if the round is not on
+        buckets.
+        """
+        if self.policy is None or self.scale is None or self.model is None:
+            raise ConfigError(f"round {self.round_id} is not on buckets, which have a scale")
+        buckets = self.params.method.range_buckets
+        return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
     def load_into(self, model: Any) -> None:
         """Put the published global model into a model of your own, in place.

@@ -125,7 +125,7 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
 
     if options.rounds < 1:
         raise ConfigError(f"--rounds must be 1 or more, not {options.rounds}")
-    images = data.load(options.data)
+    images = data.load(options.data, options.dataset)
     model = network(options, images)
     dim = models.start(model, options.seed).size
     return Scenario(

@@ -25,6 +25,7 @@ from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.ranges.registry import policy_from
 from securemedian.scripts import keygen
 
 # this module is no verb of the command because it records updates in the clear
@@ -35,9 +36,9 @@ WORKER = "securemedian.laboratory.worker"
 class Scenario:
     """What is trained, by how many clients, and how many of them misbehave.
 
-    `directory` is where `data` was read from, None for the digits. `images` is the number of images
-    per client, None for all there are. The last `faulty` clients have the fault `fault`. `policy`
-    is None for the default one.
+    `directory` is where `data` was read from, None where it needs none. `images` is the number of
+    images per client, None for all there are. The last `faulty` clients have the fault `fault`.
+    `policy` is None for the default one.
     """
 
     data: Dataset
@@ -60,8 +61,11 @@ class Scenario:
             )
         if self.faulty and isinstance(self.fault, Malformed):
             check_malleable(self.params)
-        # raises here what it would raise in a worker
+        # raises here what it would raise in a worker, and at S0
         self.trainer(0)
+        if self.params.uses_range:
+            policy = self.policy or policy_from({})
+            policy.buckets(policy.start(), self.params.method.range_buckets)
 
     def fault_of(self, index: int) -> Attack:
         """Return the fault of client `index` (0-based)."""
@@ -190,6 +194,7 @@ def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]
     arguments += ["--fault", fault.name, "--fault-from", str(fault.first)]
+    arguments += ["--dataset", scenario.data.name]
     arguments += ["--network", scenario.model.name, "--split", scenario.split]
     if scenario.directory is not None:
         arguments += ["--data", str(scenario.directory)]

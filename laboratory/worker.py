@@ -103,7 +103,7 @@ class Trainer:
 def trainer(options: argparse.Namespace, attack: Attack = NO_ATTACK) -> Trainer:
     """Return the trainer that the options of `add_worker_options` describe."""
     models.use_one_thread()
-    images, (index, parts) = load(options.data), options.part
+    images, (index, parts) = load(options.data, options.dataset), options.part
     return Trainer.of_part(
         images,
         index,

@@ -29,6 +29,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         "(default: scikit-learn's 8x8 digits)",
     )
     parser.add_argument(
+        "--dataset",
+        choices=SOURCES,
+        help="the data set (default: recognised by the files in DIR)",
+    )
+    parser.add_argument(
         "--network", choices=MODELS, help="the network to train (default: the data set's own)"
     )
     parser.add_argument(

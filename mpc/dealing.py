@@ -27,13 +27,14 @@ A dealing may be cut into parts of many coordinates, each checked by itself, to 
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import ring
 from securemedian.mpc.arrays import Ring, RingShare, Words
@@ -53,6 +54,9 @@ OPENING_BYTES = 32
 DIGEST_WORDS = 4
 # Random words that a shuffle takes at a time.
 DRAWS = 1 << 13
+# The binary logarithm of about how many vectors a shuffle moves at random, and of how many are
+# hashed at a time: they fit a core's cache.
+NEAR = 14
 
 
 @dataclass(frozen=True)
@@ -153,9 +157,14 @@ class Dealing:
         (B-1) k) <= 2^-check_bits for every k. The binomial is smallest at k = 1 or at k = N.
         """
         partners = 1
-        while escape(kept, partners, self.guards) > 0.5**self.check_bits:
+        while self._placements(kept, partners) < 1 << self.check_bits:
             partners += 1
         return partners
+
+    def _placements(self, kept: int, partners: int) -> int:
+        """Return min_k C((B-1) N + g, (B-1) k): a cheat's wrong others must be at one of these."""
+        others = partners * kept + self.guards
+        return min(math.comb(others, partners), math.comb(others, self.guards))
 
     @property
     def layout(self) -> Layout:
@@ -178,24 +187,27 @@ class Dealing:
         return 8 * self.rotations_layout.words
 
     def vectors(self, count: int) -> Ring:
-        """Return an array for `count` vectors, as `kernels.vectors` has them."""
+        """Return an array for `count` vectors, as `kernels.vectors` has them: shape (K, count)."""
         dtype = np.uint32 if self.per_word * self.bits <= 32 else np.uint64
-        return np.empty((count, self.slots // self.per_word), dtype)
+        return np.empty((self.slots // self.per_word, count), dtype)
 
     def unpack(self, words: Words, count: int, number: int) -> Ring:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
         out = self.vectors(count)
-        vectors.unpack_vectors(words, self.bits, self.per_word, int(number == 0), out)
+        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out)
         return out
 
+    def positions(self, those: Ring) -> NDArray[np.uint8]:
+        """Return y(v) modulo W of each vector, plus any multiple of W."""
+        out = np.zeros(those.shape[1], np.uint8)
+        vectors.positions(those, self.bits, self.per_word, out)
+        return out
 
-def escape(kept: int, partners: int, guards: int) -> float:
-    """Return the best chance of a wrong dealing to pass, over the number k of wrong kept vectors.
-
-    It is max_k 1 / C((B-1) N + g, (B-1) k), with N = `kept` and B-1 = `partners`.
-    """
-    others = partners * kept + guards
-    return 1 / min(math.comb(others, partners), math.comb(others, guards))
+    def entries(self, those: Ring) -> NDArray[np.uint64]:
+        """Return the entries of vectors, shape (W, count)."""
+        shifts = np.arange(0, self.per_word * self.bits, self.bits, dtype=np.uint64)
+        parts = those.astype(np.uint64)[:, None] >> shifts[:, None]
+        return (parts & np.uint64((1 << self.bits) - 1)).reshape(self.slots, those.shape[1])
 
 
 class Dealt:
@@ -239,20 +251,19 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
     The slots come from a secret of their own, which neither half gives away. Each half alone is
     uniform.
     """
-    seeded, secret = SeedUpload(shape.layout, entropy(SEED_BYTES)), Stream(entropy(SEED_BYTES))
+    seeded = SeedUpload(shape.layout, entropy(SEED_BYTES))
+    secret = Stream(entropy(SEED_BYTES))
     packed = np.zeros((1, shape.layout.row_words), np.uint64)
     kept = np.empty(shape.dim, np.uint8)
-    # l words hold 64 entries, so that they repeat from there on
-    tops = ring.pack(np.full(64, 1 << (shape.bits - 1), np.uint64), shape.bits)
+    tops = ring.top_bits(shape.bits)
     for part in shape.parts:
         for first, count in ((part.first, part.kept), (part.middle, part.others)):
             drawn = secret.words(ring.packed_words(count, shape.slot_bits))
             slots = ring.unpack(drawn, shape.slot_bits, count).astype(np.uint8, copy=False)
             stop = first + ring.packed_words(count, shape.packed_bits)
             section = packed[0, first:stop]
-            vectors.set_ones(slots, shape.bits, shape.slots, section)
-            mask = seeded.words(0, first, stop)
-            packing.subtract_packed(mask, np.resize(tops, section.size), section)
+            vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
+            packing.subtract_packed(seeded.words(0, first, stop), tops, section)
             if count == part.kept and first == part.first:
                 kept[part.start : part.stop] = slots
     return Dealt(shape, seeded, WordsUpload(shape.layout, packed), kept)
@@ -279,7 +290,7 @@ def check(
     done = 0
     waiting: _Pairs | None = None
     for index, part in enumerate(shape.parts):
-        order = permutation(Stream(seed, nonce=index), part.others)
+        order = Permutation.uniform(Stream(seed, nonce=index), part.others)
         for half, verdict in zip(halves, verdicts, strict=True):
             pairs = _Pairs(channel, number, shape, part, half, order, verdict)
             # the next client's messages are under way while this one waits for the peer's
@@ -295,6 +306,33 @@ def check(
     theirs = channel.exchange("dealing.digests", mine)
     equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
     return [bool(same) and each.guarded for same, each in zip(equal, verdicts, strict=True)]
+
+
+def messages(
+    shape: Dealing, clients: int
+) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `check`, in its order.
+
+    With the label, dtype and shape of each message, for `mpc.plan`.
+    """
+    for label in ("toss.commit", "toss.open"):
+        for sent in (True, False):
+            yield sent, label, np.uint64, (OPENING_BYTES // 8,)
+    waiting: list[tuple[str, DTypeLike, tuple[int, ...]]] = []
+    for part in shape.parts:
+        guards = shape.vectors(part.guards)
+        words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
+        pairs: list[tuple[str, DTypeLike, tuple[int, ...]]] = [
+            ("dealing.guards", guards.dtype, guards.shape),
+            ("dealing.turns", np.uint64, (words,)),
+        ]
+        for _ in range(clients):
+            yield from ((True, *message) for message in pairs)
+            yield from ((False, *message) for message in waiting)
+            waiting = pairs
+    yield from ((False, *message) for message in waiting)
+    for sent in (True, False):
+        yield sent, "dealing.digests", np.uint64, (DIGEST_WORDS * clients,)
 
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
@@ -321,13 +359,46 @@ def _words(data: bytes) -> Words:
     return np.frombuffer(data, np.uint64)
 
 
-def permutation(stream: Stream, count: int) -> NDArray[np.uint32]:
-    """Return a uniformly random permutation of 0..count-1."""
-    order = np.arange(count, dtype=np.uint32)
-    last = count - 1
-    while last > 0:
-        last = vectors.shuffle(order, last, stream.words(DRAWS).view(np.uint32))
-    return order
+@dataclass(frozen=True)
+class Permutation:
+    """A permutation of vectors in two steps, neither of which leaves the cache.
+
+    Vectors are first put in the order of their `labels`, where label x begins at `places[x]`. Item
+    i of the permutation is then vector order[i], which has the same label as vector i.
+    """
+
+    labels: NDArray[np.uint8]
+    places: NDArray[np.int64]
+    order: NDArray[np.uint32]
+
+    @classmethod
+    def uniform(cls, stream: Stream, count: int, near: int = NEAR) -> Self:
+        """Return a uniformly random permutation of `count` vectors.
+
+        Labels are uniform, and a Fisher-Yates shuffle permutes the vectors of each: all together
+        are then uniform (Rao, 1961; Sandelius, 1962). There are about 2^near vectors per label.
+        """
+        labels = stream.words(-(-count // 8)).view(np.uint8)[:count]
+        labels &= np.uint8(min(255, (1 << (count >> near).bit_length()) - 1))
+        stops = np.cumsum(np.bincount(labels, minlength=256))
+        places = np.concatenate(([0], stops[:-1]))
+        order = np.arange(count, dtype=np.uint32)
+        for first, stop in zip(places.tolist(), stops.tolist(), strict=True):
+            last = stop - 1
+            while last > first:
+                draws = stream.words(DRAWS).view(np.uint32)
+                last = vectors.shuffle(order, first, last, draws)
+        return cls(labels, places, order)
+
+    def apply(self, those: Ring, guards: int) -> tuple[Ring, Ring]:
+        """Return the first `guards` vectors of the permutation, and the rest."""
+        near = np.empty_like(those)
+        vectors.distribute(those, self.labels, self.places, near)
+        first = np.empty((those.shape[0], guards), those.dtype)
+        rest = np.empty((those.shape[0], those.shape[1] - guards), those.dtype)
+        vectors.gather(near, self.order[:guards], first)
+        vectors.gather(near, self.order[guards:], rest)
+        return first, rest
 
 
 class _Verdict:
@@ -348,27 +419,18 @@ class _Pairs:
         shape: Dealing,
         part: Part,
         half: Upload,
-        order: NDArray[np.uint32],
+        order: Permutation,
         verdict: _Verdict,
     ) -> None:
         self._channel, self._number, self._shape, self._verdict = channel, number, shape, verdict
         self._kept = shape.unpack(half.words(0, part.first, part.middle), part.kept, number)
         others = shape.unpack(half.words(0, part.middle, part.end), part.others, number)
-        partners = part.partners * part.kept
-        self._chosen = shape.vectors(partners)
-        self._turns = np.empty(partners, np.uint8)
-        vectors.pair(
-            self._kept,
-            others,
-            order[part.guards :],
-            shape.bits,
-            shape.per_word,
-            self._chosen,
-            self._turns,
-        )
-        self._guards = others[order[: part.guards]]
-        channel.send("dealing.guards", self._guards)
+        self._guards, self._partners = order.apply(others, part.guards)
+        # partner p of vector i stands at p N + i
+        own = shape.positions(self._kept)
+        self._turns = own - shape.positions(self._partners).reshape(part.partners, part.kept)
         self._packed = ring.pack(self._turns, shape.slot_bits)
+        channel.send("dealing.guards", self._guards)
         channel.send("dealing.turns", self._packed)
 
     def finish(self) -> None:
@@ -376,33 +438,28 @@ class _Pairs:
         shape, channel = self._shape, self._channel
         guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
         self._verdict.guarded &= one_hot(
-            entries(self._guards, shape) + entries(guards, shape), shape.bits
+            shape.entries(self._guards) + shape.entries(guards), shape.bits
         )
         packed = channel.recv("dealing.turns", np.uint64, self._packed.shape)
-        turns = self._turns + ring.unpack(packed, shape.slot_bits, self._turns.size)
-        turns &= np.uint8(shape.slots - 1)
-        vectors.differences(
-            self._kept,
-            self._chosen,
-            turns,
-            shape.bits,
-            shape.per_word,
-            self._number == 1,
-        )
-        self._verdict.differences.update(self._chosen.data.cast("B"))
-
-
-def entries(cells: Ring, shape: Dealing) -> NDArray[np.uint64]:
-    """Return the entries of vectors, shape (count, W)."""
-    shifts = np.arange(0, shape.per_word * shape.bits, shape.bits, dtype=np.uint64)
-    parts = cells.astype(np.uint64)[:, :, None] >> shifts
-    return (parts & np.uint64((1 << shape.bits) - 1)).reshape(len(cells), shape.slots)
+        theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
+        turns = self._turns + theirs.reshape(self._turns.shape) & np.uint8(shape.slots - 1)
+        bits, per_word, kept = shape.bits, shape.per_word, turns.shape[1]
+        scratch = shape.vectors(min(kept, 1 << NEAR))
+        for p, own in enumerate(turns):
+            for start in range(0, kept, 1 << NEAR):
+                block = own[start : start + (1 << NEAR)]
+                difference = (
+                    scratch if block.size == scratch.shape[1] else shape.vectors(block.size)
+                )
+                vectors.turn(self._partners, p * kept + start, block, bits, per_word, difference)
+                vectors.subtract(self._kept, start, bits, per_word, self._number == 1, difference)
+                self._verdict.differences.update(difference.data.cast("B"))
 
 
 def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
-    """Tell whether each row modulo 2^bits is one 1 among zeros."""
+    """Tell whether each column modulo 2^bits is one 1 among zeros."""
     reduced = ring.reduce(values, bits)
-    return bool(((reduced != 0).sum(axis=1) == 1).all() and (reduced.max(axis=1) == 1).all())
+    return bool(((reduced == 1).sum(axis=0) == 1).all() and (reduced <= 1).all())
 
 
 @dataclass(frozen=True)
@@ -439,33 +496,33 @@ def counts(
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
     histogram = np.zeros((shape.buckets - 1, stop - start), ring.dtype(bits))
     for part in shape.parts:
-        low, high = max(start, part.start), min(stop, part.stop)
-        if low >= high:
-            continue
-        for weight in sorted(set(weights)):
-            totals = shape.vectors(high - low)
-            totals[...] = 0
-            for upload, own in zip(uploads, weights, strict=True):
-                if own == weight:
-                    _add(number, upload, part, low, high, totals)
-            vectors.add_entries(
-                totals,
-                shape.bits,
-                shape.per_word,
-                np.uint64(weight),
-                histogram[:, low - start : high - start],
-            )
-    np.add.accumulate(histogram, axis=0, out=histogram)
+        for low in range(max(start, part.start), min(stop, part.stop), 1 << NEAR):
+            high = min(low + (1 << NEAR), stop, part.stop)
+            for weight in sorted(set(weights)):
+                members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
+                total = _sum(number, members, part, low, high)
+                vectors.add_entries(
+                    total, shape.bits, shape.per_word, np.uint64(weight), low - start, histogram
+                )
+    # row by row, because numpy's accumulate goes over each column by itself
+    for below, row in pairwise(histogram):
+        row += below
     return RingShare(ring.reduce(histogram, bits))
 
 
-def _add(number: int, upload: DealtUpload, part: Part, start: int, stop: int, totals: Ring) -> None:
-    """Add a client's one-hot vectors of its buckets in the coordinates [start, stop)."""
-    shape = upload.shape
+def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
+    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
+    shape = uploads[0].shape
     first = part.first + (start - part.start) * shape.packed_bits // 64
-    words = ring.packed_words(stop - start, shape.packed_bits)
-    kept = shape.unpack(upload.half.words(0, first, first + words), stop - start, number)
-    first = start * shape.slot_bits // 64
-    words = ring.packed_words(stop - start, shape.slot_bits)
-    turns = ring.unpack(upload.words(0, first, first + words), shape.slot_bits, stop - start)
-    vectors.add_turned(kept, turns, shape.bits, shape.per_word, totals)
+    last = first + ring.packed_words(stop - start, shape.packed_bits)
+    first_turn = start * shape.slot_bits // 64
+    last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
+    total, turned = shape.vectors(stop - start), shape.vectors(stop - start)
+    total[...] = 0
+    for upload in uploads:
+        kept = shape.unpack(upload.half.words(0, first, last), stop - start, number)
+        packed = upload.rotations.words(0, first_turn, last_turn)
+        turns = ring.unpack(packed, shape.slot_bits, stop - start)
+        vectors.turn(kept, 0, turns, shape.bits, shape.per_word, turned)
+        vectors.add(turned, shape.bits, shape.per_word, total)
+    return total

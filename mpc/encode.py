@@ -114,15 +114,20 @@ class UnevenBuckets(Buckets):
     `edges`, increasing and above 0, and 0 part the buckets by x = (w - g) / s; each interval is
     closed on the right. `values`, one more than there are edges, are what the buckets above 0 stand
     for, from the innermost on; those below 0 stand for their negatives. So b = 2 len(values), and
-    bucket i has t(i-1) < x <= t(i), where t = (-edges reversed, 0, edges). Raises ConfigError if s
-    is not above 0 and finite.
+    bucket i has t(i-1) < x <= t(i), where t = (-edges reversed, 0, edges).
+
+    A result does not change the sign of a parameter g before its whole bucket has: where the move
+    would reach 0 or beyond, and the inner edge of the bucket does not, it is the mean of that edge
+    and |g|. So what is positive at all clients, like the running variances of BatchNorm, stays
+    positive. Raises ConfigError if s is not above 0 and finite.
     """
 
     def __init__(self, scale: ArrayLike, edges: ArrayLike, values: ArrayLike) -> None:
         self._scale = check_scale(scale)
         above, middles = np.asarray(edges, np.float64), np.asarray(values, np.float64)
         self._edges = np.concatenate([-above[::-1], [0.0], above])
-        self._values = np.concatenate([-middles[::-1], middles])
+        # by the size of x
+        self._inner, self._sizes = np.concatenate([[0.0], above]), middles
 
     def bucketize(self, values: ArrayLike, model: ArrayLike) -> NDArray[np.uint16]:
         w = without_nan(values, "the update")
@@ -133,8 +138,15 @@ class UnevenBuckets(Buckets):
         return np.searchsorted(self._edges, x, side="left").astype(np.uint16)
 
     def quantize(self, index: NDArray[Any], model: ArrayLike) -> NDArray[np.float64]:
-        values = self._values[_checked(index, self._values.size)]
-        return np.asarray(np.asarray(model, np.float64) + self._scale * values)
+        half, g = self._sizes.size, np.asarray(model, np.float64)
+        signed = _checked(index, 2 * half).astype(np.int64) - half
+        above = signed >= 0
+        size = np.where(above, signed, -1 - signed)
+        move, inner = self._scale * self._sizes[size], self._scale * self._inner[size]
+        left = np.abs(g)
+        crosses = np.where(above, g < 0, g > 0) & (inner < left) & (left <= move)
+        move = np.where(crosses, (inner + left) / 2, move)
+        return np.where(above, g + move, g - move)
 
 
 def check_buckets(buckets: int) -> None:

@@ -74,6 +74,22 @@ class RoundParams:
         return self.method.dealing(self.dim, self.max_clients)
 
     @property
+    def bytes_ahead(self) -> int:
+        """Return the bytes that a client sends ahead of its training.
+
+        They are those to the server that gets more. The other gets a seed.
+        """
+        return self.dealing.bytes_ahead if self.dealing else 0
+
+    @property
+    def bytes_after(self) -> int:
+        """Return the bytes that a client sends after its training, to the server that gets more.
+
+        The other gets as much where the client dealt, and a seed otherwise.
+        """
+        return 8 * self.layout.words
+
+    @property
     def share_bits(self) -> int:
         """Return the bits of one shared value."""
         return self.method.share_bits_for(self.max_clients)

@@ -87,6 +87,7 @@ class Session:
         sender_leaves: list[list[bytes]],
         entropy: Entropy,
         silent: bool = False,
+        native_aes: bool = True,
     ) -> None:
         self._party_id, self._session_id, self._entropy = party_id, session_id, entropy
         self._receiver_leaves, self._delta, self._sender_leaves = (
@@ -94,7 +95,7 @@ class Session:
             delta,
             sender_leaves,
         )
-        self._silent = silent
+        self._silent, self._native_aes = silent, native_aes
         self._lanes: set[int] = set()
 
     def __repr__(self) -> str:
@@ -128,7 +129,16 @@ class Session:
                 delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
             else:
                 receiver_leaves = receiver_setup(channel, tag, params.ot_field_bits, entropy)
-        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, params.silent)
+        return cls(
+            party_id,
+            bound,
+            receiver_leaves,
+            delta,
+            sender_leaves,
+            entropy,
+            params.silent,
+            params.native_aes,
+        )
 
     def party(self, lane: int, channel: Channel) -> Party:
         """Make the party of one lane, with streams and tweaks of its own.
@@ -142,7 +152,7 @@ class Session:
         randomness = Stream(self._entropy(16))
         sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._party_id
         receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._party_id
-        ends = extensions(self._silent, sending, receiving, self._entropy)
+        ends = extensions(self._silent, sending, receiving, self._entropy, self._native_aes)
         pool = Pool(self._party_id, channel, *ends, randomness)
         return Party(self._party_id, channel, pool, randomness)
 
@@ -152,8 +162,10 @@ def extensions(
     sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
     receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
     entropy: Entropy,
+    native_aes: bool,
 ) -> tuple[RandomOtSender, RandomOtReceiver]:
     """Make a lane's ends of OT extension in both directions, silent or not."""
     if silent:
-        return FerretSender(*sending, Stream(entropy(16))), FerretReceiver(*receiving)
-    return SoftSpokenSender(*sending), SoftSpokenReceiver(*receiving)
+        roots = Stream(entropy(16))
+        return FerretSender(*sending, roots, native_aes), FerretReceiver(*receiving, native_aes)
+    return SoftSpokenSender(*sending, native_aes), SoftSpokenReceiver(*receiving, native_aes)

@@ -12,7 +12,8 @@ repeats, so that few chunks of a long vector are run. The prediction is of the f
 session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
 iteration: those that a round hands out are counted as OTs, but the bytes are of whole iterations,
 the last of each lane and direction included. A daemon that fills its pools while clients train adds
-an exchange of sizes to these bytes, and a short message per chunk.
+an exchange of sizes to these bytes, and a short message per chunk. One that checks dealings as they
+come tosses more than once, which adds two short messages each time.
 """
 
 import copy
@@ -30,6 +31,7 @@ from securemedian.mpc import share
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel, Traffic, frame_size
 from securemedian.mpc.correlations.pool import Pool
+from securemedian.mpc.dealing import Dealing, DealtUpload, messages
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender, checked_block
@@ -86,9 +88,9 @@ class Plan:
 def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
-    Before it comes that of `pipeline.check_values`, whose clients all pass. Without weights they
-    are [1] * n. Raises ConfigError if a chunk would be too large for any
-    machine.
+    Before it comes that of one `dealing.check` of all clients, or of `pipeline.check_values`; all
+    of them pass. Without weights they are [1] * n. Raises ConfigError if a chunk would be too large
+    for any machine.
     """
     chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     sizes = [end - begin for begin, end in chunks]
@@ -117,6 +119,8 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
         lanes[0].add(rehearsal.verdicts(len(weights)))
         checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
         lanes = [_Count(protocol, left=lane.left) for lane in lanes]
+    if params.dealing is not None:
+        checking = (_dealings_checked(params.dealing, len(weights)),) * 2
     lanes[0].add(rehearsal.opening(protocol))
     for number, size in enumerate(sizes):
         at = number % protocol.lanes
@@ -129,6 +133,18 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
     busy = min(max(len(sizes), len(pieces)), protocol.lanes)
     memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
     return Plan(costs, memory, len(sizes))
+
+
+def _dealings_checked(shape: Dealing, clients: int) -> Cost:
+    """Return the cost of `dealing.check`, which is the same at both parties."""
+    events = [
+        _Event(sent, _size_of(label, np.dtype(dtype), of))
+        for sent, label, dtype, of in messages(shape, clients)
+    ]
+    sent = [event.size for event in events if event.sent]
+    _, rounds = _replay((events, events), (0, 0))
+    cost = Cost(bytes_sent=sum(sent), bytes_received=sum(sent), messages=len(sent), rounds=rounds)
+    return cost.as_checking()
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
@@ -144,7 +160,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
     holes = [[b"", *tree[1:]] for tree in trees]
     randomness = Stream(os_entropy(SEED_BYTES))
     sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.silent, sending, receiving, os_entropy)
+    ends = extensions(protocol.silent, sending, receiving, os_entropy, protocol.native_aes)
     return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
 
 
@@ -152,7 +168,9 @@ def rehearse(
     party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
 ) -> None:
     """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
-    uploads: list[share.Upload] = [_NoUpload()] * len(weights)
+    dealt, upload = params.dealing, _NoUpload()
+    one = upload if dealt is None else DealtUpload(dealt, upload, upload)
+    uploads: list[share.Upload] = [one] * len(weights)
     compute(party, params, params.chunk(uploads, weights, 0, size, batch))
 
 

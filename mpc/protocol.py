@@ -37,6 +37,9 @@ class ProtocolParams:
     chunk: int = 1 << 16
     # LOCAL: the most comparisons that run at once, which bounds the memory of a lane
     batch: int = 1 << 19
+    # LOCAL: AES with the processor's own instructions where it has them (`kernels.native`); if
+    # false, OpenSSL's alone. All bytes are the same.
+    native_aes: bool = True
 
     def __post_init__(self) -> None:
         check_one_of("ot_extension", self.ot_extension, OT_EXTENSIONS)
@@ -47,6 +50,8 @@ class ProtocolParams:
         check_whole("lanes", self.lanes, 1, 16)
         check_whole("chunk", self.chunk, SLICE_ALIGN, 1 << 24)
         check_whole("batch", self.batch, SLICE_ALIGN, 1 << 26)
+        if type(self.native_aes) is not bool:
+            raise ConfigError(f"native_aes must be true or false, not {quoted(self.native_aes)}")
 
     @property
     def silent(self) -> bool:

@@ -83,6 +83,11 @@ def unpack(words: Words, bits: int, count: int) -> Ring:
     return values
 
 
+def top_bits(bits: int) -> Words:
+    """Return the top bit of each of 64 packed values, in the l words that repeat from there on."""
+    return pack(np.full(64, 1 << (bits - 1), np.uint64), bits)
+
+
 def count_bits(clients: int, rank: int | None = None) -> int:
     """Return the bits of the smallest ring for counts of clients (protocols.md 2).
 

@@ -123,9 +123,7 @@ def weighted_sum(
     they come, packed. Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
     first, last = _words_of(layout, start, stop)
-    tops = ring.pack(
-        np.full(stop - start, ring.dtype(layout.bits).type(1 << (layout.bits - 1))), layout.bits
-    )
+    tops = ring.top_bits(layout.bits)
     out = np.zeros((layout.rows, stop - start), ring.dtype(layout.bits))
     for weight in sorted(set(weights)):
         members = [upload for upload, own in zip(uploads, weights, strict=True) if own == weight]

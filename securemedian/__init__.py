@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from securemedian.clients.client import Client, Coordinator
     from securemedian.clients.config import ClientConfig
     from securemedian.clients.update import flatten, unflatten
-    from securemedian.clients.upload import Round
+    from securemedian.clients.upload import RangeWarning, Round
     from securemedian.mpc.errors import SecureMedianError
     from securemedian.mpc.params import RoundParams
     from securemedian.mpc.ranges.base import RangePolicy
@@ -27,6 +27,7 @@ __all__ = [
     "ClientConfig",
     "Coordinator",
     "RangePolicy",
+    "RangeWarning",
     "Round",
     "RoundParams",
     "SecureMedianError",
@@ -39,6 +40,7 @@ _HOMES = {
     "ClientConfig": "clients.config",
     "Coordinator": "clients.client",
     "RangePolicy": "mpc.ranges.base",
+    "RangeWarning": "clients.upload",
     "Round": "clients.upload",
     "RoundParams": "mpc.params",
     "SecureMedianError": "mpc.errors",

@@ -328,7 +328,8 @@ class Desk:
         named = {"model": published.model, "range": published.scale}
         policy = published.policy.to_dict() if published.policy else {}
         return Answer(
-            {"policy": policy}, {name: array for name, array in named.items() if array is not None}
+            {"number": entry.server_round.number, "policy": policy},
+            {name: array for name, array in named.items() if array is not None},
         )
 
     def _deal(self, call: Call) -> Answer:

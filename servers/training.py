@@ -40,11 +40,14 @@ class Training:
         """The number t of the next round; failed rounds do not count."""
         return self.published + 1
 
-    def after(self, model: Float32s) -> "Training":
-        """Return the training run after the next round has published `model`."""
+    def after(self, model: Float32s, buckets: int = 0) -> "Training":
+        """Return the training run after the next round, of so many buckets, has published `model`.
+
+        `buckets` is 0 for a round without.
+        """
         scale = self.scale
         if self.model is not None:
-            scale = self.policy.next(scale, self.model, model, self.number)
+            scale = self.policy.next(scale, self.model, model, self.number, buckets)
         return Training(self.policy, model, scale, self.number)
 
     def published_for(self, params: RoundParams) -> Published:
@@ -120,4 +123,4 @@ def finish(
     """
     published = before.published_for(params)
     results = params.method.decode(values, total, published).astype(np.float32)
-    return before.after(results[0]), results
+    return before.after(results[0], params.method.range_buckets), results

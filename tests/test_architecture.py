@@ -21,11 +21,24 @@ THIRD_PARTY = {
     "scripts": {"torch", "sklearn", "pickle"},
     "laboratory": {"pickle"},
     "benchmarks": {"torch", "pickle"},
+    "flower": {"torch", "sklearn", "pickle"},
 }
 # The floors from below: a folder imports those before it, and itself.
-FLOORS = ["mpc", "settings", "servers", "clients", "scripts", "laboratory", "benchmarks"]
-# Beyond what the floors say: servers and clients meet on the wire alone.
-FORBIDDEN = {"clients": {"servers"}}
+FLOORS = [
+    "mpc",
+    "settings",
+    "servers",
+    "clients",
+    "scripts",
+    "laboratory",
+    "benchmarks",
+    "flower",
+]
+# Beyond what the floors say: servers and clients meet on the wire alone, and so does the plug-in.
+FORBIDDEN = {
+    "clients": {"servers"},
+    "flower": {"servers", "scripts", "laboratory", "benchmarks"},
+}
 
 
 def imports(path: Path) -> set[str]:

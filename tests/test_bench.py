@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,13 +13,16 @@ import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import fig12, links, points
+from securemedian.benchmarks import fig12, links, points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
+from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.servers.transport import ZmqLink
 
 COUNTED = {
     "method",
+    "verified",
+    "checking_seconds",
     "clients",
     "dim",
     "buckets",
@@ -142,20 +146,84 @@ def test_figure_12_tells_the_mpc_part_from_the_rest(
 @pytest.mark.slow
 def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = figure(tmp_path, "table1", "--clients", "3", "--dim", "2000", "--pairwise")
-    assert [point["method"] for point in saved["points"]] == ["bucketed", "pairwise"]
-    assert saved["points"][1]["repetitions"] == 1
-    phases = {phase["name"].strip(): phase for phase in saved["phases"]}
-    whole, ahead, online = (
-        phases[name] for name in ("secure median", "preprocessing, while clients train", "online")
-    )
-    for what in ("seconds", "megabytes"):
-        assert whole[what] == pytest.approx(ahead[what] + online[what])
+    timed = [(point["method"], point["buckets"], point["verified"]) for point in saved["points"]]
+    assert timed[:4] == [("bucketed", b, verified) for b in (8, 16) for verified in (True, False)]
+    assert timed[4:] == [("pairwise", None, False)] and saved["points"][4]["repetitions"] == 1
+    phases = {(phase["setting"], phase["name"].strip()): phase for phase in saved["phases"]}
+    assert len(phases) == len(saved["phases"])
+    median = phases["", "numpy.median"]["seconds"]
+    names = ("preprocessing, while clients train", "checking, while clients train", "online")
+    for setting, reached in zip(("b=8 scan", "b=16 bisect"), saved["reached"], strict=True):
+        ahead, checking, online = (phases[setting, name] for name in names)
+        unverified = phases[f"{setting}, unverified", names[0]]
+        for what in ("seconds", "megabytes"):
+            parts = sum(part[what] for part in (ahead, checking, online))
+            assert phases[setting, "secure median"][what] == pytest.approx(parts)
+        assert reached["setting"] == setting
+        assert reached["online_to_numpy_median"] == pytest.approx(online["seconds"] / median)
+        assert reached["ahead_to_unverified"] == pytest.approx(
+            (ahead["seconds"] + checking["seconds"]) / unverified["seconds"]
+        )
+        assert all(50 < mib < 4096 for mib in reached["peak_mib"])
+        assert (f"{setting}, unverified", names[1]) not in phases
+        # a client sends a vector of 15 or 30 bytes per coordinate ahead, and w bits afterwards
+        assert phases[setting, "deal, before it has trained"]["megabytes"] > 0.02
+        assert phases[setting, "rotate"]["megabytes"] < 0.01
     assert all(phase["seconds"] > 0 for phase in phases.values())
-    assert saved["online_to_numpy_median"] == pytest.approx(
-        online["seconds"] / phases["numpy.median"]["seconds"]
-    )
-    assert all(50 < mib < 4096 for mib in saved["peak_mib"])
     assert "training is left out" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_rounds_with_and_without_checks_are_compared(tmp_path: Path) -> None:
+    given = ["--clients", "3", "--dim", "1000", "--ring-bits", "32", "--ahead"]
+    both = ["--verify", "--no-verify"]
+    results = run(tmp_path, "median", "--method", "bucketed,pairwise,radix", *given, *both)
+    assert [(point["method"], point["verified"]) for point in results] == [
+        ("bucketed", True),
+        ("bucketed", False),
+        ("pairwise", True),
+        ("pairwise", False),
+        # every word is a value
+        ("radix", True),
+    ]
+    for point in results:
+        params = round_params(Point(**{f.name: point[f.name] for f in fields(Point)}))
+        assert (params.dealing is not None) == (point["method"] == "bucketed" and point["verified"])
+        assert point["client_bytes_ahead"] == params.bytes_ahead
+        assert point["client_bytes_after"] == params.bytes_after
+        checked = point["verified"] and point["method"] != "radix"
+        assert (point["checking_seconds"] > 0) == checked
+        for way in ("s0_to_s1", "s1_to_s0"):
+            assert (point[f"checking_bytes_{way}"] > 0) == checked
+    dealt, plain = results[:2]
+    assert dealt["client_bytes_after"] < plain["client_bytes_after"] < dealt["client_bytes_ahead"]
+    assert dealt["preprocessing_bytes_s0_to_s1"] == plain["preprocessing_bytes_s0_to_s1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "verified"),
+    [
+        ([], [True, True]),
+        (["--verify"], [True, True]),
+        (["--no-verify"], [False, True]),
+        (["--no-verify", "--verify"], [False, True, True]),
+    ],
+)
+def test_what_is_verified_is_what_was_asked_for(
+    flags: list[str], verified: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a method whose uploads can be malformed, and of one whose uploads cannot."""
+    asked: list[Point] = []
+
+    def measure(points: list[Point], chosen: Any) -> list[Any]:
+        asked.extend(points)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(settings, "measure", measure)
+    assert (
+        cli.main(["bench", "median", "--method", "bucketed,radix", "--clients", "3", *flags]) == 2
+    )
+    assert [point.verified for point in asked] == verified
 
 
 @pytest.mark.slow
@@ -167,7 +235,8 @@ def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (point["extension"], point["link"]) == ("silent", "100Mbit/s,40ms")
         # a message arrives half a round trip after it was sent; the parties start up to one
         # message apart
-        timed = point["rounds"] - (point["preprocessing_rounds"] if point["ahead"] else 0)
+        before = point["preprocessing_rounds"] if point["ahead"] else 0
+        timed = point["rounds"] - point["checking_rounds"] - before
         assert point["seconds"] >= 0.02 * (timed - 2)
     assert saved["fastest"] == {
         "100Mbit/s,40ms": {"OTs": "silent", "comparisons": "silent", "median": "silent"}
@@ -326,6 +395,7 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
         "buckets": None,
         "schedule": None,
         "encoding": "float32",
+        "verified": True,
     }
     results = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
     assert points.growth(results) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]

@@ -155,7 +155,7 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) 
         cost, cost_there = status["cost"], pair.wait("published", "s1")["cost"]
         assert cost["ots"] > 0 and cost["bytes_sent"] == cost_there["bytes_received"]
         assert cost["preprocessing_bytes_sent"] > cost["online_bytes_sent"] > 0
-        width = CoordinateRange().next(width, model, published, number)
+        width = CoordinateRange().next(width, model, published, number, 8)
         model = published
     for server in ("s0", "s1"):
         assert sum(event["event"] == "session-established" for event in pair.events(server)) == 1

@@ -138,7 +138,7 @@ def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
     assert data.load(tmp_path, "cifar10").name == "cifar10"
     with pytest.raises(ConfigError, match="cifar10 is read from a folder"):
         data.load(None, "cifar10")
-    with pytest.raises(ConfigError, match="one of mnist, cifar10, digits, not 'faces'"):
+    with pytest.raises(ConfigError, match="one of mnist, cifar10, digits, clinic, not 'faces'"):
         data.load(tmp_path, "faces")
 
 
@@ -189,3 +189,14 @@ def test_digits_are_real_and_shuffled_alike() -> None:
     assert (one.name, one.classes) == ("digits", 10)
     assert (one.images.shape, one.test_images.shape) == ((1500, 64), (297, 64))
     assert np.array_equal(one.images, two.images)
+
+
+def test_the_clinic_is_the_same_for_everybody_and_unscaled() -> None:
+    one, two = data.load(None, "clinic"), data.load(None, "clinic")
+    assert (one.images.shape, one.test_images.shape, one.classes) == ((6000, 7), (2000, 7), 2)
+    assert (one.images.dtype, one.labels.dtype) == (np.float32, np.int64)
+    assert np.array_equal(one.images, two.images) and np.array_equal(one.labels, two.labels)
+    spread = one.images.std(axis=0)
+    assert spread.max() > 1e6 * spread.min()
+    # neither label is rare
+    assert 0.4 < one.labels.mean() < 0.6

@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_what_was_finished(
     monkeypatch.setattr(execution, "carry_out", carry_out)
     capsys.readouterr()
     assert experiment(*options) == 0
-    assert "2 of 3 runs are there already" in capsys.readouterr().out
+    assert "2 of 4 runs are there already" in capsys.readouterr().out
     assert [path.stat().st_mtime_ns for path in finished] == times
     assert experiment(*options, "--fresh") == 0
     assert all(path.stat().st_mtime_ns != time for path, time in zip(finished, times, strict=True))
@@ -353,6 +353,42 @@ def test_every_experiment_runs(
     assert len(cells) == len(found["results"])
 
 
+def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
+    digits: data.Dataset,
+) -> None:
+    """Every seed is compared with itself, in its own panel, and the worst round counts."""
+    made = design(digits, rounds=5, seeds=[1, 2], attacks=["none", "bitflip"])
+    curves = {
+        (curve.runs[0].attack, curve.runs[0].method): curve
+        for curve in catalogue.EXPERIMENTS["fig4"].curves(made)
+    }
+
+    def below(attack: str, *accuracies: list[float]) -> float | None:
+        exact = catalogue.Result(curves["none", "radix"], [[90, 90, 90, 50, 60], [0, 0, 0, 70, 80]])
+        other = catalogue.Result(curves[attack, "bucketed"], accuracies)
+        records = {run.run_id: Record() for curve in curves.values() for run in curve.runs}
+        summary = summaries.summary(
+            catalogue.EXPERIMENTS["fig4"], made, [exact, other], records, ""
+        )
+        assert summary["results"][0]["below_exact"] == 0
+        return summary["results"][1]["below_exact"]
+
+    assert below("none", [0, 0, 0, 50, 59], [0, 0, 0, 67, 90]) == 3
+    assert below("none", [0, 0, 0, 51, 61], [0, 0, 0, 72, 82]) == -1
+    # the exact median of another panel says nothing
+    assert below("bitflip", [0, 0, 0, 50, 59], [0, 0, 0, 67, 90]) is None
+
+
+def test_unscaled_columns_are_learnt_through_batch_normalisation(tmp_path: Path) -> None:
+    """The default finds scales from hundredths to 1e10, and the paper's range does not."""
+    options = ["--dataset", "clinic", "--images", "300", "--attacks", "none"]
+    methods = "radix,bucketed,bucketed-paper"
+    assert experiment("ranges", *options, "--methods", methods, "--out", str(tmp_path)) == 0
+    found = {one["method"]: one for one in summary(tmp_path, "ranges-clinic")["results"]}
+    assert found["bucketed"]["below_exact"] < 5
+    assert found["bucketed-paper"]["final"]["mean"] < 60 < found["radix"]["final"]["mean"]
+
+
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert experiment("--list") == 0
     said = capsys.readouterr().out
@@ -374,7 +410,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         ("fig4 --attackers 3", "--attackers"),
         ("fig4 --attackers 0", "--attackers"),
         ("fig4 --seeds 1,-1", "--seeds"),
-        ("fig13 --methods radix", "bucketed"),
+        ("fig13 --methods radix", "bucketed-paper"),
         ("fig13 --faults lie,paf --attackers 1", "one attack"),
         ("fig4 --images 1000", "images"),
         ("fig4 --split nonsense", "split"),

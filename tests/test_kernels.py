@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc.kernels import extension, lpn, packing, quads, tables
+from securemedian.mpc import ring
+from securemedian.mpc.kernels import extension, lpn, packing, quads, tables, vectors
 from tests import reference
 
 RNG = np.random.default_rng(5)
@@ -182,18 +183,123 @@ def test_leaf_messages(bits: int, shift: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 31, 63, 64])
-def test_packed_values_are_added_one_by_one(bits: int) -> None:
+def test_packed_values_are_added_and_subtracted_one_by_one(bits: int) -> None:
     count = 200
     one, other = (RNG.integers(0, 2**bits - 1, count, np.uint64, endpoint=True) for _ in range(2))
-    # a carry out of every value
+    # a carry out of every value, and a borrow
     one[:50], other[:50] = 2**bits - 1, 2**bits - 1
-    total, added, tops = (
-        np.array(reference.pack(values.tolist(), bits), np.uint64)
-        for values in (one, other, np.full(count, 2 ** (bits - 1), np.uint64))
+    one[50:99], other[50:99] = 0, 2**bits - 1
+    total, changed = (
+        np.array(reference.pack(values.tolist(), bits), np.uint64) for values in (one, other)
     )
-    packing.add_packed(added, tops, total)
+    tops = ring.top_bits(bits)
+    assert tops.tolist() == reference.pack([2 ** (bits - 1)] * 64, bits)
+    difference = total.copy()
+    packing.add_packed(changed, tops, total)
     plain = [(int(a) + int(b)) % 2**bits for a, b in zip(one, other, strict=True)]
     assert total.tolist() == reference.pack(plain, bits)
+    packing.subtract_packed(changed, tops, difference)
+    plain = [(int(a) - int(b)) % 2**bits for a, b in zip(one, other, strict=True)]
+    # what pads the last word is not told
+    want = reference.pack(plain, bits)
+    spare = 64 * len(want) - count * bits
+    difference[-1] &= np.uint64(2 ** (64 - spare) - 1)
+    assert difference.tolist() == want
+
+
+# slots W, bits l and entries per word: one word and several, of 32 and of 64 bits
+VECTORS = [(4, 2, 4), (8, 4, 8), (8, 7, 8), (16, 4, 16), (16, 5, 8), (32, 5, 8), (4, 32, 2)]
+VECTORS += [(8, 21, 2), (4, 33, 1), (4, 64, 1)]
+
+
+def vector_words(values: np.ndarray, bits: int, per_word: int) -> np.ndarray:
+    """Return vectors, one per row, as the kernels have them."""
+    count, slots = values.shape
+    rows = [
+        [
+            sum(int(value) << bits * place for place, value in enumerate(row[k : k + per_word]))
+            for row in values
+        ]
+        for k in range(0, slots, per_word)
+    ]
+    return np.array(rows, np.uint32 if per_word * bits <= 32 else np.uint64)
+
+
+@pytest.mark.parametrize(("slots", "bits", "per_word"), VECTORS)
+def test_vectors(slots: int, bits: int, per_word: int) -> None:
+    """Each kernel, entry by entry with whole numbers."""
+    count, top = 70, 2**bits
+
+    def drawn() -> np.ndarray:
+        values = RNG.integers(0, top - 1, (count, slots), np.uint64, endpoint=True)
+        values[:5], values[5:10] = 0, top - 1
+        return values.astype(object)
+
+    values, others = drawn(), drawn()
+    values[:, -1] = (1 - values[:, :-1].sum(axis=1)) % top
+    have = vector_words(values, bits, per_word)
+    packed = np.array(reference.pack(values[:, :-1].reshape(-1).tolist(), bits), np.uint64)
+    unpacked = np.empty_like(have)
+    vectors.unpack(packed, bits, per_word, 1, unpacked)
+    assert (unpacked == have).all()
+
+    places = np.zeros(count, np.uint8)
+    vectors.positions(have, bits, per_word, places)
+    assert (places % slots == (values * np.arange(slots)).sum(axis=1) % slots).all()
+
+    turns = RNG.integers(0, slots, 20).astype(np.uint8)
+    turned = np.empty((have.shape[0], 20), have.dtype)
+    vectors.turn(have, 30, turns, bits, per_word, turned)
+    want = [np.roll(row, turn) for row, turn in zip(values[30:50], turns.tolist(), strict=True)]
+    assert (turned == vector_words(np.array(want), bits, per_word)).all()
+
+    for negated, sign in ((False, 1), (True, -1)):
+        totals = vector_words(others[:20], bits, per_word)
+        vectors.subtract(have, 50, bits, per_word, negated, totals)
+        difference = sign * (others[:20] - values[50:]) % top
+        assert (totals == vector_words(difference, bits, per_word)).all()
+    totals = vector_words(others, bits, per_word)
+    vectors.add(have, bits, per_word, totals)
+    assert (totals == vector_words((others + values) % top, bits, per_word)).all()
+
+    out = np.zeros((slots - 1, count + 5), np.uint64)
+    for weight in (1, 5):
+        vectors.add_entries(have, bits, per_word, np.uint64(weight), 5, out)
+    assert not out[:, :5].any()
+    assert (out[:, 5:].astype(object) == 6 * values.T[:-1] % 2**64).all()
+
+
+def test_vectors_change_places() -> None:
+    items = words(2, 100)
+    labels = RNG.integers(0, 3, 100).astype(np.uint8)
+    places = np.concatenate(([0], np.cumsum(np.bincount(labels))[:-1]))
+    out = np.empty_like(items)
+    vectors.distribute(items, labels, places, out)
+    assert (out == items[:, np.argsort(labels, kind="stable")]).all()
+    order = RNG.integers(0, 100, 60).astype(np.uint32)
+    chosen = np.empty((2, 60), np.uint64)
+    vectors.gather(items, order, chosen)
+    assert (chosen == items[:, order]).all()
+
+
+@pytest.mark.parametrize(("bits", "slots"), [(4, 8), (5, 32), (64, 4)])
+def test_set_ones(bits: int, slots: int) -> None:
+    """The last slot has no entry of its own."""
+    chosen = RNG.integers(0, slots, 50).astype(np.uint8)
+    entries = [int(place == slot) for slot in chosen for place in range(slots - 1)]
+    packed = np.zeros(-(-len(entries) * bits // 64), np.uint64)
+    vectors.set_ones(chosen, bits, slots - 1, packed)
+    assert packed.tolist() == reference.pack(entries, bits)
+
+
+def test_shuffle_goes_on_where_its_draws_ended() -> None:
+    draws = RNG.integers(0, 2**32, 40, np.uint32)
+    whole, cut = np.arange(30, dtype=np.uint32), np.arange(30, dtype=np.uint32)
+    assert vectors.shuffle(whole, 5, 24, draws) == 5
+    last = vectors.shuffle(cut, 5, 24, draws[:7])
+    assert last == 17 and vectors.shuffle(cut, 5, last, draws[7:]) == 5
+    assert (whole == cut).all() and sorted(whole[5:25]) == list(range(5, 25))
+    assert whole[:5].tolist() == list(range(5)) and whole[25:].tolist() == list(range(25, 30))
 
 
 def test_pack_plane() -> None:

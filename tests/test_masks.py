@@ -27,9 +27,10 @@ import numpy as np
 import pytest
 
 from securemedian import mpc
-from securemedian.mpc import arrays, ring, share
+from securemedian.mpc import arrays, ring
 from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.kernels import jit
+from securemedian.mpc.kernels import jit, native
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
@@ -39,8 +40,9 @@ from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.prg import os_entropy
 from tests import reference
+from tests import test_dealing as dealings
 from tests import test_output_shares as shares
-from tests.parties import make_parties, run_rounds
+from tests.parties import make_parties, run_rounds, shared
 from tests.uniformity import Leak
 
 ROOT = Path(mpc.__file__).parent
@@ -66,11 +68,13 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         RoundParams(Mean(ring_bits=12, fraction_bits=0), 100, CLIENTS),
         lambda values: values.sum(axis=0),
     ),
+    (RoundParams(Bucketed(uploads="dealt"), 100, CLIENTS), reference.lower_median),
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
-# `plan` runs the protocol on nothing, and `prg` is where streams come from.
-NOT_READ = {"plan", "prg"}
+# `plan` runs the protocol on nothing, and `prg` is where streams come from. `native` writes
+# instructions, whose bytes tests/test_native.py holds to those of the kernels that are read.
+NOT_READ = {"plan", "prg", "native"}
 
 Edit = tuple[str, str, str]
 Check = tuple[Any, ...]
@@ -401,7 +405,7 @@ MASKS: dict[str, Mask] = {
         "the sender reads the receiver's choices",
         (
             (
-                "SoftSpokenReceiver.correlate",
+                "PortableLeaves.receive",
                 "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
                 "corrections[block - 1] = choices",
             ),
@@ -412,18 +416,18 @@ MASKS: dict[str, Mask] = {
         "all choices are 0 and known, and the keys with them",
         (
             (
-                "SoftSpokenReceiver.correlate",
+                "PortableLeaves.receive",
                 "stream.xor(zeros, view)",
                 "view[:] = bytes(len(view))",
             ),
-            ("SoftSpokenSender.correlate", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
+            ("PortableLeaves.send", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
         ),
         (shares.extension_keys,),
         silent=True,
     ),
     "a nonce per lane": Mask(
         "all lanes of a session make the same choices",
-        (("_SoftSpoken.__init__", "Stream(leaf, nonce=lane)", "Stream(leaf)"),),
+        (("PortableLeaves.__init__", "Stream(leaf, nonce=nonce)", "Stream(leaf)"),),
         (shares.lanes_apart,),
         silent=True,
     ),
@@ -568,6 +572,64 @@ MASKS: dict[str, Mask] = {
         (shares.opened_bits_alone,),
         silent=True,
     ),
+    # Dealings
+    "the mask of a dealing": Mask(
+        "the server that is sent words reads the slots, and with the rotations the update",
+        (
+            (
+                "deal",
+                "packing.subtract_packed(seeded.words(0, first, stop), tops, section)",
+                "pass",
+            ),
+        ),
+        (dealings.words_half,),
+    ),
+    "a seed per dealing": Mask(
+        "the server that is sent words knows the mask, or how two dealings differ",
+        (
+            (
+                "deal",
+                "SeedUpload(shape.layout, entropy(SEED_BYTES))",
+                "SeedUpload(shape.layout, bytes(SEED_BYTES))",
+            ),
+        ),
+        (dealings.words_half,),
+        silent=True,
+    ),
+    "slots of dealt vectors": Mask(
+        "every rotation is the bucket itself",
+        (
+            (
+                "deal",
+                "secret.words(ring.packed_words(count, shape.slot_bits))",
+                "np.zeros(ring.packed_words(count, shape.slot_bits), np.uint64)",
+            ),
+        ),
+        (dealings.opened_and_rotations, 0),
+        silent=True,
+    ),
+    "a secret of its own for the slots": Mask(
+        "the server that is sent the seed expands it to the slots",
+        (("deal", "Stream(entropy(SEED_BYTES))", "Stream(seeded.seed)"),),
+        (dealings.slots_beside_the_seed,),
+        silent=True,
+    ),
+    "slots on rotations": Mask(
+        "both servers read the buckets",
+        (("Dealt.rotations", "index.astype(np.uint8) - self._slots", "index.astype(np.uint8)"),),
+        (dealings.opened_and_rotations, 0),
+    ),
+    "partners' positions on turns": Mask(
+        "the slots of the kept vectors are opened",
+        (
+            (
+                "_Pairs.__init__",
+                "own - shape.positions(self._partners).reshape(part.partners, part.kept)",
+                "own + np.zeros((part.partners, part.kept), np.uint8)",
+            ),
+        ),
+        (dealings.opened_and_rotations, 1),
+    ),
     # Selections that stay shared: what hides them is that nobody opens them
     "which sum is opened by the mean": Mask(
         "both servers learn every client's value",
@@ -630,6 +692,11 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "base.B": ("a scalar per base OT",),
     "open.bits": "the result: tests/test_privacy.py says which bits of it each method opens",
     "open.ring": "the result, or the sum of the kept values",
+    "toss.commit": "a hash of what is opened next",
+    "toss.open": "half of a seed that is public, and chosen after the dealings",
+    "dealing.guards": "vectors that are thrown away",
+    "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
+    "dealing.digests": "a digest that the peer computes too, if the client is honest",
     "fill": "whether to go on making correlations, which no input has a part in",
     "verdicts": "a digest of who was found to have values out of range, which both found",
     "sizes": "sizes, which are public, and digests of counts",
@@ -657,6 +724,15 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("read", "upload.words(row, first, last)"): "reads a share",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
     ("weighted_sum", "member.words(row, first, last)"): "reads a share",
+    ("check", "Stream(seed, nonce=index)"): "a public permutation",
+    ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
+    ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
+    ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
+    ("_Pairs.__init__", "half.words(0, part.first, part.middle)"): "reads a share",
+    ("_Pairs.__init__", "half.words(0, part.middle, part.end)"): "reads a share",
+    ("DealtUpload.words", "self.rotations.words(row, start, stop)"): "reads rotations",
+    ("_sum", "upload.half.words(0, first, last)"): "reads a share",
+    ("_sum", "upload.rotations.words(0, first_turn, last_turn)"): "reads rotations",
     ("is_zero", "np.zeros_like(shares) - shares"): "minus one's own share",
     ("within", "positions[None] - bounds"): "a public number off one's own share",
     ("median", "positions - positions.dtype.type(rank - 1)"): "a public number off one's own share",
@@ -813,7 +889,14 @@ def passes(check: Check) -> bool:
     return True
 
 
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the kernels that a test can edit."""
+    monkeypatch.setattr(native, "FEATURES", frozenset())
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("portable")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -836,17 +919,13 @@ def rounds_are_right(silent_ots: bool) -> None:
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:
         top = 2 ** min(params.share_bits, 6) - 1
         values = rng.integers(0, top, (CLIENTS, params.dim), endpoint=True)
-        uploads = [
-            share.split(
-                ring.reduce(row[None], params.share_bits), params.share_bits, xor=params.xor_shared
-            )
-            for row in values
-        ]
+        uploads = [shared(params, ring.reduce(row[None], params.share_bits)) for row in values]
         for outcome in run_rounds(both, params, uploads):
             assert (outcome.values[0] == result(values)).all(), params.method.name
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("portable")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if mask.silent])
 def test_no_result_misses_a_silent_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

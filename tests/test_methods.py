@@ -18,6 +18,7 @@ from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published, Weighted
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
@@ -27,8 +28,10 @@ from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
 from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.base import UniformRange
+from securemedian.mpc.ranges.base import RangePolicy, UniformRange
 from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.ranges.follow import FollowRange
+from securemedian.mpc.ranges.log import LogRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training, finish
@@ -47,8 +50,14 @@ def variants() -> list[Method]:
     return found
 
 
-def published_round(params: RoundParams, updates: np.ndarray, protocol: ProtocolParams) -> Any:
+def published_round(
+    params: RoundParams,
+    updates: np.ndarray,
+    protocol: ProtocolParams,
+    policy: RangePolicy | None = None,
+) -> Any:
     """Run a round in process; return what S0 publishes and what it should publish."""
+    policy = policy or CoordinateRange()
     dim = params.dim
     model = np.random.default_rng(MODEL_SEED).normal(size=dim).astype(np.float32)
     width = np.full(dim, 2, np.float32)
@@ -56,7 +65,7 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
     weights = params.weights_of(names[: len(updates)])
     halves = []
     for index, update in enumerate(updates):
-        seen = Round("1-a", 1, params, index, model, width, CoordinateRange())
+        seen = Round("1-a", 1, params, index, model, width, policy)
         halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
     uploads = [[pair[j] for pair in halves] for j in (0, 1)]
@@ -68,7 +77,7 @@ def published_round(params: RoundParams, updates: np.ndarray, protocol: Protocol
         values = (values + other.values).astype(values.dtype)
     else:
         assert (one.values == other.values).all()
-    before = Training(CoordinateRange(), model, width)
+    before = Training(policy, model, width)
     _, results = finish(before, params, values, sum(weights))
     return results, plaintext.published(updates, params, before.published_for(params), weights)
 
@@ -89,6 +98,16 @@ def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clien
     params = RoundParams(method, updates.shape[1], clients)
     got, want = published_round(params, updates, ProtocolParams(lanes=1, chunk=128))
     assert got.dtype == want.dtype == np.float32
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("policy", [FollowRange(), LogRange()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("method", [Bucketed(), Radix(encoding="buckets")], ids=lambda m: m.name)
+def test_rounds_on_uneven_buckets(method: Method, policy: RangePolicy) -> None:
+    updates = np.random.default_rng(4).normal(size=(3, 200)) * 10.0 ** np.arange(-5, 5).repeat(20)
+    got, want = published_round(
+        RoundParams(method, 200, 3), updates, ProtocolParams(lanes=1), policy
+    )
     assert np.array_equal(got, want)
 
 

@@ -16,13 +16,24 @@ from securemedian.mpc.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"mlp": 199_210, "cnn-mnist": 1_663_370, "cnn-cifar10": 409_182, "digits": 2_410}
+SIZES = {
+    "mlp": 199_210,
+    "cnn-mnist": 1_663_370,
+    "cnn-cifar10": 409_182,
+    "digits": 2_410,
+    "clinic": 350,
+}
 
 
 def test_the_registry() -> None:
     assert set(models.MODELS) == set(SIZES)
     defaults = {source.name: source.model for source in data.SOURCES.values()}
-    assert defaults == {"mnist": "mlp", "cifar10": "cnn-cifar10", "digits": "digits"}
+    assert defaults == {
+        "mnist": "mlp",
+        "cifar10": "cnn-cifar10",
+        "digits": "digits",
+        "clinic": "clinic",
+    }
     assert all(model.name == name for name, model in models.MODELS.items())
 
 
@@ -94,6 +105,42 @@ def test_accuracy_is_that_of_all_images_whatever_the_batch(monkeypatch: pytest.M
     hidden = np.maximum(digits.test_images @ vector[:2048].reshape(32, 64).T + vector[2048:2080], 0)
     scores = hidden @ vector[2080:2400].reshape(10, 32).T + vector[2400:]
     assert guesses == [float((scores.argmax(axis=1) == digits.test_labels).mean())] * 4
+
+
+def test_accuracy_is_by_the_running_statistics_of_the_vector() -> None:
+    """Statistics that do not fit the columns make the same network guess."""
+    clinic, model = data.load(None, "clinic"), models.MODELS["clinic"]
+    learnt, start = models.start(model, 1), models.start(model, 1)
+    for number in range(3):
+        learnt = models.train(
+            model,
+            learnt,
+            clinic.images[:500],
+            clinic.labels[:500],
+            np.random.default_rng(number),
+        )
+    assert models.accuracy(model, learnt, clinic.test_images, clinic.test_labels) > 0.75
+    # of BatchNorm's entries: weight, bias, running mean, running variance, 7 of each
+    unfit = learnt.copy()
+    unfit[14:28] = start[14:28]
+    assert models.accuracy(model, unfit, clinic.test_images, clinic.test_labels) < 0.6
+
+
+def test_a_last_batch_of_one_row_is_left_out_where_batches_are_normalised() -> None:
+    clinic, model = data.load(None, "clinic"), replace(models.MODELS["clinic"], batch=4)
+    start, order = models.start(model, 1), np.random.default_rng(1).permutation(5)
+    rows = order[:4]
+    five = models.train(
+        model, start, clinic.images[:5], clinic.labels[:5], np.random.default_rng(1)
+    )
+    rng = np.random.default_rng(1)
+    four = models.train(
+        replace(model, batch=4), start, clinic.images[rows], clinic.labels[rows], rng
+    )
+    # the same four rows, in another order: equal up to rounding
+    assert np.allclose(five, four, rtol=1e-4)
+    alone = models.train(model, start, clinic.images[:1], clinic.labels[:1], rng)
+    assert np.array_equal(alone, start)
 
 
 def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,16 @@ import securemedian
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("mpc", "settings", "servers", "clients", "laboratory", "benchmarks", "scripts")
+FOLDERS = (
+    "mpc",
+    "settings",
+    "servers",
+    "clients",
+    "flower",
+    "laboratory",
+    "benchmarks",
+    "scripts",
+)
 LIMIT_S = 240.0
 
 # What a user runs in a folder of their own: both servers, two clients and a round.

@@ -12,7 +12,7 @@ from securemedian import cli
 from securemedian.benchmarks import parts, settings
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.kernels import extension
-from securemedian.mpc.ot import softspoken
+from securemedian.mpc.ot import leaves
 
 
 def burn(seconds: float) -> None:
@@ -45,9 +45,9 @@ def test_time_inside_an_inner_clock_is_its_own() -> None:
 def test_clocks_are_taken_away_after_an_error() -> None:
     fold = extension.fold
     with pytest.raises(KeyError), parts.Clocks().on(parts.EXTENDING):
-        assert extension.fold is not fold and softspoken.Stream is not parts.Stream
+        assert extension.fold is not fold and leaves.Stream is not parts.Stream
         raise KeyError
-    assert extension.fold is fold and softspoken.Stream is parts.Stream
+    assert extension.fold is fold and leaves.Stream is parts.Stream
 
 
 @pytest.mark.slow

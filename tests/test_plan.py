@@ -11,7 +11,8 @@ import pytest
 from securemedian import cli
 from securemedian.benchmarks import forecast, harness
 from securemedian.benchmarks.work import Point, round_params
-from securemedian.mpc import share
+from securemedian.mpc import dealing, share
+from securemedian.mpc.dealing import DealtUpload
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -19,7 +20,7 @@ from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, check_values, run_round
+from securemedian.mpc.pipeline import Cost, Meter, check_values, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
@@ -33,9 +34,16 @@ SMALL: dict[str, Any] = {
 }
 
 ROUNDS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed", "buckets": 8, "schedule": "scan"},
-    "scan-wide": {"method": "bucketed", "buckets": 3, "schedule": "scan", "ring_bits": 16},
-    "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 11},
+    "scan": {"method": "bucketed", "uploads": "dealt", "buckets": 8, "schedule": "scan"},
+    "scan-wide": {
+        "method": "bucketed",
+        "uploads": "dealt",
+        "buckets": 3,
+        "schedule": "scan",
+        "ring_bits": 16,
+    },
+    "bisect": {"method": "bucketed", "uploads": "dealt", "schedule": "bisect", "buckets": 11},
+    "unverified": {"method": "bucketed", "uploads": "unverified", "schedule": "scan"},
     "pairwise": {"method": "pairwise"},
     "pairwise-opened": {
         "method": "pairwise",
@@ -66,14 +74,22 @@ CHECKING = ("checking_bytes_sent", "checking_bytes_received", "checking_rounds")
 def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
     """Return what a real round of a new session counts."""
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
-    uploads = [
-        share.SeedUpload(params.layout, bytes([client] * 16)) for client in range(len(weights))
-    ]
+
+    def uploads(layout: share.Layout) -> list[share.Upload]:
+        return [share.SeedUpload(layout, bytes([client] * 16)) for client in range(len(weights))]
 
     def run(j: int) -> Cost:
-        checked = check_values(parties[j], params, protocol, uploads)
-        outcome = run_round(parties[j], params, protocol, uploads, weights=weights)
-        return outcome.cost.after(checked.cost)
+        given, dealt = uploads(params.layout), params.dealing
+        if dealt is None:
+            checked = check_values(parties[j], params, protocol, given).cost
+        else:
+            halves = uploads(dealt.layout)
+            meter = Meter(parties[j][:1])
+            dealing.check(parties[j][0].channel, j, dealt, halves)
+            checked = meter.read().as_checking()
+            pairs = zip(halves, given, strict=True)
+            given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
+        return run_round(parties[j], params, protocol, given, weights=weights).cost.after(checked)
 
     return run_both(run)
 
@@ -91,7 +107,8 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
     assert predicted.costs == tuple(totals(cost) for cost in counted(params, weights, protocol))
     assert predicted.memory > 0
     for cost in predicted.costs:
-        assert (cost.checking_bytes_sent > 0) == params.method.checks_values
+        verified = params.method.checks_values or params.dealing is not None
+        assert (cost.checking_bytes_sent > 0) == verified
 
 
 # dim, clients, field bits, lanes
@@ -143,6 +160,16 @@ def test_predicted_is_counted_with_weights(name: str) -> None:
     named = {str(client): weight for client, weight in enumerate(weights)}
     more = {"dim": 3000, "max_clients": 5, "weights": named, "weight_cap": 0.5}
     check(RoundParams.from_dict(more | ROUNDS[name]), weights, ProtocolParams(lanes=2, **SMALL))
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 9])
+def test_predicted_is_counted_of_dealings_in_parts(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dealing, "PART", 1000)
+    params = RoundParams.from_dict({"dim": 3500, "max_clients": 9} | ROUNDS["scan"])
+    assert params.dealing is not None and len(params.dealing.parts) == 3
+    check(params, [1] * clients, ProtocolParams(lanes=1, **SMALL))
 
 
 def test_predicted_is_counted_when_some_clients_stay_away() -> None:
@@ -197,11 +224,11 @@ def test_what_no_memory_holds_is_refused() -> None:
 
 def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
-    speed = forecast.Speed(ot=1e-3, coordinate=1e-2, byte=1e-7)
+    speed = forecast.Speed(ot=1e-3, checked=1e-3, coordinate=1e-2, byte=1e-7)
     params = RoundParams(Bucketed(buckets=8, schedule="scan"), 100, 3)
     fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(float("inf"), 0.0))
-    assert fast.compute_seconds == pytest.approx(1 + 1 + 0.3)
-    assert fast.seconds == pytest.approx(2.3 + 10 * forecast.HOP_S)
+    assert fast.compute_seconds == pytest.approx(1 + 0.1 + 1 + 0.3)
+    assert fast.seconds == pytest.approx(2.4 + 10 * forecast.HOP_S)
     slow = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(1e6, 0.1))
     assert slow.seconds == pytest.approx(16 + 10 * (0.05 + forecast.HOP_S))
 

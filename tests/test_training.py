@@ -54,7 +54,7 @@ def test_rounds_follow_each_other_and_reset_starts_again() -> None:
     )
     assert np.array_equal(
         after.scale,
-        first.policy.next(first.scale, MODEL, after.model, 1),
+        first.policy.next(first.scale, MODEL, after.model, 1, 8),
     )
     assert after.scale.dtype == np.float32 and after.scale.shape == (DIM,)
     assert begin(after, BUCKETED, {}, False, None) is after
@@ -121,8 +121,6 @@ def test_a_model_of_another_size() -> None:
         (MODEL, COORDINATE | {"initial": 1e-60}, ConfigError),
         (MODEL, {"policy": "guess"}, ConfigError),
         (MODEL, {"start": 1.0}, ConfigError),
-        # the default policy has layouts of its own
-        (MODEL, {}, ConfigError),
         (MODEL, {"initial": 0.1}, ConfigError),
     ],
 )

@@ -1,5 +1,7 @@
 """Encoding, splitting and combining, against mpc.share and numpy."""
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.upload import Round, ShareHalf
+from securemedian.clients.upload import RangeWarning, Round, ShareHalf
 from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.encode import UniformBuckets
@@ -67,6 +69,21 @@ def test_bucketed_values_count_the_thresholds_reached() -> None:
     bucket = UniformBuckets(width, 6).bucketize(update, model)
     assert values.shape == (5, D)
     assert np.array_equal(values.sum(axis=0), 5 - bucket)
+
+
+def test_a_client_is_warned_when_most_of_its_values_lie_beyond_the_buckets() -> None:
+    model, scale = np.zeros(D, np.float32), np.ones((), np.float32)
+    around = a_round(BUCKETED, model=model, scale=scale, policy=CoordinateRange())
+    update = np.zeros(D)
+    # the range ends at +-0.5
+    update[: D // 4], update[D // 4 : D // 2] = 0.5, -7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        upload.encode_update(update, around)
+        upload.encode_update(update * 100, a_round(PAIRWISE))
+    update[-1] = math.inf
+    with pytest.warns(RangeWarning, match=r"351 of the 700 values .* round 1-abc"):
+        upload.encode_update(update, around)
 
 
 def test_fixed_point_result_comes_back_within_its_precision() -> None:

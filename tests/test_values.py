@@ -114,7 +114,7 @@ def test_range_policies() -> None:
         "constant": 0.7,
     }
     for policy, wanted in expected.items():
-        got = policy_from({"policy": policy}).next(0.7, before, after, number=2)
+        got = policy_from({"policy": policy}).next(0.7, before, after, number=2, buckets=8)
         np.testing.assert_allclose(got, wanted)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from securemedian import cli
 from securemedian.clients import files
 from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.upload import RangeWarning
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import RoundFailed
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.mpc.ranges.mean import MeanRange
 from tests.daemons import WAIT_S, Pair
 
@@ -76,6 +79,41 @@ def test_a_training_run_in_python(pair: Pair) -> None:
                 assert np.array_equal(result["w"], expected.reshape(5, 10))
                 assert result["steps"].tolist() == [number]
             assert coordinator.status(round_id)["number"] == number
+        for client in clients:
+            client.close()
+
+
+def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
+    """Three rounds with the defaults: `next` of what is published is what S0 publishes next."""
+    params = RoundParams(Bucketed(), 50, 3)
+    rng = np.random.default_rng(5)
+    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
+        clients = [Client.from_config(toml(pair, name)) for name in pair.names]
+        scale = FollowRange().start()
+        for number in (1, 2, 3):
+            round_id = coordinator.open(params, START if number == 1 else None)
+            rounds = [client.wait_for_round(WAIT_S) for client in clients]
+            current = rounds[0]
+            assert current.model is not None and current.scale is not None
+            assert current.policy == FollowRange() and current.number == number
+            assert np.array_equal(current.scale, scale) and current.scale.shape == scale.shape
+            # the third round's values lie far beyond the buckets
+            reach = 0.1 if number < 3 else 1e5
+            updates = current.model + reach * np.abs(rng.normal(1, 0.1, (3, 50)))
+            updates = updates.astype(np.float32)
+            for client, update in zip(clients, updates, strict=True):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    client.submit(update)
+                found = [one for one in caught if issubclass(one.category, RangeWarning)]
+                assert len(found) == (number == 3)
+                # it points at the line that submitted
+                assert all(Path(one.filename).name == Path(__file__).name for one in found)
+            (expected,) = plaintext.published(updates, params, current.published)
+            result = coordinator.result(round_id)
+            assert np.array_equal(result, expected)
+            assert coordinator.status(round_id)["outermost"] == (50 if number == 3 else 0)
+            scale = current.next_scale(result)
         for client in clients:
             client.close()
 

@@ -1,4 +1,4 @@
-"""Real images to train on, and each client's part of them.
+"""Images and tables to train on, and each client's part of them.
 
 A new data set is one file with a `Source`, and its line in `SOURCES`.
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from securemedian.laboratory.data.base import Dataset, Source
 from securemedian.laboratory.data.cifar10 import CIFAR10
+from securemedian.laboratory.data.clinic import CLINIC
 from securemedian.laboratory.data.digits import DIGITS
 from securemedian.laboratory.data.idx import MNIST
 from securemedian.laboratory.data.split import SPLITS, split
@@ -14,7 +15,7 @@ from securemedian.mpc.errors import ConfigError
 
 __all__ = ["SOURCES", "SPLITS", "Dataset", "Source", "load", "split"]
 
-SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS)}
+SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS, CLINIC)}
 
 
 def load(directory: str | Path | None = None, name: str | None = None) -> Dataset:

@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as rows of float32 in [0, 1], labels as int64 from 0 to `classes` - 1."""
+    """Images as rows of float32, labels as int64 from 0 to `classes` - 1.
+
+    Pixels lie in [0, 1]. A table's rows stand for images, too, and its columns have units of their
+    own.
+    """
 
     name: str
     images: NDArray[np.float32]

@@ -17,9 +17,17 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.constant import ConstantRange
 from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.ranges.follow import FollowRange
+from securemedian.mpc.ranges.log import LogRange
 
 # the policy of a method without buckets, on whose results it has no influence
 CONSTANT = ConstantRange()
+# narrower than the default, and finer around the scale
+FINE = FollowRange(
+    edges=[0.125, 0.25, 0.5, 0.75, 1, 1.5, 2.5],
+    values=[0.06, 0.19, 0.37, 0.62, 0.87, 1.25, 2, 2.5],
+    factors=[0.35, 0.5, 0.7, 0.9, 1.1, 1.4, 2, 4],
+)
 
 
 @dataclass(frozen=True)
@@ -27,26 +35,56 @@ class Secure:
     """A way to use S0 and S1, with its label in plots.
 
     `options` are a method's name and those of its options that differ from their defaults, as in
-    `RoundParams.from_dict`. `policy` sets the bucket range.
+    `RoundParams.from_dict`. `policy` sets the bucket range. `usual` says whether it is compared
+    where an experiment is on all methods.
     """
 
     label: str
     options: Mapping[str, Any]
     policy: RangePolicy = field(default=CONSTANT)
+    usual: bool = True
 
 
 SECURE: dict[str, Secure] = {
     "radix": Secure("exact median (radix)", {"method": "radix"}),
-    "pairwise": Secure("exact median (pairwise)", {"method": "pairwise"}),
-    "bucketed": Secure(
-        "bucketed median", {"method": "bucketed", "buckets": 8}, CoordinateRange(0.1, 0.1)
+    # its results are those of radix
+    "pairwise": Secure("exact median (pairwise)", {"method": "pairwise"}, usual=False),
+    "bucketed": Secure("bucketed median", {"method": "bucketed"}, FollowRange()),
+    "bucketed-paper": Secure(
+        "bucketed median, the paper's range",
+        {"method": "bucketed", "buckets": 8},
+        CoordinateRange(0.1, 0.1),
     ),
+    **{
+        f"{policy.name}-{buckets}{variant}": Secure(
+            f"{policy.name}{variant}, b = {buckets}",
+            {"method": "bucketed", "buckets": buckets},
+            policy,
+            usual=False,
+        )
+        for buckets, variant, policy in (
+            (8, "", FollowRange()),
+            (32, "", FollowRange()),
+            (16, "-fine", FINE),
+            (32, "", LogRange(1e-5, 600.0)),
+            (64, "", LogRange()),
+        )
+    },
 }
+
+
+# those whose result is the exact median
+EXACT = ("radix", "pairwise", "median")
 
 
 def names() -> list[str]:
     """Return the names of all ways to combine updates."""
     return [*SECURE, *(name for name in AGGREGATORS if name not in SECURE)]
+
+
+def usual() -> list[str]:
+    """Return the names of those that an experiment on all methods compares."""
+    return [name for name in names() if name not in SECURE or SECURE[name].usual]
 
 
 def label(name: str) -> str:

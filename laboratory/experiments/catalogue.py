@@ -68,7 +68,8 @@ class Design:
 
     def stem(self, experiment: "Experiment") -> str:
         """Return the stem of the names of the files with the results."""
-        return f"{experiment.name}-{self.model}"
+        stem = f"{experiment.name}-{self.model}"
+        return stem if self.split == "iid" else f"{stem}-{self.split.replace(':', '-')}"
 
     @property
     def subject(self) -> str:
@@ -141,21 +142,19 @@ class Experiment:
     images: int | None = None
     rounds: int = 20
     seeds: tuple[int, ...] = (1,)
-    # None: all but pairwise, whose results are those of radix
-    methods: tuple[str, ...] | None = ("mean", "radix", "bucketed")
+    # None: all the usual ones
+    methods: tuple[str, ...] | None = ("mean", "radix", "bucketed", "bucketed-paper")
     # None: all
     attacks: tuple[str, ...] | None = ("none",)
     attackers: int = 1
     # the first round of an attack
     first: int = 3
+    # through S0 and S1, or in the clear
+    secure: bool = True
 
     def default_methods(self) -> list[str]:
         """Return the methods to compare unless the user chooses others."""
-        return (
-            list(self.methods)
-            if self.methods
-            else [name for name in aggregation.names() if name != "pairwise"]
-        )
+        return list(self.methods) if self.methods else aggregation.usual()
 
     def default_attacks(self) -> list[str]:
         """Return the attacks to carry out unless the user chooses others."""
@@ -179,6 +178,7 @@ def design(
         "attacks": experiment.default_attacks(),
         "attackers": experiment.attackers,
         "first": experiment.first,
+        "secure": experiment.secure,
     } | {name: value for name, value in chosen.items() if value is not None}
     for name in ("seeds", "methods", "attacks"):
         # a value that is named twice counts once
@@ -399,8 +399,22 @@ EXPERIMENTS = {
             _accuracy_by_range,
             images=6000,
             rounds=8,
-            methods=("bucketed",),
+            methods=("bucketed-paper",),
             attackers=0,
+        ),
+        Experiment(
+            "ranges",
+            "Ranges",
+            "MNIST, CIFAR-10 or --dataset clinic",
+            "10 min",
+            _by_attack,
+            _accuracy_by_round,
+            images=600,
+            rounds=8,
+            methods=("radix", *filter(aggregation.has_range, aggregation.SECURE)),
+            attacks=("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
+            first=1,
+            secure=False,
         ),
         Experiment(
             "attacks",

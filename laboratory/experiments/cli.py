@@ -71,8 +71,8 @@ def add_verbs(verbs: "Verbs") -> None:
     how.add_argument(
         "--secure",
         action="store_true",
-        default=True,
-        help="compute the medians with S0 and S1 (default)",
+        default=None,
+        help="compute the medians with S0 and S1 (the default of most experiments)",
     )
     how.add_argument(
         "--plain",
@@ -196,6 +196,7 @@ def _list(console: "Console") -> None:
     from rich.table import Table
 
     from securemedian.laboratory.attacks import ATTACKS
+    from securemedian.laboratory.data import SOURCES
     from securemedian.laboratory.experiments import aggregation, catalogue
     from securemedian.laboratory.models import MODELS
 
@@ -225,7 +226,12 @@ def _list(console: "Console") -> None:
             one.duration,
         )
     console.print(table)
-    for what, names in (("methods", aggregation.names()), ("attacks", ATTACKS), ("models", MODELS)):
+    for what, names in (
+        ("methods", aggregation.names()),
+        ("attacks", ATTACKS),
+        ("models", MODELS),
+        ("data sets", SOURCES),
+    ):
         console.print(f"{what}: {', '.join(names)}")
 
 

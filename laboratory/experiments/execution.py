@@ -86,7 +86,7 @@ def _round(
         else:
             params = run.params(model.size)
             results = plaintext.published(play(model), params, before.published_for(params))
-            after = before.after(results[0])
+            after = before.after(results[0], params.method.range_buckets)
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
     return after, cost

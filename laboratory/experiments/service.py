@@ -90,7 +90,7 @@ class Service:
                 "in the clear: this is a defect, please report it"
             )
         cost = status["cost"]
-        self._kept = before.after(results[0])
+        self._kept = before.after(results[0], params.method.range_buckets)
         return self._kept, ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )

@@ -8,8 +8,12 @@ from rich.table import Table
 
 import securemedian
 from securemedian.laboratory import report
+from securemedian.laboratory.experiments import aggregation
 from securemedian.laboratory.experiments.catalogue import Design, Experiment, Result
 from securemedian.laboratory.experiments.runs import Record, ServerCost
+
+# in the rounds before this one, chance decides more than the method
+FROM_ROUND = 4
 
 
 def machine() -> dict[str, Any]:
@@ -43,7 +47,11 @@ def summary(
             for result in results
             for run in result.curve.runs
         ),
-        "results": [_curve(result, records, design.rounds) for result in results],
+        "results": [
+            _curve(result, records, design.rounds)
+            | {"below_exact": _below(result, _exact(result.curve.panel, results))}
+            for result in results
+        ],
     }
 
 
@@ -69,6 +77,33 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
         ),
         "servers": _servers([f.cost for record in own for f in record.rounds[:rounds] if f.cost]),
     }
+
+
+def _exact(panel: str, results: Sequence[Result]) -> Result | None:
+    """Return the curve of the exact median in a panel; None if the experiment has none."""
+    return next(
+        (
+            result
+            for result in results
+            if result.curve.panel == panel and result.curve.runs[0].method in aggregation.EXACT
+        ),
+        None,
+    )
+
+
+def _below(result: Result, exact: Result | None) -> float | None:
+    """Return by how many points a curve is below the exact one at worst, from FROM_ROUND on.
+
+    Every seed is compared with itself. A negative number means that it is above in all rounds.
+    """
+    if exact is None:
+        return None
+    points = [
+        theirs - own
+        for ours, others in zip(result.accuracies, exact.accuracies, strict=True)
+        for own, theirs in list(zip(ours, others, strict=True))[FROM_ROUND - 1 :]
+    ]
+    return round(max(points), 2) if points else None
 
 
 def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
@@ -97,11 +132,22 @@ def table(summary: Mapping[str, Any]) -> Table:
         title=f"{summary['figure']}: {settings['model']} on {settings['data']}, "
         f"{settings['clients']} clients, test accuracy after round {settings['rounds']} "
         f"over seeds {', '.join(map(str, seeds))}",
+        caption=f"below exact: points below the exact median, at worst from round {FROM_ROUND} on"
+        if any(one["below_exact"] is not None for one in summary["results"])
+        else None,
     )
     made.add_column("attack")
     made.add_column("method", no_wrap=True)
     made.add_column("accuracy (%)", justify="right", no_wrap=True)
-    for heading in ("least", "most", "s per round", "servers, s", "OTs", "MB each way"):
+    for heading in (
+        "least",
+        "most",
+        "below exact",
+        "s per round",
+        "servers, s",
+        "OTs",
+        "MB each way",
+    ):
         made.add_column(heading, justify="right")
     for one in summary["results"]:
         servers, final = one["servers"], one["final"]
@@ -113,6 +159,7 @@ def table(summary: Mapping[str, Any]) -> Table:
             + f"{final['mean']:.2f}",
             f"{final['min']:.2f}",
             f"{final['max']:.2f}",
+            f"{one['below_exact']:.2f}" if one["below_exact"] is not None else "",
             f"{one['seconds_a_round']:.2f}",
             f"{servers['seconds']:.2f}" if servers else "",
             f"{servers['ots']:,.0f}" if servers else "",

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models.base import Model
+from securemedian.laboratory.models.clinic import CLINIC
 from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
 from securemedian.laboratory.models.mlp import DIGITS, MLP
 from securemedian.mpc.errors import ConfigError
 
-MODELS = {model.name: model for model in (MLP, CNN_MNIST, CNN_CIFAR10, DIGITS)}
+MODELS = {model.name: model for model in (MLP, CNN_MNIST, CNN_CIFAR10, DIGITS, CLINIC)}
 
 # images at once, so few that the activations of a convolution fit into the caches
 _TEST_BATCH = 100
@@ -64,9 +65,13 @@ def train(
     network = _network(model, vector)
     optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
     inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    # one image alone has no variance to normalise by
+    least = 2 if _normalises_batches(network) else 1
     for _ in range(model.epochs):
         order = torch.from_numpy(rng.permutation(len(labels)))
         for chosen in order.split(model.batch):
+            if len(chosen) < least:
+                continue
             optimiser.zero_grad()
             torch.nn.functional.cross_entropy(network(inputs[chosen]), targets[chosen]).backward()
             optimiser.step()
@@ -78,7 +83,8 @@ def accuracy(
 ) -> float:
     """Return the fraction of the images that the network with these parameters labels correctly."""
     torch = _torch()
-    network = _network(model, vector)
+    # in evaluation mode BatchNorm uses the running statistics, which are part of the vector
+    network = _network(model, vector).eval()
     with torch.no_grad():
         guesses = torch.cat(
             [network(batch).argmax(1) for batch in torch.from_numpy(images).split(_TEST_BATCH)]
@@ -91,6 +97,11 @@ def _network(model: Model, vector: NDArray[Any]) -> Any:
     _, spec = flatten(network.state_dict())
     network.load_state_dict(unflatten(vector, spec))
     return network
+
+
+def _normalises_batches(network: Any) -> bool:
+    normalisation = _torch().nn.modules.batchnorm._BatchNorm
+    return any(isinstance(layer, normalisation) for layer in network.modules())
 
 
 def _torch() -> Any:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 class Model:
     """A PyTorch network and its recipe: plain stochastic gradient descent on the cross-entropy.
 
-    `build` makes the network, which takes images as rows of float32 in [0, 1] and brings them into
-    `shape` itself. It imports torch when it is called, so that the names of all models are known
-    where torch is not installed.
+    `build` makes the network, which takes images as rows of float32, as the data set has them, and
+    brings them into `shape` itself. It imports torch when it is called, so that the names of all
+    models are known where torch is not installed.
     """
 
     name: str
     build: Callable[[], "nn.Module"]
-    # of one image
+    # of one image, or of one row of a table
     shape: tuple[int, ...]
     # images per step
     batch: int

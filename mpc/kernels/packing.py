@@ -47,12 +47,14 @@ def add_packed(
 ) -> None:
     """Add packed values to packed totals modulo 2^l, without unpacking them.
 
-    `tops` has the top bit of each value set. Top bits are added without their carry, so no carry
-    leaves its value; a value that spans two words passes the carry within it on to the second.
+    `tops` are words, repeated as often as needed, that have the top bit of each value set. Top bits
+    are added without their carry, so no carry leaves its value; a value that spans two words passes
+    the carry within it on to the second.
     """
-    carry = np.uint64(0)
+    carry, at = np.uint64(0), 0
     for i in range(total.shape[0]):
-        one, other, top = total[i], words[i], tops[i]
+        one, other, top = total[i], words[i], tops[at]
+        at = at + 1 if at + 1 < tops.shape[0] else 0
         low = one & ~top
         added = low + (other & ~top)
         result = added + carry
@@ -69,9 +71,10 @@ def subtract_packed(
     `tops` are as for `add_packed`. Top bits lend their values a 1, so no borrow leaves its value; a
     value that spans two words passes the borrow within it on to the second.
     """
-    borrow = np.uint64(0)
+    borrow, at = np.uint64(0), 0
     for i in range(total.shape[0]):
-        one, other, top = total[i], words[i], tops[i]
+        one, other, top = total[i], words[i], tops[at]
+        at = at + 1 if at + 1 < tops.shape[0] else 0
         high, low = one | top, other & ~top
         difference = high - low
         result = difference - borrow

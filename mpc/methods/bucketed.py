@@ -137,7 +137,7 @@ class Bucketed(Counting):
     @classmethod
     def warm_up(cls) -> Sequence[Self]:
         # words of 32 and of 64 bits, and each dtype of the counts
-        return [cls(ring_bits=bits, uploads="dealt") for bits in (4, 5, 16, 32, 64)]
+        return [cls(ring_bits=bits, buckets=8, uploads="dealt") for bits in (4, 5, 16, 32, 64)]
 
     @property
     def detail(self) -> str:

@@ -146,12 +146,15 @@ class _Ferret(RandomOtEnd):
 
     sender_speaks = True
 
-    def __init__(self, channel: Channel, session: bytes, lane: int, direction: int) -> None:
+    def __init__(
+        self, channel: Channel, session: bytes, lane: int, direction: int, native_aes: bool
+    ) -> None:
         self._channel = channel
+        self._native_aes = native_aes
         self._code = CODE
         self._tweaks = tweak_stream(lane, direction)
         self._scratch = Scratch()
-        self._hash = Hash(self._scratch, b"securemedian pi", session)
+        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=native_aes)
         # what keys of this lane and direction are derived from; all of it is public
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()
@@ -229,18 +232,18 @@ class _Ferret(RandomOtEnd):
         """Return the hash of a group of trees of this iteration, under a key that no other uses."""
         counters = (self._iterations, group.start)
         numbered = b"".join(counter.to_bytes(8, "little") for counter in counters)
-        return Hash(self._scratch, b"securemedian trees", self._derivation, numbered)
+        label = b"securemedian trees"
+        return Hash(self._scratch, label, self._derivation, numbered, native_aes=self._native_aes)
 
     def _level(self, parents: Blocks, level: int, sums: Blocks) -> Blocks:
         """Return the nodes of `level`. Write the XOR of its left and right ones to `sums`."""
         trees, width, _ = parents.shape
         lefts = self._scratch.array("lefts", trees, width, 2)
         flat = lefts.reshape(-1, 2)
-        extension.sigma_and_tweak(
-            parents.reshape(-1, 2), np.uint64(self._nodes), self._tweaks | TREE_TWEAKS, flat
+        self._tree_hash.blocks(
+            parents.reshape(-1, 2), self._nodes, self._tweaks | TREE_TWEAKS, flat
         )
         self._nodes += trees * width
-        self._tree_hash.finish(flat)
         children = self._nodes_of(trees, level)
         lpn.grow(parents, lefts, children, sums)
         return children
@@ -253,10 +256,16 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
     """The receiver's end, which waits for the sender once `prepare` has spoken."""
 
     def __init__(
-        self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int
+        self,
+        channel: Channel,
+        session: bytes,
+        leaves: list[list[bytes]],
+        lane: int,
+        direction: int,
+        native_aes: bool = True,
     ) -> None:
-        super().__init__(channel, session, lane, direction)
-        self._softspoken = SoftSpokenReceiver(channel, session, leaves, lane, direction)
+        super().__init__(channel, session, lane, direction, native_aes)
+        self._softspoken = SoftSpokenReceiver(channel, session, leaves, lane, direction, native_aes)
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
@@ -264,9 +273,9 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
         for part, source in self._parts(count):
             blocks = self._outputs[source]
             packing.bit_planes(blocks, choices[part.start // 64 : part.stop // 64].reshape(1, -1))
-            extension.sigma_and_tweak(blocks, np.uint64(self.index), self._tweaks, keys[part])
+            self._hash.blocks(blocks, self.index, self._tweaks, keys[part])
             self.index += len(blocks)
-        return choices, self._hash.finish(keys)
+        return choices, keys
 
     def bootstrap(self) -> Blocks:
         count = self._code.bootstrap
@@ -312,9 +321,12 @@ class FerretSender(_Ferret, RandomOtSender):
         lane: int,
         direction: int,
         roots: Stream,
+        native_aes: bool = True,
     ) -> None:
-        super().__init__(channel, session, lane, direction)
-        self._softspoken = SoftSpokenSender(channel, session, delta, leaves, lane, direction)
+        super().__init__(channel, session, lane, direction, native_aes)
+        self._softspoken = SoftSpokenSender(
+            channel, session, delta, leaves, lane, direction, native_aes
+        )
         self._roots = roots
         # the difference that SoftSpokenOT's tweaked columns are correlated by
         low, high = self._softspoken.sigma_delta
@@ -326,10 +338,11 @@ class FerretSender(_Ferret, RandomOtSender):
         keys1 = self._scratch.array("keys1", count, 2)
         for part, source in self._parts(count):
             blocks = self._outputs[source]
-            extension.sigma_and_tweak(blocks, np.uint64(self.index), self._tweaks, keys0[part])
+            self._hash.block_pairs(
+                blocks, self.index, self._tweaks, self._sigma_delta, keys0[part], keys1[part]
+            )
             self.index += len(blocks)
-        extension.xor_constant(keys0, *self._sigma_delta, keys1)
-        return self._hash.finish(keys0), self._hash.finish(keys1)
+        return keys0, keys1
 
     def bootstrap(self) -> Blocks:
         count = self._code.bootstrap

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
-from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
 from securemedian.mpc.ot.extension import (
     RandomOtEnd,
@@ -38,9 +37,10 @@ from securemedian.mpc.ot.extension import (
     RandomOtSender,
     checked_block,
 )
-from securemedian.mpc.ot.hash import Hash, as_bytes, tweak_stream
+from securemedian.mpc.ot.hash import Hash, tweak_stream
+from securemedian.mpc.ot.leaves import expander
 from securemedian.mpc.ot.scratch import Scratch
-from securemedian.mpc.prg import SEED_BYTES, ZEROS, Entropy, Stream, os_entropy
+from securemedian.mpc.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS
 
 
@@ -126,16 +126,20 @@ class _SoftSpoken(RandomOtEnd):
     sender_speaks = False
 
     def __init__(
-        self, channel: Channel, session: bytes, leaves: list[list[bytes]], lane: int, direction: int
+        self,
+        channel: Channel,
+        session: bytes,
+        leaves: list[list[bytes]],
+        lane: int,
+        direction: int,
+        native_aes: bool,
     ) -> None:
         self._channel = channel
-        self._streams = [
-            [Stream(leaf, nonce=lane) if leaf else None for leaf in tree] for tree in leaves
-        ]
+        self._leaves = expander(leaves, lane, native_aes)
         self._field_bits = SECURITY_BITS // len(leaves)
         self._tweaks = tweak_stream(lane, direction)
         self._scratch = Scratch()
-        self._hash = Hash(self._scratch, b"securemedian pi", session)
+        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=native_aes)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
@@ -147,12 +151,23 @@ class _SoftSpoken(RandomOtEnd):
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     """The receiver's end, which sends one message of corrections per `extend`."""
 
+    def __init__(
+        self,
+        channel: Channel,
+        session: bytes,
+        leaves: list[list[bytes]],
+        lane: int,
+        direction: int,
+        native_aes: bool = True,
+    ) -> None:
+        super().__init__(channel, session, leaves, lane, direction, native_aes)
+
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices, rows = self.correlate(count)
         keys = self._scratch.array("keys", count, 2)
-        kernels.transpose_and_tweak(rows, np.uint64(self.index), self._tweaks, keys)
+        self._hash.columns(rows, self.index, self._tweaks, keys)
         self.index += count
-        return choices, self._hash.finish(keys)
+        return choices, keys
 
     def correlate(self, count: int) -> tuple[Words, Words]:
         """Return the correlated OTs that `extend` hashes: u (count/64,) and V (128, count/64).
@@ -160,23 +175,11 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         Sends the corrections. The next call overwrites what this one returned.
         """
         words = checked_block(count) // 64
-        k, q = self._field_bits, 1 << self._field_bits
         rows = self._scratch.array("rows", SECURITY_BITS, words)
-        leaves = self._scratch.array("leaves", q, words)
         choices = self._scratch.array("choices", words)
         # new each time, because the channel may still be sending the last one
-        corrections = np.empty(corrections_shape(k, count), np.uint64)
-        zeros, views = ZEROS[: 8 * words], [as_bytes(leaf) for leaf in leaves]
-        for block, tree in enumerate(self._streams):
-            for stream, view in zip(tree, views, strict=True):
-                # the receiver knows every leaf
-                assert stream is not None
-                stream.xor(zeros, view)
-            kernels.fold(leaves, rows[block * k : (block + 1) * k])
-            if block == 0:
-                choices[:] = leaves[0]
-            else:
-                np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])
+        corrections = np.empty(corrections_shape(self._field_bits, count), np.uint64)
+        self._leaves.receive(rows, choices, corrections)
         self._channel.send("ot.corrections", corrections)
         return choices, rows
 
@@ -196,9 +199,10 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         leaves: list[list[bytes]],
         lane: int,
         direction: int,
+        native_aes: bool = True,
     ) -> None:
-        # fold() weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x, and
-        # the missing one with 0
+        # folding weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x,
+        # and the missing one with 0
         weights = (
             delta.reshape(len(leaves), -1).astype(np.int64) << np.arange(delta.size // len(leaves))
         ).sum(axis=1)
@@ -211,6 +215,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
             ],
             lane,
             direction,
+            native_aes,
         )
         self._masks = np.uint64(0) - delta.astype(np.uint64)
         low, high = np.packbits(delta, bitorder="little").view(np.uint64)
@@ -220,32 +225,18 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         rows = self.correlate(count)
         keys0 = self._scratch.array("keys0", count, 2)
         keys1 = self._scratch.array("keys1", count, 2)
-        kernels.transpose_and_tweak(rows, np.uint64(self.index), self._tweaks, keys0)
-        kernels.xor_constant(keys0, *self.sigma_delta, keys1)
+        self._hash.column_pairs(rows, self.index, self._tweaks, self.sigma_delta, keys0, keys1)
         self.index += count
-        return self._hash.finish(keys0), self._hash.finish(keys1)
+        return keys0, keys1
 
     def correlate(self, count: int) -> Words:
         """Return the correlated OTs that `extend` hashes: W (128, count/64).
 
         Waits for the receiver's corrections. The next call overwrites what this one returned.
         """
-        words = checked_block(count) // 64
-        k, q = self._field_bits, 1 << self._field_bits
-        rows = self._scratch.array("rows", SECURITY_BITS, words)
-        leaves = self._scratch.array("leaves", q, words)
-        corrections = self._channel.recv("ot.corrections", np.uint64, corrections_shape(k, count))
-        zeros, views = ZEROS[: 8 * words], [as_bytes(leaf) for leaf in leaves]
-        for block, tree in enumerate(self._streams):
-            leaves[0] = 0
-            for stream, view in zip(tree[1:], views[1:], strict=True):
-                # only y = 0, which is x = Delta_i, is missing
-                assert stream is not None
-                stream.xor(zeros, view)
-            mine = rows[block * k : (block + 1) * k]
-            kernels.fold(leaves, mine)
-            if block > 0:
-                kernels.correct(
-                    mine, corrections[block - 1], self._masks[block * k : (block + 1) * k]
-                )
+        rows = self._scratch.array("rows", SECURITY_BITS, checked_block(count) // 64)
+        corrections = self._channel.recv(
+            "ot.corrections", np.uint64, corrections_shape(self._field_bits, count)
+        )
+        self._leaves.send(rows, self._masks, corrections)
         return rows

@@ -35,10 +35,13 @@ class RangePolicy(ABC):
         """Return the scale of the first round, shape ()."""
 
     @abstractmethod
-    def next(self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int) -> Float32s:
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
         """Return the scale of the round after round `number` (1-based): shape () or (d,).
 
-        That round had `scale`, and led from the global model `before` to `after`, both float32.
+        That round had `scale` and `buckets` (0: it had none), and led from the global model
+        `before` to its first result, `after`, both float32.
         """
 
     @abstractmethod
@@ -113,7 +116,9 @@ class Following(UniformRange):
                 "the range must never reach 0"
             )
 
-    def next(self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int) -> Float32s:
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
         distance = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
         # a range that diverges becomes inf, which `buckets` refuses
         with np.errstate(over="ignore"):

@@ -14,5 +14,7 @@ class ConstantRange(UniformRange):
 
     name = "constant"
 
-    def next(self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int) -> Float32s:
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
         return np.asarray(scale, np.float32)

@@ -4,157 +4,144 @@ It is the idea of Rprop (Riedmiller and Braun, 1993): a step grows where it was 
 shrinks where it was too long.
 """
 
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from securemedian.mpc.encode import Buckets, UnevenBuckets
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.options import check_choices, check_number, option
+from securemedian.mpc.options import check_number, option
 from securemedian.mpc.ranges.base import Float32s
-from securemedian.mpc.ranges.log import GREATEST, LogRange, check_edge
+from securemedian.mpc.ranges.log import GREATEST, LEAST, LogRange, Sizes, check_edge
 
-# The bounds of s. Below |g| EPSILON a step is lost when the model is rounded to float32.
-SMALLEST, LARGEST, EPSILON = 2.0**-60, 2.0**60, 2.0**-24
-# s after the first round is at least this part of the median distance that coordinates moved.
-LEAST_PART = 0.1
-OWN = "own"
-
-
-class Sizes(NamedTuple):
-    """The buckets by the size of (w - g) / s, which are alike above and below 0."""
-
-    # between one and the next; the last has no end
-    edges: tuple[float, ...]
-    # for which they stand
-    values: tuple[float, ...]
-    # by which s is multiplied when the result is in one
-    factors: tuple[float, ...]
-
-
-LAYOUTS: dict[str, Sizes] = {
-    "q16": Sizes(
-        (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2.5),
-        (0.06, 0.19, 0.37, 0.62, 0.87, 1.25, 2, 2.5),
-        (0.35, 0.5, 0.7, 0.9, 1.1, 1.4, 2, 4),
-    ),
-    "q16b": Sizes(
-        (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4),
-        (1 / 32, 3 / 32, 3 / 16, 3 / 8, 3 / 4, 3 / 2, 3, 4),
-        (0.25, 0.35, 0.5, 0.7, 1, 1.6, 2.5, 4),
-    ),
-    "q8": Sizes((0.5, 1, 2), (0.25, 0.75, 1.5, 2), (0.4, 0.9, 1.5, 4)),
-}
+# The factors of s by formula: at least the first, and the second for the outermost bucket.
+LEAST_FACTOR, OUTERMOST_FACTOR = 0.3, 8.0
+# The bounds of s. It is also at least this part of the median of all, so that a coordinate that has
+# not moved for long can move again.
+SMALLEST, LARGEST, LEAST_PART = 1e-6, 1e30, 0.01
 
 
 @dataclass(frozen=True)
 class FollowRange(LogRange):
     """Buckets in units of a scale s per coordinate, which follows the results.
 
-    The first round, whose scale has shape (), is that of `log`: it sets s = |w' - w|, or a tenth of
-    the median of all where that is more. From then on the result of each round multiplies s by the
-    factor of its bucket. s stays within SMALLEST..LARGEST, and above |w'| EPSILON.
+    The first round, whose scale has shape (), has logarithmic buckets, and s becomes the geometric
+    middle of the bucket that came out. From then on a bucket is a sign and an order of magnitude,
+    too, but around s: the edges are +-top / ratio^i, i = 0..b/2-2, and 0, the values the geometric
+    middles, the innermost half its edge and the outermost its edge. The result of each round
+    multiplies s by the factor of its bucket, the root of its value, within LEAST_FACTOR and
+    OUTERMOST_FACTOR. So s goes half the way to the distance that the coordinate moved.
     """
 
+    # Nearer to the inner edge than the middle: in the first round the buckets are wide, and a step
+    # that is too long costs a round.
+    VALUE_AT: ClassVar[Decimal] = Decimal("0.3")
+
     name = "follow"
-    layout: str = option(
-        next(iter(LAYOUTS)),
-        choices=(*LAYOUTS, OWN),
-        text="the buckets from the second round on: a layout by its name, or your own "
-        f"(default: {next(iter(LAYOUTS))})",
+    lowest: float = option(
+        1e-4,
+        text="in the first round: the edge of the logarithmic buckets next to 0 (default: 1e-4)",
+        metavar="X",
     )
+    highest: float = option(
+        1e10,
+        text="in the first round: the last edge of the logarithmic buckets (default: 1e10)",
+        metavar="X",
+    )
+    top: float = option(
+        4.0, text="later: the last edge, in units of the scale (default: 4)", metavar="X"
+    )
+    ratio: float = option(2.5, text="later: of one edge to the one before (default: 2.5)")
     edges: list[float] = option(
         [],
-        text="with layout own: where the buckets above 0 end, in units of the scale, without the "
-        "last, which has no end",
+        text="later, in place of top and ratio: where the buckets above 0 end, in units of the "
+        "scale, without the outermost, which has no end",
         metavar="X,..",
     )
     values: list[float] = option(
-        [], text="with layout own: what these buckets stand for", metavar="X,.."
+        [], text="with edges: what these buckets stand for", metavar="X,.."
     )
     factors: list[float] = option(
         [],
-        text="with layout own: by what they multiply the scale when the result is in them",
+        text="with edges: by what they multiply the scale when a result is in them",
         metavar="F,..",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self)
-        if self.layout == OWN:
-            _check(self.sizes)
-        elif self.edges or self.values or self.factors:
-            raise ConfigError(
-                f"range edges, values and factors are for the layout {OWN}, not {self.layout}"
-            )
+        check_edge("range top", self.top)
+        check_number("range ratio", self.ratio, 1, GREATEST, f"above 1 and at most {GREATEST:g}")
+        if self.edges or self.values or self.factors:
+            _check(self.edges, self.values, self.factors)
 
-    @property
-    def label(self) -> str:
-        return f"{self.name} {self.layout}"
-
-    @property
-    def sizes(self) -> Sizes:
-        """Return the buckets from the second round on."""
-        if self.layout == OWN:
-            return Sizes(tuple(self.edges), tuple(self.values), tuple(self.factors))
-        return LAYOUTS[self.layout]
-
-    def next(self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int) -> Float32s:
-        model = np.asarray(after, np.float64)
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
         # infinite values, which only exact methods publish, end the training run in any case
         with np.errstate(invalid="ignore"):
-            moved = np.abs(model - np.asarray(before, np.float64))
-        if np.ndim(scale) == 0:
-            found = np.maximum(moved, LEAST_PART * np.median(moved))
-        else:
-            former = np.asarray(scale, np.float64)
-            found = former * self._factors(moved / former)
-        least = np.maximum(SMALLEST, EPSILON * np.abs(model))
-        return np.clip(found, least, np.maximum(least, LARGEST)).astype(np.float32)
-
-    def _factors(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the factor of each result, from its size: that of the bucket with this value.
-
-        The nearest value is meant, because the model was rounded to float32.
-        """
-        values = np.asarray(self.sizes.values, np.float64)
-        bucket = np.searchsorted((values[:-1] + values[1:]) / 2, sizes)
-        return np.asarray(self.sizes.factors, np.float64)[bucket]
+            moved = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
+        found = moved
+        if buckets:
+            s = np.asarray(scale, np.float64)
+            found = s * self._sizes(scale, buckets).factors_of(moved / s)
+        least = max(SMALLEST, LEAST_PART * float(np.median(found)))
+        return np.clip(found, least, LARGEST).astype(np.float32)
 
     def buckets(self, scale: ArrayLike, count: int) -> Buckets:
-        edges, values, _ = self.sizes
-        if count != 2 * len(values):
-            named = " or ".join(
-                f"{name} ({2 * len(sizes.values)})" for name, sizes in LAYOUTS.items()
-            )
+        sizes = self._sizes(scale, count)
+        return UnevenBuckets(scale, sizes.edges, sizes.values)
+
+    def _sizes(self, scale: ArrayLike, buckets: int) -> Sizes:
+        """Return the buckets of a round with this scale."""
+        if self.edges and buckets != 2 * len(self.values):
             raise ConfigError(
-                f"the range layout {self.layout} has {2 * len(values)} buckets, and the round has "
-                f"{count}: change buckets, name another layout, {named} or {OWN}, or take the "
-                "range policy log or coordinate"
+                f"the range has edges for {2 * len(self.values)} buckets, and the round has "
+                f"{buckets}: change buckets or the edges, or leave these out"
             )
-        if np.ndim(scale) == 0:
-            return super().buckets(scale, count)
-        return UnevenBuckets(scale, edges, values)
+        # of all rounds, so that buckets of later ones are refused in the first
+        later = self._later(buckets)
+        return self.logarithmic(buckets) if np.ndim(scale) == 0 else later
+
+    def _later(self, buckets: int) -> Sizes:
+        """Return the buckets of the second round on, in units of the scale."""
+        if self.edges:
+            return Sizes(tuple(self.edges), tuple(self.values), tuple(self.factors))
+        self.check_even(buckets)
+        # as in `logarithmic`
+        edges, ratio = [Decimal(self.top)], Decimal(self.ratio)
+        for _ in range(buckets // 2 - 2):
+            edges.insert(0, edges[0] / ratio)
+        if edges[0] < LEAST:
+            raise ConfigError(
+                f"of {buckets} buckets with the range ratio {self.ratio:g} the innermost would end "
+                f"below {LEAST:g}: lower ratio or buckets"
+            )
+        values = [float(edges[0] / 2), *(float(edge * ratio.sqrt()) for edge in edges[:-1])]
+        factors = [max(LEAST_FACTOR, min(math.sqrt(v), OUTERMOST_FACTOR)) for v in values]
+        return Sizes(
+            tuple(map(float, edges)), (*values, float(self.top)), (*factors, OUTERMOST_FACTOR)
+        )
 
 
-def _check(sizes: Sizes) -> None:
+def _check(edges: list[float], values: list[float], factors: list[float]) -> None:
     """Raise ConfigError unless these are buckets, from the innermost to the outermost."""
-    edges, values, factors = sizes
     if not len(edges) + 1 == len(values) == len(factors) >= 3:
         raise ConfigError(
-            "a range layout of your own needs as many factors as values, 3 or more, and one edge "
-            f"less, not {len(edges)} edges, {len(values)} values and {len(factors)} factors"
+            "range edges need as many factors as values, 3 or more, and one edge less, "
+            f"not {len(edges)} edges, {len(values)} values and {len(factors)} factors"
         )
     inner = [number for pair in zip(values, edges, strict=False) for number in pair]
     for number in (*inner, values[-1]):
         check_edge("a range edge or value", number)
     if any(low >= high for low, high in pairwise(inner)) or values[-1] != edges[-1]:
         raise ConfigError(
-            "in a range layout of your own each value must lie between its edges, and the last be "
-            "the last edge, so that no result lies beyond what an honest client sent"
+            "each range value must lie between its edges, and the last be the last edge, so that "
+            "no result lies beyond what an honest client sent"
         )
     for factor in factors:
         check_number("a range factor", factor, 0, GREATEST, f"above 0 and at most {GREATEST:g}")

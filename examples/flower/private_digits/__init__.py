@@ -1,0 +1,1 @@
+"""A classifier of handwritten digits, trained with Flower and securemedian."""

@@ -1,0 +1,75 @@
+"""What the strategy and the mod say to each other in Flower's messages, and the arrays in them.
+
+A train message of `SecureMedian` has a record that names the round, and its arrays under a name of
+ours. The mod gives them back their usual name. So a ClientApp without the mod finds no arrays to
+train from, and a mod without the strategy finds no round to submit to.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from securemedian.mpc.errors import ConfigError, InputError
+
+# the record that names the round and the usual name of the arrays
+ROUND = "securemedian.round"
+# the arrays, on their way to the nodes
+ARRAYS = "securemedian.arrays"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def address(content: RecordDict, arrays_key: str, round_id: str) -> RecordDict:
+    """Return the content of a train message for a round; `arrays_key` is the arrays' usual name."""
+    records = {ARRAYS if key == arrays_key else key: record for key, record in content.items()}
+    records[ROUND] = ConfigRecord({"round": round_id, "arrays": arrays_key})
+    return RecordDict(records)
+
+
+def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
+    """Return the content as a ClientApp knows it, the arrays in it, and the id of the round.
+
+    Raises ConfigError if the message is not `SecureMedian`'s.
+    """
+    about, arrays = content.get(ROUND), content.get(ARRAYS)
+    if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise ConfigError(
+            "this train message names no round to submit to, so nothing was trained: "
+            "securemedian_mod needs the strategy SecureMedian in the ServerApp"
+        )
+    usual, round_id = str(about["arrays"]), str(about["round"])
+    records = {usual if key == ARRAYS else key: record for key, record in content.items()}
+    del records[ROUND]
+    return RecordDict(records), to_arrays(arrays), round_id
+
+
+def to_arrays(record: ArrayRecord) -> Arrays:
+    """Return the arrays of a record by name, in its order."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def to_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return a record of arrays."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def same_form(given: Mapping[str, NDArray[Any]], expected: Arrays) -> Arrays:
+    """Return the given arrays in the order of the expected ones.
+
+    Raises InputError unless they have the same names, shapes and dtypes.
+    """
+    if missing := [name for name in expected if name not in given]:
+        raise InputError(f"the update lacks {', '.join(missing)}, which the model has")
+    if unknown := [name for name in given if name not in expected]:
+        raise InputError(f"the update has {', '.join(unknown)}, which the model has not")
+    for name, array in expected.items():
+        if (given[name].shape, given[name].dtype) != (array.shape, array.dtype):
+            raise InputError(
+                f"{name!r} was sent as {array.dtype} {array.shape} and came back as "
+                f"{given[name].dtype} {given[name].shape}: a ClientApp has to keep names, shapes "
+                "and dtypes"
+            )
+    return {name: given[name] for name in expected}

@@ -1,0 +1,692 @@
+"""The inner loops of OT extension on the processor's own AES instructions.
+
+Each is one pass in registers where `mpc.kernels.extension` and OpenSSL make several over memory,
+and each gives the same bytes: a stream is AES-128 in counter mode as `mpc.prg.Stream` makes it, a
+hash that of `mpc.ot.hash`. numba has no vectors of its own, so that what an inner loop does with
+them is written here as LLVM instructions, and the loops around it are kernels like all others.
+
+A vector holds LANES blocks of 128 bits: 4 with VAES and AVX-512, 2 with VAES and AVX2, 1 with
+AES-NI alone. Which of these, and whether GFNI transposes bits, follows from the features that
+numba compiles for. It keeps code by the same features (and the processor's name) in its cache on
+disk, so that a processor never loads what was compiled for another.
+
+The instructions take the same time whatever they encrypt, and there is no table and no branch on
+anything but sizes and positions.
+
+Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows; round keys are
+(.., 11, 2) words, one block per round.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from securemedian.mpc.kernels.jit import kernel
+
+# AES-128's constants of the key schedule, one per round (FIPS 197).
+ROUND_CONSTANTS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36)
+ROUNDS = len(ROUND_CONSTANTS)
+# Words of one key's round keys: a block per round, and one before them.
+KEY_WORDS = 2 * (ROUNDS + 1)
+# Vectors that are expanded, or hashed, at once: a round key is loaded once for all of them, and no
+# instruction waits for the last. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 5 vectors,
+# however many lanes they have.
+_ABREAST = 5
+_HASHED = 4
+# The largest k of SoftSpokenOT.
+_MOST_BITS = 8
+
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+def _features() -> frozenset[str]:
+    """Return the features of the x86-64 processor that numba compiles for, by LLVM's names."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    compiles = not config.DISABLE_JIT  # type: ignore[attr-defined]
+    if not compiles or not triple.startswith("x86_64"):
+        return frozenset()
+    return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
+
+
+FEATURES = _features()
+if {"avx512f", "avx512bw", "avx512vl", "vaes"} <= FEATURES:
+    LANES = 4
+elif {"avx2", "vaes"} <= FEATURES:
+    LANES = 2
+else:
+    LANES = 1
+GFNI = "gfni" in FEATURES
+# Words of a row in a vector, and in what is expanded at once.
+_VECTOR = 2 * LANES
+_TILE = _ABREAST * _VECTOR
+
+
+def taken(wanted: bool) -> bool:
+    """Return whether these kernels are to be used: wanted, on a processor with AES instructions."""
+    return wanted and {"aes", "sse2"} <= FEATURES
+
+
+class _Vectors:
+    """Emit instructions on vectors of `lanes` blocks of 128 bits, each two words or 16 bytes."""
+
+    def __init__(self, builder: ir.IRBuilder, lanes: int) -> None:
+        self.builder, self.lanes = builder, lanes
+        self.words = ir.VectorType(I64, 2 * lanes)
+        self.bytes = ir.VectorType(I8, 16 * lanes)
+
+    def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
+        signature = ir.FunctionType(kind, [argument.type for argument in arguments])
+        module = self.builder.module
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            module, signature, name
+        )
+        return self.builder.call(function, arguments)
+
+    def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
+        width = "" if self.lanes == 1 else f".{128 * self.lanes}"
+        return self._call(f"llvm.x86.aesni.{instruction}{width}", self.words, state, key)
+
+    def _shuffle(self, one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
+        return self.builder.shuffle_vector(
+            one, other, ir.Constant(ir.VectorType(I32, len(order)), list(order))
+        )
+
+    def memory(self, vectors: int) -> ir.Value:
+        """Return the address of memory: registers, if every access is at a fixed place."""
+        found = cgutils.alloca_once(  # type: ignore[no-untyped-call]
+            self.builder, self.words, size=vectors
+        )
+        return self.builder.bitcast(found, I64.as_pointer())
+
+    def constant(self, words: Sequence[int]) -> ir.Value:
+        """Return a constant vector."""
+        return ir.Constant(self.words, list(words))
+
+    def load(self, address: ir.Value) -> ir.Value:
+        """Load a vector from the address of its first word."""
+        return self._load(address, self.words)
+
+    def _load(self, address: ir.Value, kind: ir.Type) -> ir.Value:
+        loaded = self.builder.load(self.builder.bitcast(address, kind.as_pointer()))
+        loaded.align = 8
+        return loaded
+
+    def store(self, vector: ir.Value, address: ir.Value) -> None:
+        """Store a vector from the address of its first word on."""
+        pointer = self.builder.bitcast(address, vector.type.as_pointer())
+        self.builder.store(vector, pointer).align = 8
+
+    def broadcast(self, address: ir.Value) -> ir.Value:
+        """Load one block into all lanes."""
+        block = self._load(address, ir.VectorType(I64, 2))
+        return self._shuffle(block, block, [0, 1] * self.lanes)
+
+    def fill(self, low: ir.Value, high: ir.Value) -> ir.Value:
+        """Put the words of one block into all lanes."""
+        block = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
+        for i, word in enumerate((low, high)):
+            block = self.builder.insert_element(block, word, ir.Constant(I32, i))
+        return self._shuffle(block, block, [0, 1] * self.lanes)
+
+    def lane(self, vector: ir.Value, i: int) -> ir.Value:
+        """Return one block of a vector."""
+        return self._shuffle(vector, vector, [2 * i, 2 * i + 1])
+
+    def counters(self, nonce: ir.Value, counter: ir.Value, count: int) -> list[ir.Value]:
+        """Return the vectors of `count` that follow each other in counter mode, big-endian."""
+        swap = "llvm.bswap.i64"
+        nonces = self._call(swap, I64, nonce)
+        first = self.fill(ir.Constant(I64, 0), counter)
+        found = []
+        for i in range(count):
+            steps = [step for lane in range(self.lanes) for step in (0, i * self.lanes + lane)]
+            added = self.builder.add(first, self.constant(steps))
+            swapped = self._call(f"llvm.bswap.v{2 * self.lanes}i64", self.words, added)
+            order = [(2 * self.lanes + at if at % 2 else at) for at in range(2 * self.lanes)]
+            found.append(self._shuffle(self.fill(nonces, nonces), swapped, order))
+        return found
+
+    def next_round_key(self, key: ir.Value, constant: int) -> ir.Value:
+        """Return the round key that follows `key` (one lane)."""
+        b, kind = self.builder, ir.VectorType(I32, 4)
+        found = self._call(
+            "llvm.x86.aesni.aeskeygenassist", self.words, key, ir.Constant(I8, constant)
+        )
+        # the last column, rotated, through the S-box and ^ the constant, for all four columns
+        turned = b.bitcast(found, kind)
+        turned = self._shuffle(turned, turned, [3] * 4)
+        columns, zero = b.bitcast(key, kind), ir.Constant(kind, [0] * 4)
+        # column c becomes the sum of the columns up to it
+        for order in ([4, 0, 1, 2], [4, 4, 0, 1]):
+            columns = b.xor(columns, self._shuffle(columns, zero, order))
+        return b.bitcast(b.xor(columns, turned), self.words)
+
+    def encrypt(self, states: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
+        """Encrypt vectors under the round keys at an address."""
+        for i in range(ROUNDS + 1):
+            key = self.broadcast(_offset(self.builder, keys, 2 * i))
+            if i == 0:
+                states = [self.builder.xor(state, key) for state in states]
+            else:
+                instruction = "aesenc" if i < ROUNDS else "aesenclast"
+                states = [self._aes(instruction, state, key) for state in states]
+        return states
+
+    def hash(self, tweaked: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
+        """Return pi(y) ^ y of vectors y = sigma(x) ^ t."""
+        images = self.encrypt(tweaked, keys)
+        return [self.builder.xor(y, image) for y, image in zip(tweaked, images, strict=True)]
+
+    def sigma(self, blocks: ir.Value) -> ir.Value:
+        """Return (L ^ R) || L of L || R, in every lane."""
+        order = [at ^ 1 for at in range(2 * self.lanes)]
+        low = self.builder.and_(blocks, self.constant([2**64 - 1, 0] * self.lanes))
+        return self.builder.xor(self._shuffle(blocks, blocks, order), low)
+
+    def interleave(self, vectors: list[ir.Value]) -> list[ir.Value]:
+        """Transpose the bytes of n vectors (a power of 2) within each lane.
+
+        The bytes at one place of all vectors, in order, become n bytes that follow each other, and
+        the places follow each other in the lane and then over the n vectors that are returned.
+        """
+        if len(vectors) == 1:
+            return vectors
+        half = len(vectors) // 2
+        sides: list[list[ir.Value]] = [[], []]
+        for one, other in zip(vectors[:half], vectors[half:], strict=True):
+            for side, found in enumerate(sides):
+                places = [
+                    16 * lane + 8 * side + place for lane in range(self.lanes) for place in range(8)
+                ]
+                order = [at for place in places for at in (place, 16 * self.lanes + place)]
+                found.append(self._shuffle(one, other, order))
+        return self.interleave(sides[0]) + self.interleave(sides[1])
+
+    def transposed(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """Transpose 8 vectors of bits: bit i of byte p of them becomes byte 8 p + i of the lane.
+
+        A byte has the bits of one column, the first row's lowest; the 128 columns of a lane follow
+        each other over the 8 vectors that are returned.
+        """
+        # the instruction wants the matrix upside down
+        sources = rows[::-1] if GFNI else rows
+        bytewise = self.interleave([self.builder.bitcast(row, self.bytes) for row in sources])
+        return [self.builder.bitcast(self._bits(v), self.words) for v in bytewise]
+
+    def _bits(self, matrices: ir.Value) -> ir.Value:
+        """Transpose the 8x8 bits in each word of a vector of bytes."""
+        b = self.builder
+        if GFNI:
+            units = ir.Constant(self.bytes, [1 << i for i in range(8)] * 2 * self.lanes)
+            name = f"llvm.x86.vgf2p8affineqb.{128 * self.lanes}"
+            return self._call(name, self.bytes, units, matrices, ir.Constant(I8, 0))
+        x = b.bitcast(matrices, self.words)
+        for shift, mask in (
+            (7, 0x00AA00AA00AA00AA),
+            (14, 0x0000CCCC0000CCCC),
+            (28, 0x00000000F0F0F0F0),
+        ):
+            by = self.constant([shift] * 2 * self.lanes)
+            swap = b.and_(b.xor(x, b.lshr(x, by)), self.constant([mask] * 2 * self.lanes))
+            x = b.xor(b.xor(x, swap), b.shl(swap, by))
+        return b.bitcast(x, self.bytes)
+
+
+def _offset(builder: ir.IRBuilder, address: ir.Value, words: int | ir.Value) -> ir.Value:
+    """Return the address of a word that is `words` further on."""
+    return builder.gep(address, [ir.Constant(I64, words) if isinstance(words, int) else words])
+
+
+@contextmanager
+def _loop(builder: ir.IRBuilder, stop: ir.Value, start: int = 0) -> Iterator[ir.Value]:
+    """Emit a loop with a counter from `start` to below `stop`."""
+    with cgutils.for_range_slice(
+        builder, ir.Constant(I64, start), stop, ir.Constant(I64, 1), I64
+    ) as (counter, _):
+        yield counter
+
+
+def _inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
+    """Return a function for kernels: `emit(builder, *arguments, **fixed)` writes what it does.
+
+    It takes `count` arguments: whole numbers of 64 bits, and arrays of words, of which `emit` gets
+    the address of the first word.
+    """
+
+    def generate(context: Any, builder: ir.IRBuilder, typed: Any, arguments: Any) -> ir.Value:
+        values = [
+            context.make_array(kind)(context, builder, value).data
+            if isinstance(kind, types.Array)
+            else value
+            for kind, value in zip(typed.args, arguments, strict=True)
+        ]
+        emit(builder, *values, **fixed)
+        return context.get_dummy_value()
+
+    def typing(_: Any, *given: Any) -> Any:
+        kinds = [kind if isinstance(kind, types.Array) else types.uint64 for kind in given]
+        return types.void(*kinds), generate
+
+    # numba reads off the signature how many there are
+    names = ["context", *(f"argument{i}" for i in range(count))]
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    typing.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, positional) for name in names]
+    )
+    return intrinsic(typing)
+
+
+# The key schedule
+
+
+def _emit_schedule(builder: ir.IRBuilder, key: ir.Value, out: ir.Value) -> None:
+    """Write the round keys of one key."""
+    v = _Vectors(builder, 1)
+    block = v.load(key)
+    v.store(block, out)
+    for i, constant in enumerate(ROUND_CONSTANTS, 1):
+        block = v.next_round_key(block, constant)
+        v.store(block, _offset(builder, out, 2 * i))
+
+
+_schedule = _inline(_emit_schedule, 2)
+
+
+@kernel
+def schedule(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """Write the round keys (n, 11, 2) of AES keys (n, 2)."""
+    for i in range(keys.shape[0]):
+        _schedule(keys[i], out[i])
+
+
+def round_keys(keys: bytes) -> NDArray[np.uint64]:
+    """Return the round keys (n, 11, 2) of n AES keys that follow each other."""
+    blocks = np.frombuffer(keys, np.uint64).reshape(-1, 2)
+    out = np.empty((len(blocks), ROUNDS + 1, 2), np.uint64)
+    schedule(blocks, out)
+    return out
+
+
+# Leaves, expanded and folded
+
+
+def _emit_expand(
+    builder: ir.IRBuilder,
+    keys: ir.Value,
+    bits: ir.Value,
+    nonce: ir.Value,
+    counter: ir.Value,
+    rows: ir.Value,
+    stride: ir.Value,
+    added: ir.Value,
+    other: ir.Value,
+    *,
+    lanes: int,
+    abreast: int,
+    sender: bool,
+) -> None:
+    """Expand the 2^bits leaves of one tree and fold them, `abreast` vectors of each row.
+
+    At the receiver `other` becomes the sum of all leaves ^ `added`. At the sender, which has all
+    leaves but the first, `other` has a mask for each row, and row j becomes what the leaves fold to
+    ^ masks[j] & `added`.
+
+    Subtrees are added up as they end, as a binary counter carries: row j takes the sum of each
+    right subtree of level j, so that a leaf is added about twice, and not once per row. Row 0 is
+    kept in registers, the others and one sum per level in the first-level cache.
+    """
+    b, v, one = builder, _Vectors(builder, lanes), ir.Constant(I64, 1)
+    counters = v.counters(nonce, counter, abreast)
+    size = 2 * lanes
+    places = [size * i for i in range(abreast)]
+
+    def read(address: ir.Value) -> list[ir.Value]:
+        return [v.load(_offset(b, address, place)) for place in places]
+
+    def write(values: list[ir.Value], address: ir.Value) -> None:
+        for value, place in zip(values, places, strict=True):
+            v.store(value, _offset(b, address, place))
+
+    def stream(leaf: ir.Value) -> list[ir.Value]:
+        return v.encrypt(counters, _offset(b, keys, b.mul(leaf, ir.Constant(I64, KEY_WORDS))))
+
+    def xor(values: list[ir.Value], others: list[ir.Value]) -> list[ir.Value]:
+        return [b.xor(*both) for both in zip(values, others, strict=True)]
+
+    def table() -> Callable[[ir.Value], ir.Value]:
+        memory = v.memory((_MOST_BITS + 1) * abreast)
+        return lambda level: _offset(b, memory, b.mul(level, ir.Constant(I64, size * abreast)))
+
+    folded, sums, row0, total = table(), table(), v.memory(abreast), v.memory(abreast)
+    with _loop(b, bits) as j:
+        if sender:
+            mask = b.load(_offset(b, other, j))
+            write([b.and_(value, v.fill(mask, mask)) for value in read(added)], folded(j))
+        else:
+            write([v.constant([0] * size)] * abreast, folded(j))
+    write(read(folded(ir.Constant(I64, 0))), row0)
+    if sender:
+        # the pair of the missing leaf
+        odd = stream(one)
+        write(xor(read(row0), odd), row0)
+        write(odd, sums(one))
+    with _loop(b, b.shl(one, b.sub(bits, one)), int(sender)) as pair:
+        even, odd = stream(b.shl(pair, one)), stream(b.or_(b.shl(pair, one), one))
+        write(xor(read(row0), odd), row0)
+        write(xor(even, odd), total)
+        # the levels at which this pair is the end of a right subtree
+        top = b.add(b.cttz(b.not_(pair), ir.Constant(ir.IntType(1), 0)), one)
+        with _loop(b, top, 1) as level:
+            right = read(total)
+            write(xor(read(folded(level)), right), folded(level))
+            write(xor(read(sums(level)), right), total)
+        write(read(total), sums(top))
+    write(read(row0), rows)
+    with _loop(b, bits, 1) as j:
+        write(read(folded(j)), _offset(b, rows, b.mul(j, stride)))
+    if not sender:
+        write(xor(read(sums(bits)), read(added)), other)
+
+
+_receive_tile, _receive_block = (
+    _inline(_emit_expand, 8, lanes=lanes, abreast=abreast, sender=False)
+    for lanes, abreast in ((LANES, _ABREAST), (1, 1))
+)
+_send_tile, _send_block = (
+    _inline(_emit_expand, 8, lanes=lanes, abreast=abreast, sender=True)
+    for lanes, abreast in ((LANES, _ABREAST), (1, 1))
+)
+
+
+@kernel
+def receive(
+    round_keys: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    rows: NDArray[np.uint64],
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+) -> None:
+    """Expand and fold the receiver's leaves: V, its choices, and its corrections.
+
+    round_keys (128/k, 2^k, 11, 2); `counter` counts the AES blocks of the streams that were used
+    before. Written: rows (128, w), choices (w,), corrections (128/k - 1, w).
+    """
+    words, bits = choices.shape[0], 128 // round_keys.shape[0]
+    choices[:] = 0
+    for tree in range(round_keys.shape[0]):
+        keys, mine = round_keys[tree], rows[tree * bits : (tree + 1) * bits]
+        total = choices if tree == 0 else corrections[tree - 1]
+        start = 0
+        while start < words:
+            block = counter + np.uint64(start // 2)
+            if start + _TILE <= words:
+                _receive_tile(
+                    keys, bits, nonce, block, mine[:, start:], words, choices[start:], total[start:]
+                )
+                start += _TILE
+            else:
+                _receive_block(
+                    keys, bits, nonce, block, mine[:, start:], words, choices[start:], total[start:]
+                )
+                start += 2
+
+
+@kernel
+def send(
+    round_keys: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    rows: NDArray[np.uint64],
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+) -> None:
+    """Expand and fold the sender's leaves, and correct the rows: W.
+
+    round_keys (128/k, 2^k, 11, 2), of which those of the first leaf of each tree are not used;
+    masks (128,) as `extension.correct` takes them, corrections (128/k - 1, w), rows (128, w),
+    written.
+    """
+    words, bits = rows.shape[1], 128 // round_keys.shape[0]
+    nothing = np.zeros(bits, np.uint64)
+    for tree in range(round_keys.shape[0]):
+        keys, mine = round_keys[tree], rows[tree * bits : (tree + 1) * bits]
+        # the first tree has no correction
+        correction = corrections[max(tree - 1, 0)]
+        its = nothing if tree == 0 else masks[tree * bits : (tree + 1) * bits]
+        start = 0
+        while start < words:
+            block = counter + np.uint64(start // 2)
+            if start + _TILE <= words:
+                _send_tile(
+                    keys, bits, nonce, block, mine[:, start:], words, correction[start:], its
+                )
+                start += _TILE
+            else:
+                _send_block(
+                    keys, bits, nonce, block, mine[:, start:], words, correction[start:], its
+                )
+                start += 2
+
+
+# The hash
+
+
+def _emit_hash_columns(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    *more: ir.Value,
+    lanes: int,
+) -> None:
+    """Hash the 128 x `lanes` columns of a vector of each row, as `_hash` does.
+
+    Lane l has the columns from 128 l on. Their bits are transposed 8 rows at a time, which gives
+    16 bytes of each column: vectors that wait in the first-level cache, and of which every 16 are
+    then the columns 16 t to 16 t + 15 of each lane.
+    """
+    b, v = builder, _Vectors(builder, lanes)
+    tile = v.memory(128)
+
+    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
+        at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
+        return _offset(b, tile, b.mul(at, ir.Constant(I64, 2 * lanes)))
+
+    with _loop(b, ir.Constant(I64, 16)) as group:
+        first = _offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
+        eight = [
+            v.load(_offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)
+        ]
+        for t, vector in enumerate(v.transposed(eight)):
+            v.store(vector, slot(ir.Constant(I64, t), group))
+    with _loop(b, ir.Constant(I64, 8)) as t:
+        sixteen = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
+        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in sixteen])
+        at = b.mul(t, ir.Constant(I64, 16))
+        _hash(
+            v,
+            [b.bitcast(column, v.words) for column in columns],
+            [[128 * lane + i for lane in range(lanes)] for i in range(16)],
+            at,
+            index,
+            stream,
+            keys,
+            *more,
+        )
+
+
+def _emit_hash_blocks(
+    builder: ir.IRBuilder,
+    blocks: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    *more: ir.Value,
+    lanes: int,
+    abreast: int,
+) -> None:
+    """Hash `abreast` vectors of blocks, as `_hash` does."""
+    v = _Vectors(builder, lanes)
+    loaded = [v.load(_offset(builder, blocks, 2 * lanes * i)) for i in range(abreast)]
+    order = [[lanes * i + lane for lane in range(lanes)] for i in range(abreast)]
+    _hash(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, *more)
+
+
+def _hash(
+    v: _Vectors,
+    blocks: list[ir.Value],
+    order: list[list[int]],
+    at: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    out: ir.Value,
+    *pairs: ir.Value,
+) -> None:
+    """Write the hashes of blocks under tweaks (index + place, stream), each to its place.
+
+    The place of lane l of vector i is at + order[i][l]. `pairs`, if given, is the words of a
+    difference of hash inputs, and where the other keys go: the same with that difference.
+    """
+    b = v.builder
+    first = v.fill(b.add(index, at), stream)
+    difference = v.fill(*pairs[:2]) if pairs else None
+    outs = [out, *pairs[2:]]
+    for begin in range(0, len(blocks), _HASHED):
+        some = order[begin : begin + _HASHED]
+        tweaked = [
+            b.xor(
+                v.sigma(block),
+                b.add(first, v.constant([word for place in places for word in (place, 0)])),
+            )
+            for block, places in zip(blocks[begin : begin + _HASHED], some, strict=True)
+        ]
+        if difference is not None:
+            tweaked += [b.xor(y, difference) for y in tweaked]
+        hashed = v.hash(tweaked, keys)
+        for number, vector in enumerate(hashed):
+            places = some[number % len(some)]
+            start = _offset(b, outs[number // len(some)], b.mul(at, ir.Constant(I64, 2)))
+            if places == list(range(places[0], places[0] + v.lanes)):
+                v.store(vector, _offset(b, start, 2 * places[0]))
+            else:
+                for lane, place in enumerate(places):
+                    v.store(v.lane(vector, lane), _offset(b, start, 2 * place))
+
+
+_hash_columns, _hash_columns_block = (
+    _inline(_emit_hash_columns, 6, lanes=lanes) for lanes in (LANES, 1)
+)
+_hash_column_pairs, _hash_column_pairs_block = (
+    _inline(_emit_hash_columns, 9, lanes=lanes) for lanes in (LANES, 1)
+)
+_hash_blocks, _hash_block = (
+    _inline(_emit_hash_blocks, 5, lanes=lanes, abreast=abreast)
+    for lanes, abreast in ((LANES, _HASHED), (1, 1))
+)
+_hash_block_pairs, _hash_block_pair = (
+    _inline(_emit_hash_blocks, 8, lanes=lanes, abreast=abreast)
+    for lanes, abreast in ((LANES, _HASHED), (1, 1))
+)
+
+
+@kernel
+def hash_columns(
+    rows: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out: NDArray[np.uint64],
+) -> None:
+    """Set out[i] = H((index + i, stream), column i of the rows), with rows (128, w), out (n, 2)."""
+    words, start = rows.shape[1], 0
+    while start < words:
+        at, here = index + np.uint64(64 * start), out[64 * start :]
+        if start + _VECTOR <= words:
+            _hash_columns(rows[:, start:], words, at, stream, round_keys, here)
+            start += _VECTOR
+        else:
+            _hash_columns_block(rows[:, start:], words, at, stream, round_keys, here)
+            start += 2
+
+
+@kernel
+def hash_column_pairs(
+    rows: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    out1: NDArray[np.uint64],
+) -> None:
+    """Do as `hash_columns` to `out0`, and to `out1` with sigma(column) ^ (low, high)."""
+    words, start = rows.shape[1], 0
+    while start < words:
+        at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
+        if start + _VECTOR <= words:
+            _hash_column_pairs(
+                rows[:, start:], words, at, stream, round_keys, here0, low, high, here1
+            )
+            start += _VECTOR
+        else:
+            _hash_column_pairs_block(
+                rows[:, start:], words, at, stream, round_keys, here0, low, high, here1
+            )
+            start += 2
+
+
+@kernel
+def hash_blocks(
+    blocks: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out: NDArray[np.uint64],
+) -> None:
+    """Set out[i] = H((index + i, stream), blocks[i]), both (n, 2)."""
+    count, start = blocks.shape[0], 0
+    while start < count:
+        at = index + np.uint64(start)
+        if start + _HASHED * LANES <= count:
+            _hash_blocks(blocks[start:], at, stream, round_keys, out[start:])
+            start += _HASHED * LANES
+        else:
+            _hash_block(blocks[start:], at, stream, round_keys, out[start:])
+            start += 1
+
+
+@kernel
+def hash_block_pairs(
+    blocks: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    out1: NDArray[np.uint64],
+) -> None:
+    """Do as `hash_blocks` to `out0`, and to `out1` with sigma(block) ^ (low, high)."""
+    count, start = blocks.shape[0], 0
+    while start < count:
+        at, here0, here1 = index + np.uint64(start), out0[start:], out1[start:]
+        if start + _HASHED * LANES <= count:
+            _hash_block_pairs(blocks[start:], at, stream, round_keys, here0, low, high, here1)
+            start += _HASHED * LANES
+        else:
+            _hash_block_pair(blocks[start:], at, stream, round_keys, here0, low, high, here1)
+            start += 1

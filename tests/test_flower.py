@@ -1,0 +1,693 @@
+"""The plug-in for Flower, with real daemons and Flower's own strategies, in process.
+
+The runs with Flower's simulation and with a SuperLink are at the end.
+"""
+
+import ast
+import copy
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
+from flwr.supercore.task_identity import TaskIdentity
+
+from securemedian.clients.client import Coordinator
+from securemedian.flower import SecureMedian, securemedian_mod
+from securemedian.flower.lease import Lease
+from securemedian.mpc.errors import ConfigError, InputError, RoundBusy
+from tests.daemons import ROOT, Pair, wait_until
+
+pytestmark = pytest.mark.slow
+
+Train = Callable[[int, dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+START: dict[str, np.ndarray] = {
+    "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+    "steps": np.array(7, np.int64),
+    "b": np.zeros(2, np.float64),
+}
+# the update of node 1, 2 and 3, and their median
+SHIFTS = {1: 0.5, 2: -0.25, 3: 4.0}
+# per node
+TRAINING_S = 1.0
+
+
+def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def arrays_of(content: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in content.items()}
+
+
+def shifted(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what a node has trained. BatchNorm's counters are whole numbers."""
+    return {
+        "w": model["w"] + np.float32(SHIFTS[node]) * np.arange(6, dtype=np.float32).reshape(2, 3),
+        "steps": model["steps"] + node,
+        "b": model["b"] - SHIFTS[node],
+    }
+
+
+def client_app(train: Train = shifted, mods: Iterable[Any] = (securemedian_mod,)) -> ClientApp:
+    """Return an app as Flower's users write it."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        model = arrays_of(message.content["arrays"])
+        trained = train(context.node_id, model)
+        metrics = MetricRecord({"loss": float(context.node_id), "num-examples": 10})
+        content = RecordDict({"arrays": record(trained), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        model = arrays_of(message.content["arrays"])
+        metrics = MetricRecord({"mean": float(model["w"].mean()), "num-examples": 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class InProcessGrid(Grid):
+    """Nodes that are function calls; what goes to them and comes from them is copied and kept."""
+
+    def __init__(self, app: ClientApp, configs: dict[int, dict[str, Any]]) -> None:
+        self.app, self.configs = app, configs
+        self.run_config: dict[str, Any] = {}
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.seconds: list[float] = []
+        # messages carry what flwr's own process would have set
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        begin = time.perf_counter()
+        replies = [self._call(copy.deepcopy(message)) for message in messages]
+        self.seconds.append(time.perf_counter() - begin)
+        self.replies += copy.deepcopy(replies)
+        return replies
+
+    def _call(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        self.sent.append(copy.deepcopy(message))
+        context = Context(1, node, self.configs[node], RecordDict(), self.run_config)
+        try:
+            return copy.deepcopy(self.app(copy.deepcopy(message), context))
+        # as flwr's run_clientapp reports it
+        except Exception as error:
+            return Message(Error(0, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.configs)
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    started = Pair(tmp_path_factory.mktemp("flower") / "keys")
+    try:
+        started.start("s0", "s1")
+        started.link()
+        yield started
+    finally:
+        started.close()
+
+
+def toml(pair: Pair, name: str) -> str:
+    return str(pair.folder / f"{name}.toml")
+
+
+def away(pair: Pair, name: str) -> Path:
+    """Write the configuration of somebody whose servers cannot be reached."""
+    lines = Path(toml(pair, name)).read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("address"):
+            lines[number] = f'address = "tcp://127.0.0.1:{number + 1}"'
+    path = pair.folder / "away.toml"
+    path.write_text("\n".join(["reply_timeout_s = 0.5", *lines]))
+    return path
+
+
+def node_configs(pair: Pair, nodes: int = 3) -> dict[int, dict[str, Any]]:
+    return {
+        number: {"securemedian-config": toml(pair, f"client-{number}")}
+        for number in range(1, nodes + 1)
+    }
+
+
+def grid_of(pair: Pair, train: Train = shifted, mods: Any = (securemedian_mod,)) -> InProcessGrid:
+    return InProcessGrid(client_app(train, mods), node_configs(pair))
+
+
+def secure(pair: Pair, inner: FedAvg | None = None, **options: Any) -> SecureMedian:
+    # a node that is not there is not waited for
+    options = {"wait_s": 0.2} | options
+    return SecureMedian(toml(pair, "coordinator"), inner or FedAvg(), **options)
+
+
+def run(strategy: Strategy, grid: Grid, rounds: int = 1) -> Any:
+    return strategy.start(grid, record(START), num_rounds=rounds, timeout=60)
+
+
+def nothing_is_open(pair: Pair) -> bool:
+    return pair.status()["state"] in ("published", "failed", "none")
+
+
+def included(pair: Pair) -> list[str]:
+    """Return whose updates are in the latest result. Servers name them in the order of keys."""
+    return sorted(pair.status()["included"])
+
+
+def fails_on(*nodes: int, until: int = 99) -> Train:
+    """Return a training that raises on some nodes in their first `until` rounds."""
+    called = dict.fromkeys(nodes, 0)
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if node in called:
+            called[node] += 1
+            if called[node] <= until:
+                raise RuntimeError(f"no memory at {node}")
+        return shifted(node, model)
+
+    return train
+
+
+# The page
+
+
+def literals(source: str) -> str:
+    """Return the texts in a module, without what f-strings put into them."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            texts += ["".join(v.value if isinstance(v, ast.Constant) else "|" for v in node.values)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_the_messages_of_the_page_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "flower.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| ", page.partition("goes wrong")[2], re.MULTILINE)
+    assert len(rows) > 10
+    said = "\n".join(
+        literals(path.read_text("utf-8"))
+        for path in [*ROOT.glob("flower/*.py"), ROOT / "mpc/encode.py"]
+    )
+    for message in re.findall("`(.+?)`", " ".join(rows)):
+        # words in capitals, N, M and I stand for what varies
+        for part in re.split(r"\.\.\.|'?\b(?:[A-Z]{2,}|[NMI])\b'?|NaN", message):
+            assert part.strip(" ,:()") in said, message
+
+
+def test_the_page_and_the_example_have_the_same_commands() -> None:
+    blocks = [
+        re.findall(r"```bash\n(.*?)```", (ROOT / path).read_text("utf-8"), re.DOTALL)[0]
+        for path in ("docs/flower.md", "examples/flower/README.md")
+    ]
+    assert blocks[0] == blocks[1]
+    assert len(blocks[0].replace("\\\n", "").splitlines()) == 3
+
+
+# What is computed
+
+
+def test_the_result_is_flowers_own_median_and_no_update_leaves_a_node(pair: Pair) -> None:
+    grid, plain = grid_of(pair), InProcessGrid(client_app(mods=[]), node_configs(pair))
+    result = run(secure(pair), grid, rounds=2)
+    expected = run(FedMedian(), plain, rounds=2)
+    ours, theirs = arrays_of(result.arrays), arrays_of(expected.arrays)
+    for name in ("w", "b"):
+        assert np.array_equal(ours[name], theirs[name].astype(np.float32))
+        assert (ours[name].dtype, ours[name].shape) == (START[name].dtype, START[name].shape)
+    # a counter has no median: it keeps its value, and its type
+    assert (ours["steps"].dtype, ours["steps"].item()) == (np.dtype(np.int64), 7)
+    # metrics and evaluation are as usual
+    assert result.train_metrics_clientapp[2]["loss"] == pytest.approx(2)
+    assert result.evaluate_metrics_clientapp == expected.evaluate_metrics_clientapp
+    # what leaves a node: metrics, and nothing else
+    assert len(grid.replies) == 12
+    for reply in grid.replies:
+        assert [type(record) for record in reply.content.values()] == [MetricRecord]
+        assert all(isinstance(value, int | float) for value in reply.content["metrics"].values())
+    # the same search finds the arrays that Flower's own strategy asks for
+    assert any(reply.content.array_records for reply in plain.replies)
+    assert nothing_is_open(pair)
+
+
+def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair) -> None:
+    ours = run(secure(pair, FedAdam(eta=0.1)), grid_of(pair), rounds=2)
+
+    class AdamOnTheMedian(FedAdam):
+        """FedAdam whose average is the median in the clear."""
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            replies = list(replies)
+            names = replies[0].content["arrays"].keys()
+            median = {
+                name: np.median(
+                    [reply.content["arrays"][name].numpy() for reply in replies], axis=0
+                )
+                for name in names
+            }
+            for reply in replies:
+                reply.content["arrays"] = record(median)
+            return super().aggregate_train(server_round, replies)
+
+    plain = InProcessGrid(client_app(mods=[]), node_configs(pair))
+    theirs = run(AdamOnTheMedian(eta=0.1), plain, rounds=2)
+    for name in ("w", "b"):
+        one, other = ours.arrays[name].numpy(), theirs.arrays[name].numpy()
+        assert np.allclose(one, other, rtol=1e-5)
+        assert not np.allclose(one, START[name])
+        assert one.dtype == START[name].dtype
+
+
+def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:
+    options = {"method": "bucketed", "buckets": 16}
+    numbers = []
+
+    class Numbers(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
+            replies = super().send_and_receive(messages)
+            numbers.append(pair.status()["number"])
+            return replies
+
+    small = {1: 0.001, 2: 0.002, 3: 0.003}
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return model | {"w": model["w"] + np.float32(small[node])}
+
+    grid = Numbers(client_app(train), node_configs(pair))
+    result = run(secure(pair, FedAvg(fraction_evaluate=0.0), **options), grid, rounds=2)
+    assert np.abs(result.arrays["w"].numpy() - START["w"] - 0.004).max() < 0.02
+    # evaluation is skipped by sending nothing
+    assert numbers[::2] == [1, 2]
+    numbers.clear()
+    # an optimiser's model is another one than S0 has
+    run(secure(pair, FedAdam(fraction_evaluate=0.0), **options), grid, rounds=2)
+    assert numbers[::2] == [1, 1]
+
+
+# What may go wrong in a round
+
+
+def test_a_node_whose_training_fails_is_left_out(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = run(secure(pair), grid_of(pair, fails_on(3)))
+    lower = np.minimum(shifted(1, START)["w"], shifted(2, START)["w"])
+    assert np.array_equal(result.arrays["w"].numpy(), lower)
+    assert included(pair) == ["client-1", "client-2"]
+    assert "without client-3 (its upload reached neither server)" in caplog.text
+    assert "node 3: <class 'RuntimeError'>:<'no memory at 3'>" in caplog.text
+
+
+def test_too_few_updates_stop_the_run_with_the_reason(pair: Pair) -> None:
+    with pytest.raises(AggregationError) as caught:
+        run(secure(pair, min_clients=3), grid_of(pair, fails_on(3)))
+    said = str(caught.value)
+    assert "2 complete uploads, and s0 asks for at least 3" in said
+    assert "no memory at 3" in said
+    # the nodes that submitted have the mod
+    assert "among the ClientApp's mods" not in said
+    assert nothing_is_open(pair)
+
+
+def test_a_round_without_a_result_is_skipped_on_request(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = grid_of(pair, fails_on(3, until=1))
+    result = run(secure(pair, min_clients=3, on_failure="skip"), grid, rounds=2)
+    assert "the model stays as it is: round " in caplog.text
+    # the second round trained from the start model
+    assert np.array_equal(grid.sent[-1].content["arrays"]["b"].numpy(), START["b"] - 0.5)
+    assert np.array_equal(result.arrays["b"].numpy(), START["b"] - 0.5)
+    assert list(result.train_metrics_clientapp) == [2]
+    # the evaluation went on meanwhile
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
+
+
+def test_a_node_that_is_gone_is_not_waited_for_without_end(pair: Pair) -> None:
+    """Flower itself waits for ever for the nodes that its strategy needs."""
+
+    class Losing(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
+            messages = list(messages)
+            # killed in training: SuperLink answers for it
+            if messages and messages[0].metadata.message_type == MessageType.TRAIN:
+                self.configs.pop(3, None)
+            alive = [m for m in messages if m.metadata.dst_node_id in self.configs]
+            return super().send_and_receive(alive)
+
+    needs_three = {"min_train_nodes": 3, "min_available_nodes": 3}
+    grid = Losing(client_app(), node_configs(pair))
+    with pytest.raises(
+        AggregationError, match=r"2 of the 3 nodes needed are connected \(waited for 0.2 s"
+    ):
+        run(secure(pair, FedAvg(**needs_three)), grid, rounds=2)
+    # the round in which it was lost has a result
+    assert included(pair) == ["client-1", "client-2"]
+    grid = Losing(client_app(), node_configs(pair))
+    result = run(secure(pair, FedAvg(**needs_three), on_failure="skip"), grid, rounds=2)
+    assert list(result.train_metrics_clientapp) == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m | {"w": m["w"] * np.float32(np.nan)}, "the update has 6 NaN"),
+        (lambda m: m | {"w": m["w"].T}, r"'w' was sent as float32 \(2, 3\) and came back as"),
+        (lambda m: m | {"w": m["w"].astype(np.float64)}, r"came back as float64 \(2, 3\)"),
+        (lambda m: {"w": m["w"], "b": m["b"]}, "the update lacks steps"),
+        (lambda m: m | {"bias": m["b"]}, "the update has bias, which the model has not"),
+    ],
+)
+def test_a_wrong_update_is_refused_at_the_node(
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
+    said: str,
+    pair: Pair,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = grid_of(pair, lambda node, m: change(m) if node == 2 else shifted(node, m))
+    run(secure(pair), grid)
+    assert included(pair) == ["client-1", "client-3"]
+    refused = [reply.error.reason for reply in grid.replies if reply.has_error()]
+    assert len(refused) == 1
+    assert "InputError" in refused[0]
+    assert re.search(said, refused[0])
+
+
+def test_the_order_of_names_is_the_models(pair: Pair) -> None:
+    grid = grid_of(pair, lambda node, m: dict(reversed(shifted(node, m).items())))
+    result = run(secure(pair), grid)
+    assert np.array_equal(result.arrays["w"].numpy(), shifted(1, START)["w"])
+
+
+# What may be wrong with the apps
+
+
+def test_a_strategy_without_the_mod_trains_nothing(pair: Pair) -> None:
+    grid = grid_of(pair, mods=())
+    with pytest.raises(AggregationError, match="is securemedian_mod among the ClientApp's mods"):
+        run(secure(pair), grid)
+    assert all(reply.has_error() for reply in grid.replies)
+    assert nothing_is_open(pair)
+
+
+def test_an_update_in_the_clear_ends_the_run(pair: Pair) -> None:
+    """A ClientApp without the mod may take any record of arrays that it finds."""
+    app = ClientApp()
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        (arrays,) = message.content.array_records.values()
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    with pytest.raises(AggregationError, match="in the clear: securemedian_mod must be the first"):
+        run(secure(pair, on_failure="skip"), InProcessGrid(app, node_configs(pair)))
+    assert nothing_is_open(pair)
+
+
+def test_a_mod_without_the_strategy_refuses(pair: Pair) -> None:
+    trained: list[int] = []
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        trained.append(node)
+        return model
+
+    grid = grid_of(pair, train)
+    run(FedAvg(fraction_evaluate=0.0), grid)
+    assert trained == []
+    assert all("needs the strategy SecureMedian" in reply.error.reason for reply in grid.replies)
+
+
+def test_arrays_may_leave_in_no_other_reply(pair: Pair) -> None:
+    app = client_app()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": record(START)}), reply_to=message)
+
+    grid = InProcessGrid(app, node_configs(pair))
+    grid.send_and_receive([Message(RecordDict(), 1, MessageType.QUERY)])
+    assert "'query' has arrays, which must not leave this node" in grid.replies[0].error.reason
+
+
+def test_other_train_functions_and_mods_are_covered(pair: Pair) -> None:
+    """A message type may be `train.NAME`, and mods after ours see the arrays."""
+    app = ClientApp(mods=[securemedian_mod])
+    seen: list[list[str]] = []
+
+    def look(message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        seen.append(sorted(reply.content))
+        return reply
+
+    @app.train("other", mods=[look])
+    def other(message: Message, context: Context) -> Message:
+        content = {"a": message.content["arrays"], "m": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    class Other(FedAvg):
+        def configure_train(self, *arguments: Any) -> Iterable[Message]:
+            for message in super().configure_train(*arguments):
+                message.metadata.message_type = "train.other"
+                yield message
+
+    grid = InProcessGrid(app, node_configs(pair))
+    run(secure(pair, Other(fraction_evaluate=0.0)), grid)
+    assert seen == [["a", "m"]] * 3
+    assert [list(reply.content) for reply in grid.replies] == [["m"]] * 3
+
+
+# What may be wrong with configurations
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "start its SuperNode with --node-config 'securemedian-config="),
+        ({"securemedian-config": "/nowhere/client.toml"}, "/nowhere/client.toml"),
+        ({"securemedian-config": "keys/client-{client}.toml"}, "has no partition-id"),
+        ({"securemedian-config": "{keys}/client-1.toml"}, "Do two nodes use client-1's keys?"),
+        ({"securemedian-config": "{keys}/coordinator.toml"}, "'round' is for a client"),
+        ({"securemedian-config": "{keys}/away.toml"}, "could not be reached within 0.5 s"),
+    ],
+)
+def test_a_nodes_mistake_is_one_message(
+    config: dict[str, Any], said: str, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    away(pair, "client-3")
+    grid = grid_of(pair)
+    grid.configs[3] = {
+        key: value.replace("{keys}", str(pair.folder)) for key, value in config.items()
+    }
+    run(secure(pair), grid)
+    (refused,) = [reply.error.reason for reply in grid.replies if reply.has_error()]
+    assert said in refused
+    assert f": {refused}" in caplog.text
+    assert included(pair) == ["client-1", "client-2"]
+
+
+def test_a_nodes_own_configuration_goes_before_the_runs(pair: Pair) -> None:
+    grid = grid_of(pair)
+    grid.run_config = {"securemedian-config": f"{pair.folder}/client-{{client}}.toml"}
+    grid.configs = {1: {"partition-id": 1}, 2: {"partition-id": 0}, 3: grid.configs[3]}
+    grid.configs[3]["partition-id"] = 0
+    run(secure(pair), grid)
+    assert included(pair) == ["client-1", "client-2", "client-3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "median"}, "method must be one of"),
+        ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
+        ({"dim": 5}, "dim: Flower decides that"),
+        ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
+        ({"min_clients": 1}, "min_clients must be from 2"),
+        ({"method": "pairwise", "result_to": "clients"}, "the ServerApp needs the result"),
+        ({"wait_s": 0}, "wait_s must be more than 0"),
+        ({"deadline_s": 0}, "deadline_s must be more than 0"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_run(
+    options: dict[str, Any], said: str, pair: Pair
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        secure(pair, **options)
+
+
+def test_a_wrong_coordinator_or_strategy_is_refused_before_the_run(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        SecureMedian("/nowhere/coordinator.toml")
+    with pytest.raises(ConfigError, match="SecureMedian is not a strategy that works on an avera"):
+        SecureMedian(toml(pair, "coordinator"), secure(pair))
+    with pytest.raises(ConfigError, match="has sampled 2 nodes, fewer than min_clients"):
+        run(secure(pair, FedAvg(fraction_train=0.5), min_clients=3), grid_of(pair))
+    with pytest.raises(InputError, match="no real-valued entries"):
+        secure(pair).start(grid_of(pair), record({"steps": np.arange(3)}))
+    assert nothing_is_open(pair)
+
+
+# Servers that are away, runs that are stopped
+
+
+def test_servers_that_are_away_end_the_run_or_the_round(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator, grid = away(pair, "coordinator"), grid_of(pair)
+    with pytest.raises(AggregationError, match="no round could be opened: S0 at tcp://127"):
+        run(SecureMedian(coordinator, wait_s=0.1), grid)
+    result = run(SecureMedian(coordinator, on_failure="skip", wait_s=0.1), grid, rounds=2)
+    assert caplog.text.count("the model stays as it is: no round could be opened") == 2
+    # nobody trained, and the evaluation was as usual
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
+    assert {m.metadata.message_type for m in grid.sent} == {MessageType.EVALUATE}
+
+
+def test_an_interrupted_run_ends_its_round(pair: Pair) -> None:
+    class Interrupted(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
+            assert list(messages)
+            assert pair.status()["state"] == "open"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(secure(pair), Interrupted(client_app(), node_configs(pair)))
+    status = pair.status()
+    assert (status["state"], status["opened"]) == ("failed", "nothing")
+    assert "the run was stopped" in status["reason"]
+
+
+STOPPED = """
+import sys, time
+from tests import test_flower as t
+class Waiting(t.InProcessGrid):
+    def send_and_receive(self, messages, **_):
+        assert list(messages)
+        time.sleep(60)
+strategy = t.SecureMedian(sys.argv[1])
+t.run(strategy, Waiting(t.client_app(), {1: {}, 2: {}}))
+"""
+
+
+def test_a_run_that_was_killed_is_replaced_by_the_next(pair: Pair) -> None:
+    before = pair.status()["round"]
+    killed = subprocess.Popen([sys.executable, "-c", STOPPED, toml(pair, "coordinator")], cwd=ROOT)
+    try:
+        wait_until(lambda: pair.status()["round"] != before and pair.status()["state"] == "open")
+        left_open = pair.status()["round"]
+        # as long as it lives, its rounds are its own
+        with pytest.raises(AggregationError, match="another run opens rounds with this coordin"):
+            run(secure(pair), grid_of(pair))
+        assert pair.status()["state"] == "open"
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(60)
+    run(secure(pair), grid_of(pair))
+    reason = pair.status(round_id=left_open)["reason"]
+    assert "a new run has replaced the one that opened it" in reason
+    assert pair.status()["state"] == "published"
+
+
+def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
+    with Coordinator.from_config(toml(pair, "coordinator")) as other:
+        theirs = pair.open(method="radix", dim=3, max_clients=2, deadline_s=60, reset=True)
+        with pytest.raises(AggregationError, match=f"no round could be opened: S0: round {theirs}"):
+            run(secure(pair), grid_of(pair))
+        assert other.status(theirs)["state"] == "open"
+        other.abort(theirs, "the test is over")
+
+
+def test_a_lease_is_for_one(tmp_path: Path) -> None:
+    one = Lease(tmp_path / "coordinator.round")
+    one.round_id = "12-0123abcd"
+    one.round_id = "1-0123abcd"
+    with pytest.raises(RoundBusy, match="another run"):
+        Lease(tmp_path / "coordinator.round")
+    one.release()
+    assert Lease(tmp_path / "coordinator.round").round_id == "1-0123abcd"
+    with pytest.raises(ConfigError, match="cannot write"):
+        Lease(tmp_path / "missing" / "coordinator.round")
+    assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("method", ["radix", "bucketed"])
+def test_the_overhead_is_measured_at_the_size_of_a_network(method: str, pair: Pair) -> None:
+    """Prints the seconds per round (pytest -s), for docs/flower.md; the results are compared."""
+    start = {"w": np.random.default_rng(1).normal(size=199_210).astype(np.float32) * 0.1}
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # the time that a short training takes, in which the servers prepare the round
+        time.sleep(TRAINING_S)
+        noise = np.random.default_rng(node).normal(size=model["w"].size)
+        return {"w": model["w"] + noise.astype(np.float32) * np.float32(0.01)}
+
+    seconds, servers, results = {}, [], {}
+    for strategy in (FedMedian(), secure(pair, method=method)):
+        ends: list[float] = []
+        name, ours = type(strategy).__name__, isinstance(strategy, SecureMedian)
+
+        def note(number: int, _: ArrayRecord, ends: list[float] = ends, ours: bool = ours) -> None:
+            ends.append(time.perf_counter())
+            if ours and number:
+                servers.append(pair.status()["cost"]["seconds"])
+
+        results[name] = strategy.start(
+            grid_of(pair, train, [securemedian_mod] if ours else []),
+            record(start),
+            num_rounds=3,
+            evaluate_fn=note,
+        )
+        seconds[name] = np.diff(ends).round(3).tolist()
+    print(f"\nseconds per round, {method}: {seconds}, of which the servers' protocol: {servers}")
+    plain, private = (results[name].arrays["w"].numpy() for name in seconds)
+    assert np.abs(private - plain).max() <= (0 if method == "radix" else 0.1)

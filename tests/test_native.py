@@ -1,0 +1,303 @@
+"""The processor's own AES against the standards' vectors, and against OpenSSL and portable kernels.
+
+`test_other_processors` runs these tests again with code for processors with fewer instructions.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc import ring, share
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.kernels import native
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.ot import ferret
+from securemedian.mpc.ot.extension import ALIGN
+from securemedian.mpc.ot.hash import Hash
+from securemedian.mpc.ot.leaves import Leaves, NativeLeaves, PortableLeaves, expander
+from securemedian.mpc.ot.scratch import Scratch
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import Session
+from securemedian.mpc.pipeline import Outcome, run_round
+from securemedian.mpc.prg import Stream
+from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from tests import reference
+from tests.parties import deterministic_entropy, run_both
+from tests.test_privacy import recorders
+
+RNG = np.random.default_rng(21)
+# vectors of all lanes, several of them, and blocks that fill none
+COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
+# enough for kernels that are compiled in each run
+KERNELS = "vectors or leaves or hash"
+
+pytestmark = pytest.mark.skipif(
+    not native.taken(True), reason="this processor has no AES instructions, or nothing is compiled"
+)
+
+
+def words(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 2**64, shape, np.uint64)
+
+
+def test_vectors_of_the_key_schedule() -> None:
+    """FIPS 197, A.1: the first and the last two round keys."""
+    keys = native.round_keys(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c") * 2)
+    assert (keys[0] == keys[1]).all()
+    found = [keys[0, i].tobytes().hex() for i in (0, 1, 9, 10)]
+    assert found == [
+        "2b7e151628aed2a6abf7158809cf4f3c",
+        "a0fafe1788542cb123a339392a6c7605",
+        "ac7766f319fadc2128d12941575c006e",
+        "d014f9a8c9ee2589e13f0cc8b6630ca6",
+    ]
+
+
+# key, plaintext, ciphertext: FIPS 197, B and C.1; SP 800-38A, F.1.1
+BLOCKS = [
+    (
+        "2b7e151628aed2a6abf7158809cf4f3c",
+        "3243f6a8885a308d313198a2e0370734",
+        "3925841d02dc09fbdc118597196a0b32",
+    ),
+    (
+        "000102030405060708090a0b0c0d0e0f",
+        "00112233445566778899aabbccddeeff",
+        "69c4e0d86a7b0430d8cdb78070b4c55a",
+    ),
+    *(
+        ("2b7e151628aed2a6abf7158809cf4f3c", plain, cipher)
+        for plain, cipher in (
+            ("6bc1bee22e409f96e93d7e117393172a", "3ad77bb40d7a3660a89ecaf32466ef97"),
+            ("ae2d8a571e03ac9c9eb76fac45af8e51", "f5d3d58503b9699de785895a96fdbaaf"),
+            ("30c81c46a35ce411e5fbc1191a0a52ef", "43b1cd7f598ece23881b00e3ed030688"),
+            ("f69f2445df4f9b17ad2b417be66c3710", "7b0c785e27e8ad3f8223207104725dd4"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "plain", "cipher"), BLOCKS)
+@pytest.mark.parametrize("count", [1, 16, 17])
+def test_vectors_of_blocks(key: str, plain: str, cipher: str, count: int) -> None:
+    """With y = sigma(x) the plaintext and no tweak, H(x) ^ y is the ciphertext."""
+    high, low = np.frombuffer(bytes.fromhex(plain), np.uint64)[::-1]
+    # sigma(L || R) = (L ^ R) || L, whose first word is the low one
+    blocks = np.tile(np.array([high, low ^ high]), (count, 1))
+    out, zero = np.empty_like(blocks), np.uint64(0)
+    # the kernel counts the tweak up
+    blocks[:, 1] ^= np.arange(count, dtype=np.uint64)
+    native.hash_blocks(blocks, zero, zero, native.round_keys(bytes.fromhex(key))[0], out)
+    got = out ^ np.frombuffer(bytes.fromhex(plain), np.uint64)
+    assert {row.tobytes().hex() for row in got} == {cipher}
+
+
+def test_vectors_of_counter_mode() -> None:
+    """SP 800-38A, F.5.1: the output blocks, as the row of the second leaf of a tree."""
+    key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
+    keys = native.round_keys((bytes(16) + key) * 128).reshape(128, 2, 11, 2)
+    nonce, counter = 0xF0F1F2F3F4F5F6F7, 0xF8F9FAFBFCFDFEFF
+    rows, choices, corrections = (
+        np.empty((128, 8), np.uint64),
+        np.empty(8, np.uint64),
+        np.empty((127, 8), np.uint64),
+    )
+    native.receive(keys, np.uint64(nonce), np.uint64(counter), rows, choices, corrections)
+    assert rows[0].tobytes().hex() == (
+        "ec8cdf7398607cb0f2d21675ea9ea1e4"
+        "362b7c3c6773516318a077d7fc5073ae"
+        "6a2cc3787889374fbeb4c81b17ba6c44"
+        "e89c399ff0f198c6d40a31db156cabfe"
+    )
+
+
+def trees(field_bits: int) -> list[list[bytes]]:
+    return [[RNG.bytes(16) for _ in range(1 << field_bits)] for _ in range(128 // field_bits)]
+
+
+def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
+    out = words(128, width), words(width), words(blocks - 1, width)
+    leaves.receive(*out)
+    return out
+
+
+@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
+def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
+    """At both ends, for all sizes one after the other, on lanes as they are counted."""
+    made = trees(field_bits)
+    holes = [[b"", *tree[1:]] for tree in made]
+    for nonce in (0, 3):
+        ends = [(cls(made, nonce), cls(holes, nonce)) for cls in (PortableLeaves, NativeLeaves)]
+        for count in COUNTS:
+            width = count // 64
+            masks = np.uint64(0) - RNG.integers(0, 2, 128).astype(np.uint64)
+            corrections, rows = words(len(made) - 1, width), [words(128, width) for _ in ends]
+            corrections.flags.writeable = False
+            both = [received(leaves, len(made), width) for leaves, _ in ends]
+            assert all((a == b).all() for a, b in zip(*both, strict=True))
+            for (_, leaves), out in zip(ends, rows, strict=True):
+                leaves.send(out, masks, corrections)
+            assert (rows[0] == rows[1]).all()
+
+
+def test_leaves_fold_as_they_are_defined() -> None:
+    """The plain twin, on the streams of `mpc.prg`."""
+    made = trees(4)
+    rows, choices, corrections = received(NativeLeaves(made, 7), 32, 26)
+    for block, tree in enumerate(made):
+        streams = np.array([Stream(leaf, nonce=7).words(26) for leaf in tree])
+        want, total = reference.fold(streams)
+        assert (rows[4 * block : 4 * block + 4] == want).all()
+        assert (total == (choices if block == 0 else corrections[block - 1] ^ choices)).all()
+
+
+def hashed(native_aes: bool, call: Callable[[Hash], Any]) -> Any:
+    return call(Hash(Scratch(), b"a label", b"parts", native_aes=native_aes))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_hashes_of_both_paths_are_the_same(count: int) -> None:
+    rows, blocks = words(128, count // 64), words(count - 3, 2)
+    # a carry into the upper half of the index, and every bit of the stream
+    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), (np.uint64(5), np.uint64(2**63))
+
+    def everything(hash_: Hash) -> list[np.ndarray]:
+        out = [np.zeros((count, 2), np.uint64) for _ in range(3)]
+        short = [np.zeros((count - 3, 2), np.uint64) for _ in range(3)]
+        hash_.columns(rows, index, stream, out[0])
+        hash_.column_pairs(rows, index, stream, difference, out[1], out[2])
+        hash_.blocks(blocks, index, stream, short[0])
+        hash_.block_pairs(blocks, index, stream, difference, short[1], short[2])
+        return [*out, *short, hash_.expand(blocks, index, np.uint64(9), 3)]
+
+    portable, own = hashed(False, everything), hashed(True, everything)
+    assert all((a == b).all() for a, b in zip(portable, own, strict=True))
+    assert (own[0] == own[1]).all() and (own[0] != own[2]).any(axis=1).all()
+    # the columns are those of the definition
+    columns = np.zeros((count, 2), np.uint64)
+    hashed(True, lambda hash_: hash_.blocks(reference.columns(rows), index, stream, columns))
+    assert (columns == own[0]).all()
+
+
+def test_hashes_in_place() -> None:
+    blocks = words(50, 2)
+    want = np.empty_like(blocks)
+    hashed(True, lambda hash_: hash_.blocks(blocks, 1, np.uint64(2), want))
+    hashed(True, lambda hash_: hash_.blocks(blocks, 1, np.uint64(2), blocks))
+    assert (blocks == want).all()
+
+
+def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trees(4)
+    assert isinstance(expander(made, 0, True), NativeLeaves)
+    assert isinstance(expander(made, 0, False), PortableLeaves)
+    monkeypatch.setattr(native, "FEATURES", frozenset({"sse2"}))
+    assert isinstance(expander(made, 0, True), PortableLeaves)
+    with pytest.raises(ConfigError, match="native_aes must be true or false"):
+        ProtocolParams(native_aes=1)  # type: ignore[arg-type]
+    assert ProtocolParams().agreement() == ProtocolParams(native_aes=False).agreement()
+
+
+SMALL = ferret.Code(secrets=300, bins=24, depth=6)
+ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 200, 3)
+
+
+def messages(extension: str, native_aes: tuple[bool, bool]) -> list[list[tuple[str, bytes]]]:
+    """Return what each party receives in a round, on the same randomness each time."""
+    pair, values = recorders(), np.random.default_rng(3).integers(0, 40, (3, ROUND.dim))
+    entropy = deterministic_entropy(2)
+    uploads = [share.split(ring.reduce(row[None], 9), 9, entropy) for row in values]
+
+    def run(j: int) -> Outcome:
+        protocol = ProtocolParams(lanes=1, ot_extension=extension, native_aes=native_aes[j])
+        session = Session.establish(j, pair[j], bytes(16), protocol, deterministic_entropy(40 + j))
+        mine = [upload[j] for upload in uploads]
+        return run_round([session.party(0, pair[j])], ROUND, protocol, mine)
+
+    for outcome in run_both(run):
+        assert (outcome.values[0] == reference.lower_median(values)).all()
+    return [[(label, array.tobytes()) for label, array in end.received] for end in pair]
+
+
+@pytest.mark.parametrize("extension", OT_EXTENSIONS)
+def test_parties_of_both_paths_meet(extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are right and all messages the same, whichever path a party takes."""
+    monkeypatch.setattr(ferret, "CODE", SMALL)
+    want = messages(extension, (False, False))
+    assert sum(len(end) for end in want) > 20
+    for paths in ((True, False), (False, True), (True, True)):
+        assert messages(extension, paths) == want
+
+
+def under(cpu: str, features: str, cache: Path, program: str) -> str:
+    """Return what a program prints where numba compiles for another processor than this one."""
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ
+        | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+SSE2 = "+64bit,+cx8,+fxsr,+sse,+sse2,+aes"
+# features, and then the lanes and whether GFNI is taken
+PROCESSORS = {
+    "AES-NI": (SSE2, 1, False),
+    "VAES, AVX2 and GFNI": (
+        f"{SSE2},+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+vaes,+gfni",
+        2,
+        True,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_other_processors(processor: str, tmp_path: Path) -> None:
+    """What is compiled for processors with fewer instructions does the same, in their registers."""
+    features, lanes, gfni = PROCESSORS[processor]
+    if not {name[1:] for name in features.split(",")} <= native.FEATURES:
+        pytest.skip("this processor lacks these instructions")
+    program = f"""
+import re, pytest
+from securemedian.mpc.kernels import native
+assert (native.LANES, native.GFNI) == ({lanes}, {gfni}), (native.LANES, native.GFNI)
+assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", {KERNELS!r}, {__file__!r}]) == 0
+(assembly,) = native.hash_columns.inspect_asm().values()
+assert set(re.findall("aesenc .*%(.)mm", assembly.replace("\\t", " "))) == set("xy"[:{lanes}])
+assert ("gf2p8affineqb" in assembly) == {gfni}
+"""
+    under("x86-64", features, tmp_path, program)
+
+
+@pytest.mark.slow
+def test_the_cache_tells_processors_apart(tmp_path: Path) -> None:
+    """Code for one processor is loaded on it again, and never on another."""
+    program = """
+from securemedian.mpc.kernels import native
+native.round_keys(bytes(16))
+found = native.schedule.stats
+print(sum(found.cache_hits.values()), sum(found.cache_misses.values()))
+"""
+    one, other = SSE2, f"{SSE2},+sse3"
+    found = [
+        under(cpu, features, tmp_path, program).split()
+        for cpu, features in (
+            ("x86-64", one),
+            ("x86-64", one),
+            ("x86-64", other),
+            ("core2", one),
+            ("x86-64", one),
+        )
+    ]
+    assert found == [["0", "1"], ["1", "0"], ["0", "1"], ["0", "1"], ["1", "0"]]
