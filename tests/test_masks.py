@@ -714,10 +714,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
 # What looks like a mask to the scans below and hides nothing: (function, expression) -> why.
 # "*" is the whole function.
 NO_MASKS: dict[tuple[str, str], str] = {
-    (
-        "Radix.encode",
-        "self.words(vector, *(published.around() if self.uses_range else ()))",
-    ): "a client's own values as words",
+    ("Radix.encode", "self.words(vector, published)"): "a client's own values as words",
     ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
