@@ -107,8 +107,8 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
         ),
         (
             {"at_most": {"buckets": 64}},
-            {"method": "bucketed", "buckets": 64},
-            {"method": "bucketed", "buckets": 65},
+            {"method": "radix", "encoding": "buckets", "buckets": 64},
+            {"method": "radix", "encoding": "buckets", "buckets": 65},
             "with buckets up to 64; not 65",
         ),
     ],
