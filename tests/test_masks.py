@@ -68,7 +68,7 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         RoundParams(Mean(ring_bits=12, fraction_bits=0), 100, CLIENTS),
         lambda values: values.sum(axis=0),
     ),
-    (RoundParams(Bucketed(uploads="dealt"), 100, CLIENTS), reference.lower_median),
+    (RoundParams(Bucketed(buckets=8), 100, CLIENTS), reference.lower_median),
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
