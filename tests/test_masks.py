@@ -716,7 +716,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
 NO_MASKS: dict[tuple[str, str], str] = {
     (
         "Radix.encode",
-        "self.words(vector, *(published.around() if self.uses_range else ()))",
+        "self.words(vector, published)",
     ): "a client's own values as words",
     ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
     ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
