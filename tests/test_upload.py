@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def test_bucketed_values_count_the_thresholds_reached() -> None:
     rng = np.random.default_rng(2)
     model, width = rng.normal(size=D).astype(np.float32), rng.uniform(0.1, 1, D).astype(np.float32)
     update = model + rng.normal(0, 0.3, D)
-    unverified = replace(BUCKETED, method=replace(BUCKETED.method, uploads="unverified"))
+    unverified = RoundParams(Bucketed(buckets=6, uploads="unverified"), D, 5)
     around = a_round(unverified, model=model, scale=width, policy=CoordinateRange())
     values = upload.encode_update(update, around)
     bucket = UniformBuckets(width, 6).bucketize(update, model)
