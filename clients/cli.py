@@ -16,7 +16,9 @@ from securemedian.clients import files
 from securemedian.clients.flags import (
     add_method,
     add_method_options,
+    add_optimiser_options,
     add_range_options,
+    optimiser,
     range_policy,
     round_params,
 )
@@ -166,6 +168,7 @@ def _add_open(actions: "Verbs") -> None:
     add_method(action)
     add_method_options(action)
     add_range_options(action)
+    add_optimiser_options(action)
     action.set_defaults(run=_open)
 
 
@@ -189,10 +192,11 @@ def _open(options: argparse.Namespace) -> None:
     dim = options.dim if options.dim is not None or model is None else model.size
     # until S0 is asked for the size, any size does for the check of the other options
     params, policy = round_params(options, dim=1 if dim is None else dim), range_policy(options)
+    chosen = optimiser(options)
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
         asked = params if dim is not None else replace(params, dim=coordinator.dim())
-        round_id = coordinator.open(asked, model, policy, options.reset)
+        round_id = coordinator.open(asked, model, policy, options.reset, chosen)
         if asked.max_clients < FEW_CLIENTS:
             print(
                 f"securemedian: warning: the result of at most {asked.max_clients} clients tells "

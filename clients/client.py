@@ -40,6 +40,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.methods.base import Published
+from securemedian.mpc.optimiser import Optimiser
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
@@ -274,9 +275,10 @@ class Client(_Member):
 
         In each round the published model is loaded into `model`, `train(model)` is called, the
         trained parameters are submitted, and the result (of the first rank) is loaded into
-        `model`. Where a round publishes no model, training starts from the parameters that `model`
-        has. For a round that has an upload of this client already, from before a restart, `train`
-        is not called. `report` gets a line per step.
+        `model`. With an optimiser, the model of the next round is another than this result. Where a
+        round publishes no model, training starts from the parameters that `model` has. For a round
+        that has an upload of this client already, from before a restart, `train` is not called.
+        `report` gets a line per step.
 
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
@@ -452,16 +454,19 @@ class Coordinator(_Member):
         model: NDArray[Any] | None = None,
         range_policy: RangePolicy | None = None,
         reset: bool = False,
+        optimiser: Optimiser | None = None,
     ) -> str:
         """Open a round and return its id.
 
         A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. Without a `range_policy` the current one is kept.
+        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
+        The optimiser makes the next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
             "params": params.to_dict(),
             "range": range_policy.to_dict() if range_policy else {},
+            "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
         }
         return str(self.servers[0].ask("open", fields, arrays).fields["round"])

@@ -1,4 +1,4 @@
-"""The flags of methods and range policies, and the parameters that flags describe.
+"""The flags of methods, range policies and optimisers, and the parameters that flags describe.
 
 Nothing here knows a method or a policy by its name: everything comes from their registries.
 """
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, get_args, get_origin
 
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
+from securemedian.mpc.optimiser import OPTIMISERS, Optimiser, optimiser_from
 from securemedian.mpc.options import Option, options_of, refuse_foreign
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
@@ -160,14 +161,39 @@ def add_range_options(parser: argparse.ArgumentParser) -> None:
 
 def range_policy(options: argparse.Namespace) -> RangePolicy | None:
     """Return the range policy that the flags name; None if they name nothing."""
-    names = dict.fromkeys(name for policy in POLICIES.values() for name in options_of(policy))
-    chosen = {name: getattr(options, f"range_{name}") for name in names}
-    given = {
-        name: value
-        for name, value in ({"policy": options.range} | chosen).items()
-        if value is not None
-    }
+    given = _given(options, "range", "policy", POLICIES)
     return policy_from(given) if given else None
+
+
+def add_optimiser_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the optimiser: --optimiser, and one for every option of any optimiser."""
+    group = parser.add_argument_group("optimiser, which makes the next model of a result")
+    group.add_argument(
+        "--optimiser",
+        choices=OPTIMISERS,
+        help="how the model follows the results (default: none, it is the result)",
+    )
+    for optimisers, options in _by_owners(OPTIMISERS).items():
+        group = parser.add_argument_group(f"options of the optimiser {_listed(optimisers)}")
+        for option in options:
+            flag = f"--optimiser-{option.name.replace('_', '-')}"
+            _add_flag(group, flag, f"optimiser_{option.name}", option, _parser)
+
+
+def optimiser(options: argparse.Namespace) -> Optimiser | None:
+    """Return the optimiser that the flags name; None if they name nothing."""
+    given = _given(options, "optimiser", "optimiser", OPTIMISERS)
+    return optimiser_from(given) if given else None
+
+
+def _given(
+    options: argparse.Namespace, flag: str, key: str, registry: Mapping[str, type]
+) -> dict[str, Any]:
+    """Return what was given of a class in a registry, its name under `key`, and its options."""
+    names = dict.fromkeys(name for cls in registry.values() for name in options_of(cls))
+    chosen = {name: getattr(options, f"{flag}_{name}") for name in names}
+    named = {key: getattr(options, flag)} | chosen
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def check_belong(method: str, given: Mapping[str, Any]) -> None:

@@ -31,12 +31,13 @@ class TrainingKeeper:
         range_options: dict[str, Any],
         reset: bool,
         model: Float32s | None,
+        optimiser_options: dict[str, Any],
     ) -> Training:
         """Return the training run that a new round starts from.
 
         Once the round is open, `keep` makes it the current one.
         """
-        return training.begin(self._kept, params, range_options, reset, model)
+        return training.begin(self._kept, params, range_options, reset, model, optimiser_options)
 
     def keep(self, changed: Training) -> None:
         """Make `changed` the current training run, and save it if it differs from the last one."""

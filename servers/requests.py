@@ -118,6 +118,8 @@ class OpenFields:
     range: dict[str, Any]
     # whether a new training run begins, from the model that S0 has
     reset: bool = False
+    # the optimiser and its options; {} keeps the current one
+    optimiser: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,11 @@ class Desk:
         named = {"model": published.model, "range": published.scale}
         policy = published.policy.to_dict() if published.policy else {}
         return Answer(
-            {"number": entry.server_round.number, "policy": policy},
+            {
+                "number": entry.server_round.number,
+                "policy": policy,
+                "optimiser": entry.before.optimiser.to_dict(),
+            },
             {name: array for name, array in named.items() if array is not None},
         )
 
@@ -383,7 +389,12 @@ class Desk:
 
         params = RoundParams.from_dict(self._with_keys(call.fields.params))
         self._rounds.open(
-            params, call.fields.range, call.fields.reset, call.arrays.get("model"), when_opened
+            params,
+            call.fields.range,
+            call.fields.reset,
+            call.arrays.get("model"),
+            call.fields.optimiser,
+            when_opened,
         )
 
     def _with_keys(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -94,13 +94,15 @@ class Rounds:
         range_options: dict[str, Any],
         reset: bool,
         model: Float32s | None,
+        optimiser_options: dict[str, Any],
         when_opened: WhenOpened,
     ) -> None:
         """Open a round, at S0; `when_opened` is called once S1 has answered.
 
-        `range_options` are a range policy and its options, or {} for the current one. Raises
-        PeerUnavailable or ParametersDiffer if S1 is not ready, RoundBusy if a round is live, and
-        InputError or ConfigError if the round cannot be computed.
+        `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
+        its options, or {} for the current one. Raises PeerUnavailable or ParametersDiffer if S1 is
+        not ready, RoundBusy if a round is live, and InputError or ConfigError if the round cannot
+        be computed.
         """
         self.peer.require()
         if entry := self.live:
@@ -108,7 +110,7 @@ class Rounds:
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
-        before = self._keeper.begin(params, range_options, reset, model)
+        before = self._keeper.begin(params, range_options, reset, model, optimiser_options)
         kept = self._engine.session_id
         asked = Open(
             new_round_id(before.number),

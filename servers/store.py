@@ -26,6 +26,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
     quoted,
 )
+from securemedian.mpc.optimiser import optimiser_from
 from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload
@@ -299,11 +300,15 @@ class Store:
             with np.load(path, allow_pickle=False) as saved:
                 # earlier releases called the scale `width`
                 scale = saved["scale" if "scale" in saved else "width"]
+                # and had no optimiser
+                optimiser = str(saved.get("optimiser", "{}"))
                 return Training(
                     saved_policy(json.loads(str(saved["policy"]))),
                     saved.get("model"),
                     scale,
                     int(saved["published"]),
+                    optimiser_from(json.loads(optimiser)),
+                    saved.get("moments"),
                 )
         except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
             raise ConfigError(
@@ -316,9 +321,12 @@ class Store:
             "policy": np.array(json.dumps(training.policy.to_dict())),
             "scale": training.scale,
             "published": np.array(training.published),
+            "optimiser": np.array(json.dumps(training.optimiser.to_dict())),
         }
         if training.model is not None:
             arrays["model"] = training.model
+        if training.moments is not None:
+            arrays["moments"] = training.moments
         new = self._folder / (_TRAINING + ".new")
         with self._opening(), new.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]

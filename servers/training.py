@@ -1,9 +1,9 @@
-"""The training run that S0 keeps: global model, range of the buckets and number.
+"""The training run that S0 keeps: global model, range of the buckets, optimiser and number.
 
 docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.base import Published
+from securemedian.mpc.optimiser import NoOptimiser, Optimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
@@ -34,21 +35,32 @@ class Training:
     scale: Float32s = field(default_factory=lambda: policy_from({}).start())
     # the number of published rounds
     published: int = 0
+    optimiser: Optimiser = field(default_factory=NoOptimiser)
+    # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
+    moments: Float32s | None = None
 
     @property
     def number(self) -> int:
         """The number t of the next round; failed rounds do not count."""
         return self.published + 1
 
-    def after(self, model: Float32s, buckets: int = 0) -> "Training":
-        """Return the training run after the next round, of so many buckets, has published `model`.
+    def after(self, result: Float32s, buckets: int = 0) -> "Training":
+        """Return the training run after the next round, of so many buckets, with this `result`.
 
-        `buckets` is 0 for a round without.
+        The scale follows the result, and the model is what the optimiser makes of it. `buckets` is
+        0 for a round without.
         """
-        scale = self.scale
-        if self.model is not None:
-            scale = self.policy.next(scale, self.model, model, self.number, buckets)
-        return Training(self.policy, model, scale, self.number)
+        if self.model is None:
+            return replace(self, model=result, published=self.number)
+        moments = self.optimiser.start(result.size) if self.moments is None else self.moments
+        model, moments = self.optimiser.next(moments, self.model, result)
+        return replace(
+            self,
+            model=model,
+            scale=self.policy.next(self.scale, self.model, result, self.number, buckets),
+            published=self.number,
+            moments=moments,
+        )
 
     def published_for(self, params: RoundParams) -> Published:
         """Return what S0 publishes for the next round, which has these parameters."""
@@ -63,13 +75,15 @@ def begin(
     range_options: dict[str, Any],
     reset: bool,
     model: Float32s | None,
+    optimiser_options: dict[str, Any] | None = None,
 ) -> Training:
     """Return the training run that a round starts from.
 
-    A given `model`, or `reset`, begins a new training run: the scale is the policy's first, and
-    t = 1. Another policy may begin with its first scale, too (`take_over`), but t goes on. Raises
-    ConfigError if the range or the model that the round needs is missing or not usable, and
-    InputError if the model does not fit the round.
+    A given `model`, or `reset`, begins a new training run: the scale is the policy's first, the
+    optimiser has no moments, and t = 1. Another policy may begin with its first scale, too
+    (`take_over`), and another kind of optimiser begins without moments, but t goes on. Raises
+    ConfigError if the range or the model that the round needs is missing or not usable, or the
+    optimiser would not learn the result, and InputError if the model does not fit the round.
     """
     fresh = reset or model is not None
     if model is None:
@@ -82,9 +96,20 @@ def begin(
     _check_model(model, params)
     if params.uses_range:
         _check_range(policy, scale, params.method.range_buckets)
-    if not fresh and policy == kept.policy:
+    changed = optimiser_options or fresh
+    optimiser = optimiser_from(optimiser_options or {}) if changed else kept.optimiser
+    _check_optimiser(optimiser, params)
+    if not fresh and (policy, optimiser) == (kept.policy, kept.optimiser):
         return kept
-    return Training(policy, model, scale, 0 if fresh else kept.published)
+    goes_on = not fresh and type(optimiser) is type(kept.optimiser)
+    return Training(
+        policy,
+        model,
+        scale,
+        0 if fresh else kept.published,
+        optimiser,
+        kept.moments if goes_on else None,
+    )
 
 
 def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
@@ -94,6 +119,14 @@ def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
             "open with reset"
         )
     policy.buckets(scale, buckets)
+
+
+def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
+    if params.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
+        raise ConfigError(
+            f"the optimiser {optimiser.name} takes its step from the result, which only the "
+            "clients learn: leave it out, or let the servers learn the result"
+        )
 
 
 def _check_model(model: Float32s | None, params: RoundParams) -> None:
@@ -119,7 +152,7 @@ def finish(
     """Return the training run after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the
-    clients. The results have shape (results, d), and the first one is the new model.
+    clients. The results have shape (results, d), and the model follows the first one.
     """
     published = before.published_for(params)
     results = params.method.decode(values, total, published).astype(np.float32)

@@ -26,6 +26,7 @@ from securemedian.laboratory.experiments.players import Players  # noqa: E402
 from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
+from securemedian.mpc.optimiser import Adam, Momentum, NoOptimiser  # noqa: E402
 from securemedian.mpc.ranges.coordinate import CoordinateRange  # noqa: E402
 from securemedian.mpc.ranges.mean import MeanRange  # noqa: E402
 
@@ -75,13 +76,14 @@ def interrupt_after(rounds: int) -> Callable[[Record], None]:
 def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     tmp_path: Path, digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted run goes on with the model, the range and the number it had.
+    """An interrupted run goes on with the model, the range, the momentum and the number it had.
 
     Both methods run with one pair of daemons; the bucketed run is interrupted after its first
     round. A result that differs is refused.
     """
     secure = design(digits, secure=True)
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
+    bucketed = replace(bucketed, optimiser=Momentum())
     radix = secure.run(1, "radix", "gaussian")
     with Service(3, nothing) as service:
         through = {radix.run_id: execution.carry_out(radix, 2, digits, service, tmp_path, nothing)}
@@ -114,7 +116,7 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, digits: data.Dataset) -> None:
-    run = design(digits).run(1, "bucketed", "gaussian")
+    run = replace(design(digits).run(1, "bucketed", "gaussian"), optimiser=Adam())
     whole = execution.carry_out(run, 4, digits, None, tmp_path / "..", nothing)
     with pytest.raises(KeyboardInterrupt):
         execution.carry_out(run, 4, digits, None, tmp_path, interrupt_after(2))
@@ -175,12 +177,15 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "first": 4,
         "secure": True,
         "extensions": {"a.py": "x"},
+        "optimiser": Momentum(),
     }
     assert set(changed) == set(Run.__dataclass_fields__)
     ids = {replace(first, **{name: value}).run_id for name, value in changed.items()} | {
         first.run_id
     }
     assert len(ids) == len(changed) + 1
+    # runs that were saved before there were optimisers are found again
+    assert "optimiser" not in replace(first, optimiser=NoOptimiser()).to_dict()
 
 
 def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path) -> None:

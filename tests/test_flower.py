@@ -55,7 +55,7 @@ START: dict[str, np.ndarray] = {
 # the update of node 1, 2 and 3, and their median
 SHIFTS = {1: 0.5, 2: -0.25, 3: 4.0}
 # per node
-TRAINING_S = 1.0
+TRAINING_S = 2.0
 
 
 def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:

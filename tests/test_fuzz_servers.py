@@ -24,6 +24,7 @@ from securemedian.mpc import errors, wire
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.optimiser import OPTIMISERS, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.mpc.ranges.registry import POLICIES, policy_from
@@ -238,6 +239,11 @@ ROUNDS = [
     for name in METHODS
 ]
 RANGES: list[dict[str, Any]] = [{}, *(policy_from({"policy": name}).to_dict() for name in POLICIES)]
+# likewise every optimiser
+CHOSEN: list[dict[str, Any]] = [
+    {},
+    *(optimiser_from({"optimiser": name}).to_dict() for name in OPTIMISERS),
+]
 
 
 @st.composite
@@ -253,6 +259,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "pieces": draw(st.sampled_from([1, 2, 3, 0, -1, 1 << 63])),
         "reason": "why",
         "range": draw(st.sampled_from(RANGES)),
+        "optimiser": draw(st.sampled_from(CHOSEN)),
         "reset": draw(st.booleans()),
     }
     op = draw(st.sampled_from(sorted(OPS)))
@@ -261,6 +268,8 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         inner = draw(st.sampled_from(sorted(params)))
         takes |= {"params": draw(st.sampled_from([params, params | {inner: draw(VALUES)}]))}
         takes |= {"range": draw(st.sampled_from([takes["range"], {"policy": draw(VALUES)}]))}
+        mistaken = {"optimiser": "momentum", "rate": draw(VALUES)}
+        takes |= {"optimiser": draw(st.sampled_from([takes["optimiser"], mistaken]))}
     names = draw(st.sets(st.sampled_from([*OPS[op].arrays, "x"]), max_size=2))
     arrays = {name: draw(st.sampled_from(ARRAYS)) for name in sorted(names)}
     key = draw(st.sampled_from([server.keys[0], server.keys[-1], server.coordinator]))

@@ -21,7 +21,7 @@ from securemedian.mpc.ranges.coordinate import CoordinateRange
 
 # neither a multiple of a word nor of a block
 D = 700
-BUCKETED = RoundParams(Bucketed(buckets=6), D, 5)
+BUCKETED = RoundParams(Bucketed(buckets=6, uploads="unverified"), D, 5)
 PAIRWISE = RoundParams(Pairwise(ring_bits=37, fraction_bits=12), D, 5)
 
 

@@ -12,6 +12,7 @@ from securemedian.laboratory.experiments import aggregation
 from securemedian.laboratory.experiments.runs import Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.options import options_of
 from securemedian.mpc.ranges.base import RangePolicy, UniformRange
 from securemedian.mpc.ranges.registry import POLICIES
@@ -40,6 +41,7 @@ class Design:
     first: int
     secure: bool
     extensions: dict[str, str]
+    optimiser: Optimiser = field(default=NoOptimiser())
 
     def run(
         self, seed: int, method: str, attack: str = "none", policy: RangePolicy | None = None
@@ -64,12 +66,17 @@ class Design:
             first=self.first,
             secure=self.secure and secure is not None,
             extensions=self.extensions,
+            optimiser=self.optimiser,
         )
 
     def stem(self, experiment: "Experiment") -> str:
         """Return the stem of the names of the files with the results."""
-        stem = f"{experiment.name}-{self.model}"
-        return stem if self.split == "iid" else f"{stem}-{self.split.replace(':', '-')}"
+        parts = [experiment.name, self.model]
+        if self.split != "iid":
+            parts.append(self.split.replace(":", "-"))
+        if self.optimiser != NoOptimiser():
+            parts.append(self.optimiser.name)
+        return "-".join(parts)
 
     @property
     def subject(self) -> str:

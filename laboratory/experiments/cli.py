@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securemedian.clients.flags import add_optimiser_options, optimiser
 from securemedian.mpc.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def add_verbs(verbs: "Verbs") -> None:
         help="where results are saved (default: results/experiments/NAME-MODEL)",
     )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
+    add_optimiser_options(verb)
     verb.set_defaults(run=_experiment)
 
 
@@ -158,6 +160,7 @@ def _experiment(options: argparse.Namespace) -> None:
     plots.check()
     models.use_one_thread()
     chosen = {name: getattr(options, name) for name in (*CHOSEN, "secure")}
+    chosen["optimiser"] = optimiser(options)
     design = catalogue.design(
         experiment, data.load(options.data, options.dataset), extensions, chosen
     )

@@ -39,7 +39,7 @@ def carry_out(
     players = Players(run, data)
     record, training = saved.load_checkpoint(folder, run) or (
         Record(),
-        Training(run.policy, players.start(), run.policy.start()),
+        Training(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser),
     )
     show(record)
     while not record.covers(rounds):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from securemedian.laboratory.data import Dataset
+from securemedian.mpc.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 
@@ -44,6 +45,8 @@ class Run:
     secure: bool
     # digests of the files that registered more methods, attacks, .., by file name
     extensions: Mapping[str, str]
+    # makes the next model of a round's result
+    optimiser: Optimiser = field(default=NoOptimiser())
 
     @property
     def run_id(self) -> str:
@@ -61,9 +64,13 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as they are saved, with the policy under "range"."""
-        return {
+        values = {
             "range" if name == "policy" else name: value for name, value in asdict(self).items()
         }
+        # the first saved runs had no optimiser: their ids stay
+        del values["optimiser"]
+        optimiser = self.optimiser.to_dict()
+        return values if self.optimiser == NoOptimiser() else values | {"optimiser": optimiser}
 
     def params(self, dim: int) -> RoundParams:
         """Return the parameters of a round of the servers, which takes all clients or fails."""

@@ -67,7 +67,12 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
         with np.load(path, allow_pickle=False) as arrays:
             values = json.loads(str(arrays["record"]))
             training = Training(
-                run.policy, arrays["model"], arrays["scale"], int(arrays["published"])
+                run.policy,
+                arrays["model"],
+                arrays["scale"],
+                int(arrays["published"]),
+                run.optimiser,
+                arrays.get("moments"),
             )
         return Record.from_dict(values), training
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -79,13 +84,15 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
 def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) -> None:
     """Save the record and state of an unfinished run in one file, so that both are of one round."""
     content = io.BytesIO()
-    np.savez(
-        content,
-        record=np.array(json.dumps(record.to_dict())),
-        model=training.model,  # type: ignore[arg-type]
-        scale=training.scale,
-        published=np.array(training.published),
-    )
+    arrays = {
+        "record": np.array(json.dumps(record.to_dict())),
+        "model": training.model,
+        "scale": training.scale,
+        "published": np.array(training.published),
+    }
+    if training.moments is not None:
+        arrays["moments"] = training.moments
+    np.savez(content, **arrays)  # type: ignore[arg-type]
     _replace(_checkpoint(folder, run), content.getvalue())
 
 

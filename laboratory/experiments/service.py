@@ -68,7 +68,10 @@ class Service:
         """
         fresh = before.published == 0
         round_id = self._coordinator.open(
-            params, before.model if fresh else None, before.policy if fresh else None
+            params,
+            before.model if fresh else None,
+            before.policy if fresh else None,
+            optimiser=before.optimiser if fresh else None,
         )
         published = self._coordinator.model(round_id)
         # rounds of experiments are opened with a model

@@ -41,7 +41,7 @@ def summary(
         "figure": experiment.figure,
         "command": command,
         "machine": machine(),
-        "settings": settings | {"data": design.data.name},
+        "settings": settings | {"data": design.data.name, "optimiser": design.optimiser.to_dict()},
         "seconds": sum(
             _seconds(records[run.run_id], design.rounds)
             for result in results

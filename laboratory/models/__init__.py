@@ -100,8 +100,9 @@ def _network(model: Model, vector: NDArray[Any]) -> Any:
 
 
 def _normalises_batches(network: Any) -> bool:
-    normalisation = _torch().nn.modules.batchnorm._BatchNorm
-    return any(isinstance(layer, normalisation) for layer in network.modules())
+    nn = _torch().nn
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return any(isinstance(layer, kinds) for layer in network.modules())
 
 
 def _torch() -> Any:

@@ -46,6 +46,8 @@ _HASHED = 4
 _MOST_BITS = 8
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+# numba's own helpers have no types
+_TOOLS: Any = cgutils
 
 
 def _features() -> frozenset[str]:
@@ -86,9 +88,7 @@ class _Vectors:
     def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
         module = self.builder.module
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            module, signature, name
-        )
+        function = _TOOLS.get_or_insert_function(module, signature, name)
         return self.builder.call(function, arguments)
 
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
@@ -102,9 +102,7 @@ class _Vectors:
 
     def memory(self, vectors: int) -> ir.Value:
         """Return the address of memory: registers, if every access is at a fixed place."""
-        found = cgutils.alloca_once(  # type: ignore[no-untyped-call]
-            self.builder, self.words, size=vectors
-        )
+        found = _TOOLS.alloca_once(self.builder, self.words, size=vectors)
         return self.builder.bitcast(found, I64.as_pointer())
 
     def constant(self, words: Sequence[int]) -> ir.Value:
@@ -249,7 +247,7 @@ def _offset(builder: ir.IRBuilder, address: ir.Value, words: int | ir.Value) -> 
 @contextmanager
 def _loop(builder: ir.IRBuilder, stop: ir.Value, start: int = 0) -> Iterator[ir.Value]:
     """Emit a loop with a counter from `start` to below `stop`."""
-    with cgutils.for_range_slice(
+    with _TOOLS.for_range_slice(
         builder, ir.Constant(I64, start), stop, ir.Constant(I64, 1), I64
     ) as (counter, _):
         yield counter
