@@ -336,11 +336,12 @@ def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> Non
 # What may go wrong in a round
 
 
-def test_a_node_whose_training_fails_is_left_out(
+@pytest.mark.timeout(240)
+def test_a_node_whose_training_fails_is_left_out_without_waiting_for_it(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
-        result = run(secure(pair), grid_of(pair, fails_on(3)))
+        result = run(secure(pair, deadline_s=3600), grid_of(pair, fails_on(3)))
     lower = np.minimum(shifted(1, START)["w"], shifted(2, START)["w"])
     assert np.array_equal(result.arrays["w"].numpy(), lower)
     assert included(pair) == ["client-1", "client-2"]
