@@ -21,6 +21,7 @@ import json
 import math
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -76,7 +77,8 @@ FORMULA = (
     "compute is calibrated here (about a second per method), transfer = bytes of the busier "
     f"direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a "
     "message waits for one from the other side. Memory is what the lanes' correlations, arrays and "
-    "buffers take at their most, and the result; the program itself, some 150 MB, comes on top."
+    "buffers take at their most, the check of dealings beside them, and the result; the program "
+    "itself, some 150 MB, comes on top."
 )
 
 
@@ -275,13 +277,16 @@ def forecast(
     """
     weights = [1] * clients
     predicted = predict(params, weights, protocol)
-    one = predicted.costs[0]
+    one, memory = predicted.costs[0], predicted.memory
+    if params.dealing is not None:
+        # a server checks dealings while it fills its pools
+        memory += time_check(params.dealing).memory
     return estimate(
         name,
         params,
         clients,
         one,
-        predicted.memory,
+        memory,
         calibrate(params, weights, protocol, byte),
         link,
     )
@@ -340,7 +345,7 @@ def calibrate(
         # a round that takes no OTs itself, such as a trimmed mean that drops nobody
         ot = ot or check.ot
     elif params.dealing is not None:
-        checked = checking_seconds(params.dealing) * len(weights)
+        checked = time_check(params.dealing).seconds * len(weights)
     return Speed(ot, checked, computed.online / size, byte)
 
 
@@ -367,26 +372,42 @@ def _timed(party: Party, work: Callable[[Party], None]) -> _Timed:
     return _Timed(best.ot if best.ot < math.inf else 0.0, best.online)
 
 
+class DealingCheck(NamedTuple):
+    """What checking dealings takes a server: seconds per coordinate and client, and bytes."""
+
+    seconds: float
+    memory: int
+
+
 @cache
-def checking_seconds(dealing: Dealing) -> float:
-    """Return the seconds that checking takes a server, per coordinate and client."""
+def time_check(dealing: Dealing) -> DealingCheck:
+    """Check dealings at both parties of this process, on one part: neither has a core of its own.
+
+    Several clients are checked, because the next one's messages are made while one waits.
+    """
     part = max(dealing.parts, key=lambda part: part.kept)
     shape = replace(dealing, dim=part.kept)
-    halves = [SeedUpload(shape.layout, os_entropy(16))] * CALIBRATION_CLIENTS
-    channels = local_pair()
+    halves = [SeedUpload(shape.layout, os_entropy(SEED_BYTES))] * CALIBRATION_CLIENTS
 
-    def run(number: int) -> None:
-        check(channels[number], number, shape, halves)
+    def run() -> float:
+        channels, start = local_pair(), time.process_time()
 
-    best = math.inf
-    for _ in range(CALIBRATION_RUNS):
-        start = time.process_time()
-        other = threading.Thread(target=run, args=(1,), daemon=True)
+        def party(number: int) -> None:
+            check(channels[number], number, shape, halves)
+
+        other = threading.Thread(target=party, args=(1,), daemon=True)
         other.start()
-        run(0)
+        party(0)
         other.join()
-        best = min(best, time.process_time() - start)
-    return best / 2 / shape.dim / CALIBRATION_CLIENTS
+        return time.process_time() - start
+
+    # compiles, and counts both parties' memory
+    tracemalloc.start()
+    run()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    seconds = min(run() for _ in range(CALIBRATION_RUNS))
+    return DealingCheck(seconds / 2 / shape.dim / CALIBRATION_CLIENTS, peak // 2)
 
 
 def seconds_per_byte() -> float:

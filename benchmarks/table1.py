@@ -220,7 +220,7 @@ def _servers(results: list[dict[str, Any]]) -> list[Phase]:
             phases.append(Phase(name, "servers", seconds, both, "pairwise"))
             continue
         made, checked = (
-            sum(result[f"{part}_bytes_{way}"] for way in ("s0_to_s1", "s1_to_s0")) / 1e6
+            sum(result[f"{part}_{way}"] for way in ("bytes_s0_to_s1", "bytes_s1_to_s0")) / 1e6
             for part in ("preprocessing", "checking")
         )
         ahead, checking, online = (

@@ -429,6 +429,7 @@ class Client(_Member):
 
     def _round(self, found: dict[str, Any]) -> Round:
         """Return the round that S0 describes, with its model and range."""
+        submitted = bool(found.get("submitted"))
         ours = self._dealer is not None and self._dealer.round_id == found["round"]
         published = self.model(found["round"])
         return Round(
@@ -439,8 +440,8 @@ class Client(_Member):
             published.model,
             published.scale,
             published.policy,
-            submitted=bool(found.get("submitted")),
-            dealing_lost=bool(found["dealt"]) and not found["submitted"] and not ours,
+            submitted=submitted,
+            dealing_lost=bool(found.get("dealt")) and not submitted and not ours,
         )
 
 

@@ -111,7 +111,7 @@ class SecureMedian(Strategy):
         Raises ConfigError, which says what is wrong.
         """
         config = ClientConfig.load(Path(coordinator).expanduser())
-        # the nodes wait for the result too, in effect
+        # all nodes wait while the ServerApp does
         soon = min(config.poll_interval_s, _RESULT_POLL_S)
         self._config = replace(config, poll_interval_s=soon)
         load_keys(self._config.key_file)

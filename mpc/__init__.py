@@ -3,13 +3,8 @@
 Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`, `kernels`, `prg`,
 `ring`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.log`, `ranges.follow`,
 `ranges.coordinate`, `ranges.mean`, `ranges.linf`, `ranges.l1`, `ranges.constant`,
-<<<<<<< HEAD
-`ranges.registry`, `optimiser`, `wire`, `channel`, `ot.base`,
-`ot.extension`, `ot.scratch`, `ot.hash`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
-=======
-`ranges.registry`, `wire`, `channel`, `ot.base`, `ot.extension`, `ot.scratch`, `ot.hash`,
-`ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
->>>>>>> main
+`ranges.registry`, `optimiser`, `wire`, `channel`, `ot.base`, `ot.extension`, `ot.scratch`,
+`ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `ot.one_of_n`, `correlations.base`, `correlations.tables`, `correlations.triples`,
 `correlations.quads`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
 `party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `methods.reveal`,

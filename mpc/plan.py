@@ -75,7 +75,7 @@ class Plan:
 
     `memory` is the result and, per lane, the buffers of OT extension and the most that a chunk's
     correlations, shares and intermediate arrays take together. It leaves out the uploads (which a
-    server keeps in files), messages that wait to be sent, and Python itself.
+    server keeps in files), the check of dealings, messages that wait to be sent, and Python itself.
     """
 
     # of party 0 and of party 1: totals and the checks' part of them, without seconds

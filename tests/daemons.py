@@ -259,10 +259,10 @@ class Pair:
     ) -> None:
         """Send an honest upload for the latest round, and its dealing before it."""
         params = self.round(name)[1]
+        shared = self.encoded(name, values)
         if params.dealing:
             self.rotate(name, self.deal(name, dealing.deal(params.dealing), to), values, to)
         else:
-            shared = self.encoded(name, values)
             seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
             self.halves(name, "upload", seeded.seed, words.packed, to)
 

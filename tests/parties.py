@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc import ring, share
+from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.dealing import DealtUpload, deal
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Outcome, run_round
@@ -117,6 +118,16 @@ def shared(
         DealtUpload(shape, dealt.seeded, rotations),
         DealtUpload(shape, dealt.words, rotations),
     )
+
+
+def shared_buckets(
+    params: RoundParams, index: np.ndarray, entropy: Entropy = os_entropy
+) -> tuple[share.Upload, share.Upload]:
+    """Return both servers' halves of a bucketed upload of these bucket indices, dealt or not."""
+    assert isinstance(params.method, Bucketed)
+    dealt, buckets = index[None], params.method.buckets
+    values = dealt if params.dealing else encode.cumulative(index.astype(np.uint16), buckets)
+    return shared(params, values, entropy)
 
 
 def run_rounds(

@@ -17,6 +17,7 @@ from securemedian.benchmarks import fig12, links, points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
+from securemedian.mpc.kernels import native
 from securemedian.servers.transport import ZmqLink
 
 COUNTED = {
@@ -69,11 +70,14 @@ def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
     (point,) = run(tmp_path, "ot", "--count", str(1 << 18))
     assert point["ots"] == 1 << 18 and point["rounds"] == 1 and point["bytes_s0_to_s1"] == 0
     assert 31 / 8 <= point["bytes_each"] < 31 / 8 + 0.01 and point["per_second"] > 0
+    assert point["native"] is native.taken(True)
 
 
 @pytest.mark.slow
 def test_comparisons_of_two_rings(tmp_path: Path) -> None:
-    narrow, wide = run(tmp_path, "compare", "--ring-bits", "32,64", "--count", "20000")
+    few = ["--ring-bits", "32,64", "--count", "20000"]
+    narrow, wide = run(tmp_path, "compare", "--no-native", *few)
+    assert narrow["native"] is False
     assert (narrow["ring_bits"], wide["ring_bits"]) == (32, 64)
     assert 45 * 20000 <= narrow["ots"] <= 47 * 20000
     assert narrow["bytes_each"] < wide["bytes_each"] and narrow["per_second"] > 0

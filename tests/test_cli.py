@@ -2,16 +2,20 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.clients import files
+from securemedian.clients import client, files
+from securemedian.clients.upload import RangeWarning, Round
 from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
+from securemedian.mpc.params import RoundParams
 
 
 @pytest.mark.parametrize(
@@ -143,3 +147,27 @@ def test_help_groups_options_by_their_methods(capsys: pytest.CaptureFixture[str]
         for option in options_of(method):
             assert shown.count(f"\n  --{option.replace('_', '-')} ") == 1
     assert "options of bucketed:\n  --schedule" in shown
+
+
+def test_submit_says_what_is_odd_about_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Beyond(client.Client):
+        def __init__(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def wait_for_round(self, timeout_s: float | None = None) -> Round:
+            return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
+
+        def submit(self, update: object, round_id: str = "") -> None:
+            warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)
+
+    monkeypatch.setattr(client.Client, "from_config", lambda _: Beyond())
+    files.write(tmp_path / "update.npy", np.zeros(3, np.float32))
+    assert cli.main(["submit", "client.toml", str(tmp_path / "update.npy")]) == 0
+    out, error = capsys.readouterr()
+    assert "submitted to round 1-abc" in out
+    assert error.endswith("securemedian: warning: 2 of the 3 values\n")

@@ -14,8 +14,8 @@ from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.ot.extension import BLOCK
+from securemedian.mpc.ot.hash import Hash
 from securemedian.mpc.ot.softspoken import (
     SoftSpokenReceiver,
     SoftSpokenSender,
@@ -237,13 +237,13 @@ def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     parties = pair()
     sender = parties[0].pool._ends.sender
     streams: list[int] = []
-    original = kernels.sigma_and_tweak
+    original = Hash.blocks
 
-    def noting(keys: Any, index: Any, stream: Any, out: Any) -> None:
+    def noting(self: Hash, keys: Any, index: Any, stream: Any, out: Any) -> None:
         streams.append(int(stream))
-        original(keys, index, stream, out)
+        original(self, keys, index, stream, out)
 
-    monkeypatch.setattr(kernels, "sigma_and_tweak", noting)
+    monkeypatch.setattr(Hash, "blocks", noting)
     parties[1].pool._ends.receiver.extend(128)
     keys0, _ = sender.extend(128)
     sender.expand(keys0, 3)

@@ -49,6 +49,8 @@ BUCKETED: dict[str, Any] = {
     "dim": DIM,
     "max_clients": 3,
 }
+# the buckets of these tests: evenly over B = 0.1, and 8 of them
+EVEN: dict[str, Any] = {"bucket_range": {"policy": "coordinate"}}
 PAIRWISE: dict[str, Any] = {"method": "pairwise", "dim": DIM, "max_clients": 3}
 MAX_MESSAGE_BYTES = 1 << 24
 
@@ -140,9 +142,7 @@ def test_bucketed_rounds_follow_the_plaintext_and_share_one_session(pair: Pair) 
     model, width = MODEL, np.asarray(0.1, np.float32)
     for number in (1, 2, 3):
         values = updates(seed=number)
-        start: dict[str, Any] = (
-            {"model": MODEL, "bucket_range": {"policy": "coordinate"}} if number == 1 else {}
-        )
+        start: dict[str, Any] = {"model": MODEL, **EVEN} if number == 1 else {}
         round_id = run(pair, values, **start, **BUCKETED)
         published = pair.result(round_id)
         assert published.dtype == np.float32 and np.array_equal(
@@ -220,7 +220,15 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
     # of three, one is left
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
     round_id = run(
-        pair, values, model=MODEL, method="radix", dim=DIM, max_clients=3, encoding="buckets"
+        pair,
+        values,
+        model=MODEL,
+        method="radix",
+        dim=DIM,
+        max_clients=3,
+        encoding="buckets",
+        buckets=8,
+        **EVEN,
     )
     assert np.array_equal(
         pair.result(round_id), bucketed_in_the_clear(values, MODEL, np.float32(0.1))
@@ -249,6 +257,7 @@ def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
 def test_weighted_rounds_over_daemons(pair: Pair, method: str) -> None:
     values = updates()
     weights = {"client-1": 3, "client-2": 1, "client-3": 1}
+    buckets = EVEN | {"buckets": 8} if method == "bucketed" else {}
     round_id = run(
         pair,
         values,
@@ -258,6 +267,7 @@ def test_weighted_rounds_over_daemons(pair: Pair, method: str) -> None:
         max_clients=3,
         weights=weights,
         weight_cap=0.6,
+        **buckets,
     )
     # client-1 weighs more than half
     alone = [values[0]]
@@ -520,7 +530,7 @@ def test_a_bad_model_is_refused(pair: Pair, model: Any) -> None:
 
 
 def test_nan_does_not_leave_the_client(pair: Pair) -> None:
-    round_id = pair.open(model=MODEL, **BUCKETED)
+    round_id = pair.open(model=MODEL, **EVEN, **BUCKETED)
     values = updates()
     bad = values[0].copy()
     bad[7] = np.nan
@@ -535,7 +545,7 @@ def test_nan_does_not_leave_the_client(pair: Pair) -> None:
 
 
 def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(pair: Pair) -> None:
-    round_id = pair.open(model=MODEL, **BUCKETED)
+    round_id = pair.open(model=MODEL, **EVEN, **BUCKETED)
     values = updates()
     params = RoundParams.from_dict(BUCKETED)
     layout, digest = params.layout, params.digest
@@ -784,7 +794,7 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
     assert alone.status()["state"] == "published" and "stopped" in alone.status()["peer_problem"]
     alone.start("s1")
     alone.link()
-    run(alone, values, **PAIRWISE, reset=True)
+    run(alone, values, **PAIRWISE, **EVEN, reset=True)
     assert alone.stop("s0") == 0
     alone.start("s0")
     alone.link()

@@ -184,9 +184,10 @@ def test_slots_beyond_the_last_bucket_count_as_it() -> None:
     # buckets 4, 5, 6, 7, of which only the first exists
     packed = ring.pack((turns + np.arange(64) % 4).astype(np.uint8) & np.uint8(7), 3)
     rotations.packed[0, : packed.size] = packed
+    both: tuple[Upload, Upload] = (own.seeded, own.words)
     shares = [
         counts(j, [DealtUpload(shape, half, rotations)], [1], 4, 0, 64)
-        for j, half in enumerate((own.seeded, own.words))
+        for j, half in enumerate(both)
     ]
     assert not share.combine(shares[0], shares[1], 4).any()
 
@@ -211,7 +212,8 @@ def test_a_dealing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1] == (2000, 2000) and len(seen) == 20
     index = np.random.default_rng(3).integers(0, 8, 1000)
     rotations = WordsUpload(shape.rotations_layout, own.rotations(index))
-    uploads = [[DealtUpload(shape, half, rotations)] for half in (own.seeded, own.words)]
+    both: tuple[Upload, Upload] = (own.seeded, own.words)
+    uploads = [[DealtUpload(shape, half, rotations)] for half in both]
     # a slice that begins and ends within parts
     shares = [counts(j, uploads[j], [1], 4, 256, 900) for j in (0, 1)]
     want = index[256:900] <= np.arange(7)[:, None]
@@ -448,7 +450,7 @@ def test_a_peer_that_opens_wrongly_fails_that_client_alone(label: str) -> None:
         liar.label, liar.change = ("", 0) if said < 3 and "digest" not in label else (label, 1)
         Lying.send(liar, name, array)
 
-    liar.send = send  # type: ignore[method-assign]
+    liar.send = send  # type: ignore[method-assign, assignment]
     halves = [(each.seeded, each.words) for each in own]
     verdicts, _ = run_both(lambda j: check(ends[j], j, shape, [half[j] for half in halves]))
     assert verdicts == [True, True, False]
@@ -528,7 +530,7 @@ def words_half() -> None:
     """Raise Leak unless the halves that are words are uniform, two clients' beside the slots."""
     shape = Dealing(4000, 8, 4)
     slots: dict[str, np.ndarray] = {}
-    shares = []
+    shares: list[np.ndarray] = []
     for own in (deal(shape), deal(shape)):
         (kept, _) = opened(shape, (own.seeded, own.words))[0]
         slots |= bits_of(f"slot of client {len(shares)}", kept.argmax(axis=1), 0, 3)
@@ -665,7 +667,7 @@ def test_the_shape_of_a_round() -> None:
     exact = (3 * 1_663_370 + 2 * 64) * 60 / 8
     assert exact <= shape.bytes_ahead <= exact + 4 * 16
     assert RoundParams(Bucketed(uploads="unverified"), 10, 8).dealing is None
-    weighted = Bucketed(uploads="dealt", weights={"a": 900, "b": 800, "c": 700}, weight_cap=0.5)
+    weighted = Bucketed(buckets=8, weights={"a": 900, "b": 800, "c": 700}, weight_cap=0.5)
     assert RoundParams(weighted, 10, 3).dealing == Dealing(10, 8, 12, 40)
 
 

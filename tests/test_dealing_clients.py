@@ -26,6 +26,8 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.params import RoundParams
 from tests.daemons import Pair, wait_until
 
+pytestmark = pytest.mark.slow
+
 DIM = 500
 MODEL = np.zeros(DIM, np.float32)
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}

@@ -91,3 +91,14 @@ def test_what_needs_no_extra_works_without_it() -> None:
             extra, "experiment --list", "plan --dim 10 --clients 3 --method bucketed"
         ):
             assert status == 0, said
+
+
+def test_the_plug_in_names_the_extra_it_lacks() -> None:
+    program = "import sys; sys.modules['flwr'] = None; import securemedian.flower"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    said = done.stderr.strip().rpartition("\n")[2]
+    assert said == (
+        "ImportError: securemedian.flower needs Flower: pip install 'securemedian[flower]'"
+    )

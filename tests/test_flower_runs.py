@@ -173,15 +173,24 @@ def two_rounds(flower: Flower, pair: Pair) -> None:
     assert sorted(status["included"]) == [f"client-{number}" for number in range(1, NODES + 1)]
 
 
+def stop_in_training(flower: Flower, pair: Pair) -> str:
+    """Stop a run of the example while its nodes train, and return the id of its round.
+
+    SuperNodes go on training for it, and take the next run's messages after that.
+    """
+    stopped = flower.run(**{"local-epochs": 1000})
+    wait_until(lambda: pair.status()["state"] == "open", LIMIT_S)
+    round_id = str(pair.status()["round"])
+    flower.flwr("stop", stopped, "test")
+    assert flower.ended(stopped)["status"] == "finished:stopped"
+    return round_id
+
+
 def test_the_example_runs_in_the_simulation_and_after_a_run_that_was_stopped(
     flower: Flower, pair: Pair
 ) -> None:
     flower.superlink("--simulation")
-    stopped = flower.run(**{"local-epochs": 100_000})
-    wait_until(lambda: pair.status()["state"] == "open", LIMIT_S)
-    left_open = pair.status()["round"]
-    flower.flwr("stop", stopped, "test")
-    assert flower.ended(stopped)["status"] == "finished:stopped"
+    left_open = stop_in_training(flower, pair)
     two_rounds(flower, pair)
     assert pair.status(round_id=left_open)["state"] == "failed"
 
@@ -190,6 +199,10 @@ def test_the_example_runs_with_a_superlink_and_supernodes(flower: Flower, pair: 
     flower.superlink()
     for number in range(1, NODES + 1):
         flower.supernode(number)
+    stopped = stop_in_training(flower, pair)
+    # here the strategy has the time to end its round itself
+    wait_until(lambda: pair.status(round_id=stopped)["state"] == "failed")
+    assert "the run was stopped" in pair.status(round_id=stopped)["reason"]
     two_rounds(flower, pair)
     # a run without a result says why where people look
     ended = flower.ended(flower.run(**{"coordinator": "/nowhere/coordinator.toml"}))

@@ -26,6 +26,8 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.share import WordsUpload
 from tests.daemons import Pair, wait_until
 
+pytestmark = pytest.mark.slow
+
 DIM = 300
 FAILED = "its dealing failed the check"
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}

@@ -14,7 +14,14 @@ from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Outcome, demand, run_round
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from tests import reference
-from tests.parties import additive, make_parties, run_both, run_rounds
+from tests.parties import (
+    additive,
+    make_parties,
+    run_both,
+    run_rounds,
+    shared,
+    shared_buckets,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -47,10 +54,7 @@ def bucketed_round(
     return run_rounds(
         lanes,
         params,
-        [
-            share.split(encode.cumulative(row.astype(np.uint16), buckets), params.ring_bits)
-            for row in index
-        ],
+        [shared_buckets(params, row) for row in index],
     )
 
 
@@ -174,10 +178,7 @@ def test_local_parameters_change_no_output(method: str) -> None:
     params = RoundParams(kind, dim, clients)
     if method == "bucketed":
         values = rng.integers(0, 8, (clients, dim))
-        shares = [
-            share.split(encode.cumulative(row.astype(np.uint16), 8), params.ring_bits)
-            for row in values
-        ]
+        shares = [shared_buckets(params, row) for row in values]
     else:
         values = rng.integers(-1000, 1000, (clients, dim))
         shares = [share.split(ring.reduce(row[None], 32), 32) for row in values]
@@ -212,10 +213,7 @@ def test_every_extension_parameter(field_bits: int) -> None:
 def test_progress_reaches_the_whole(lanes: Lanes) -> None:
     seen: list[tuple[int, int]] = []
     params = RoundParams(Bucketed(buckets=8, schedule="scan"), 1000, 2)
-    shares = [
-        share.split(encode.cumulative(np.zeros(1000, np.uint16), 8), params.ring_bits)
-        for _ in range(2)
-    ]
+    shares = [shared_buckets(params, np.zeros(1000, np.uint16)) for _ in range(2)]
     run_both(
         lambda j: run_round(
             lanes[j],
@@ -230,7 +228,7 @@ def test_progress_reaches_the_whole(lanes: Lanes) -> None:
 
 def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> None:
     params = RoundParams(Bucketed(buckets=8, schedule="scan"), 10, 2)
-    upload = share.split(encode.cumulative(np.zeros(10, np.uint16), 8), params.ring_bits)[0]
+    upload = shared_buckets(params, np.zeros(10, np.uint16))[0]
     for uploads in ([], [upload] * 3):
         with pytest.raises(InputError, match="uploads for a round"):
             run_round(lanes[0], params, ProtocolParams(), uploads)
@@ -249,13 +247,8 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
     """Nothing is made after `reserve`, and less than one alignment of each kind is left over."""
     both = make_parties()
-    shares = [
-        share.split(
-            np.zeros((params.layout.rows, params.dim), ring.dtype(params.ring_bits)),
-            params.ring_bits,
-        )
-        for _ in range(8)
-    ]
+    zeros = np.zeros((params.layout.rows, params.dim), ring.dtype(params.share_bits))
+    shares = [shared(params, zeros) for _ in range(8)]
     outcome, _ = run_rounds(both, params, shares)
     asked = demand(params, [1] * 8, params.dim).counts
     exact = sum(kind.ots * sum(pair) for kind, pair in asked.items())

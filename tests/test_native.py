@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 from securemedian.mpc import ring, share
 from securemedian.mpc.errors import ConfigError
@@ -191,6 +192,15 @@ def test_hashes_in_place() -> None:
     hashed(True, lambda hash_: hash_.blocks(blocks, 1, np.uint64(2), want))
     hashed(True, lambda hash_: hash_.blocks(blocks, 1, np.uint64(2), blocks))
     assert (blocks == want).all()
+
+
+def test_arrays_with_gaps_are_refused() -> None:
+    """The instructions would read what lies between."""
+    key, zero = native.round_keys(bytes(16))[0], np.uint64(0)
+    with pytest.raises(TypingError, match="contiguous"):
+        native.hash_blocks(words(8, 4)[:, :2], zero, zero, key, words(8, 2))
+    with pytest.raises(TypingError, match="contiguous"):
+        native.hash_columns(words(128, 8)[:, ::2], zero, zero, key, words(256, 2))
 
 
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,9 +259,66 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             cost.rounds,
         )
         assert row["name"] in printed
+        params = RoundParams.from_dict(row["round"])
+        assert row["client_bytes_ahead"] == params.bytes_ahead
+        assert row["client_bytes_after"] == params.bytes_after
+        verified = params.method.checks_values or params.dealing is not None
+        assert (row["checking_seconds"] > 0) == verified
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
         assert f"cheapest {what} median on this link: {best['name']}," in printed
+
+
+def dealt_forecasts(dim: int, clients: int) -> list[forecast.Forecast]:
+    methods = Bucketed(uploads="dealt"), Radix(encoding="buckets")
+    speed, link = forecast.Speed(0.0, 0.0, 0.0, 0.0), forecast.Link(1e9, 0.0)
+    found = []
+    for method in methods:
+        params = RoundParams(method, dim, clients)
+        cost = predict(params, [1] * clients, ProtocolParams()).costs[0]
+        found.append(forecast.estimate(method.label, params, clients, cost, 0, speed, link))
+    return found
+
+
+def test_radix_instead_of_dealt_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes and OTs against those that are counted here, number by number."""
+    monkeypatch.setattr(forecast, "COMPARED_CLIENTS", (2, 8, 40))
+    rows = dealt_forecasts(20_000, 5)
+    (line,) = forecast.instead_of_dealing(rows, ProtocolParams())
+    fewer: dict[str, list[int]] = {"bytes": [], "OTs": []}
+    for clients in (2, 8, 40):
+        dealt, words = dealt_forecasts(20_000, clients)
+        dealing = dealt.params.dealing
+        assert dealing is not None
+        each = dealing.bytes_ahead + 16 + 2 * dealing.bytes_after
+        sent = [row.bytes_s0_to_s1 + row.bytes_s1_to_s0 for row in (dealt, words)]
+        # 4 bits per coordinate
+        if sent[1] + clients * (16 + words.client_bytes_after) < sent[0] + clients * each:
+            fewer["bytes"].append(clients)
+        if words.ots < dealt.ots:
+            fewer["OTs"].append(clients)
+    assert words.client_bytes_after == 10_000 and fewer == {"bytes": [40], "OTs": []}
+    assert line == (
+        "instead of bucketed b=16 bisect, radix buckets b=16 takes fewer bytes over all links with "
+        "n = 40 and never fewer OTs (of n = 2, 8, 40)"
+    )
+    assert forecast.instead_of_dealing(rows[:1], ProtocolParams()) == []
+    assert forecast.instead_of_dealing(rows[1:], ProtocolParams()) == []
+
+
+def test_a_plan_counts_the_check_of_dealings() -> None:
+    """Its time grows with the clients, and its memory is that of a part."""
+    one, other = (
+        RoundParams(Bucketed(uploads="dealt", check_bits=bits), 20_000, 4).dealing
+        for bits in (40, 128)
+    )
+    assert one is not None and other is not None
+    few, many = forecast.time_check(one), forecast.time_check(other)
+    assert 1e-10 < few.seconds < 1e-4
+    # a vector of 15 entries of 4 bits takes 8 bytes, and there are B of them per coordinate
+    for found, shape in ((few, one), (many, other)):
+        assert 8 * 20_000 * (shape.partners(20_000) + 1) < found.memory < 1 << 27
+    assert few.memory < many.memory
 
 
 def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,6 +330,12 @@ def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*given, "bucketed", "--schedule", "bisect", "--buckets", "5"]) == 0
     printed = capsys.readouterr().out
     assert "bucketed b=5 bisect" in printed and "scan" not in printed and "exact" not in printed
+    assert cli.main([*given, "bucketed", "--buckets", "40"]) == 2
+    assert "take radix with encoding buckets" in capsys.readouterr().err
+    assert cli.main(["plan", "--clients", "3", "--dim", "200", "--buckets", "40"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("left out:") == 1 and "take radix with" in printed
+    assert "radix buckets b=40" in printed and "bucketed b=40" not in printed
     assert cli.main(["plan", "--clients", "1", "--dim", "200"]) == 2
     assert "max_clients" in capsys.readouterr().err
     with pytest.raises(SystemExit):

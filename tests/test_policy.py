@@ -106,10 +106,16 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             "with dim up to 1000; not 1001",
         ),
         (
-            {"at_most": {"buckets": 64}},
-            {"method": "bucketed", "buckets": 64},
-            {"method": "bucketed", "buckets": 65},
-            "with buckets up to 64; not 65",
+            {"at_most": {"buckets": 16}},
+            {"method": "bucketed", "buckets": 16},
+            {"method": "bucketed", "buckets": 17},
+            "with buckets up to 16; not 17",
+        ),
+        (
+            {"allowed": {"uploads": ["dealt"]}},
+            {"method": "bucketed", "uploads": "dealt"},
+            {"method": "bucketed", "uploads": "unverified"},
+            "with uploads dealt; not unverified",
         ),
     ],
 )

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc import encode, ring, share
+from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import PublicBits, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Half, Kind
@@ -27,6 +27,7 @@ from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
+from securemedian.mpc.dealing import Dealing, check, deal
 from securemedian.mpc.methods import bucketed, pairwise, radix
 from securemedian.mpc.methods.base import FixedPoint
 from securemedian.mpc.methods.bucketed import Bucketed
@@ -39,7 +40,14 @@ from securemedian.mpc.pipeline import check_values
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 from tests import reference
-from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
+from tests.parties import (
+    deterministic_entropy,
+    make_parties,
+    run_both,
+    run_rounds,
+    shared,
+    shared_buckets,
+)
 from tests.uniformity import looks_uniform
 
 # whole words everywhere: padding is zero and not uniform
@@ -58,6 +66,9 @@ PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "verdicts", "open.bits", "ope
 ROUNDS = {
     "scan": RoundParams(Bucketed(buckets=8, schedule="scan"), DIM, CLIENTS),
     "scan-wide": RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=16), DIM, CLIENTS),
+    "scan-unverified": RoundParams(
+        Bucketed(buckets=8, schedule="scan", uploads="unverified"), DIM, CLIENTS
+    ),
     "bisect": RoundParams(Bucketed(buckets=8, schedule="bisect"), DIM, CLIENTS),
     "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), DIM, CLIENTS),
     "radix": RoundParams(
@@ -115,16 +126,10 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
 def shares_of(
     params: RoundParams, values: np.ndarray, entropy: Entropy | None = None
 ) -> list[tuple[share.Upload, share.Upload]]:
-    rows = [
-        encode.cumulative(row.astype(np.uint16), params.method.buckets)
-        if isinstance(params.method, Bucketed)
-        else ring.reduce(row[None], params.share_bits)
-        for row in values
-    ]
-    return [
-        share.split(row, params.share_bits, entropy or os_entropy, params.xor_shared)
-        for row in rows
-    ]
+    if isinstance(params.method, Bucketed):
+        return [shared_buckets(params, row, entropy or os_entropy) for row in values]
+    rows = [ring.reduce(row[None], params.share_bits) for row in values]
+    return [shared(params, row, entropy or os_entropy) for row in rows]
 
 
 def views(
@@ -414,12 +419,14 @@ def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 PINNED = {
-    "scan": "0b45fb740418f7d5ea1b6c4076818e5d",
-    "bisect": "e106c9e6cb1f6988bd554ec87ed70b59",
+    "scan": "71345455c69107a771b81f617f64cd0a",
+    "scan-unverified": "0b45fb740418f7d5ea1b6c4076818e5d",
+    "bisect": "14f82aba1e1cdbb58851db3dd82e586a",
     "radix": "269f6ff6727d054797cb555cacd29ccb",
     "trimmed-mean": "3aa1b7c39ec3013b6d8ae92e794c66a0",
     "pairwise": "ec612517005886b89bf9ecc350c4670b",
 }
+PINNED_DEALING = "f9be72ba2b4c88de67c952552c8e8d9e"
 PINNED_CHECKS = {
     "trimmed-mean": "ba530b72424f5609a9b14ae6013784a1",
     "pairwise": "8bd22619a8d19735bf37f14134342eb1",
@@ -454,3 +461,17 @@ def test_wire_bytes_of_a_check_are_pinned(name: str) -> None:
         for label, array in view:
             digest.update(label.encode() + array.tobytes())
     assert digest.hexdigest()[:32] == PINNED_CHECKS[name]
+
+
+def test_wire_bytes_of_a_dealing_are_pinned() -> None:
+    """The half of a client that is words, its rotations, and what the check of it sends."""
+    shape = Dealing(DIM, 8, 4)
+    dealt = deal(shape, deterministic_entropy(3))
+    halves, pair = (dealt.seeded, dealt.words), recorders()
+    run_both(lambda j: check(pair[j], j, shape, [halves[j]], entropy=deterministic_entropy(1 + j)))
+    digest = hashlib.sha256(dealt.words.packed.tobytes())
+    digest.update(dealt.rotations(np.arange(DIM) % 8).tobytes())
+    for end in pair:
+        for label, array in end.received:
+            digest.update(label.encode() + array.tobytes())
+    assert digest.hexdigest()[:32] == PINNED_DEALING

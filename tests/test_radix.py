@@ -231,9 +231,9 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
     assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
 
 
-def test_a_malformed_share_moves_the_bucketed_median_at_will(lanes: Lanes) -> None:
+def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> None:
     """One client of five that shares counts other than 0 and 1 decides alone, as documented."""
-    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 200, 5)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan", uploads="unverified"), 200, 5)
     index = np.full((4, 200), 4, np.uint16)
     uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in

@@ -4,6 +4,7 @@ import argparse
 import math
 from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -522,3 +523,19 @@ def test_the_innermost_bucket_may_not_vanish() -> None:
             False,
             np.zeros(4, np.float32),
         )
+
+
+def test_the_page_has_the_table_of_the_default() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "protocols.md").read_text("utf-8")
+    table = page[page.index("| `follow`, b = 16: up to |") :].splitlines()
+    edges, values, factors = (
+        [float(cell) for cell in line.strip(" |").split("|")[1:] if cell.strip() != "beyond"]
+        for line in (table[0], table[2], table[3])
+    )
+    policy, ones = FollowRange(), np.ones(7, np.float32)
+    index = policy.buckets(ones, 16).bucketize(edges, 0.0)
+    assert index.tolist() == list(range(8, 15))
+    ones = np.ones(8, np.float32)
+    got = policy.buckets(ones, 16).quantize(np.arange(8, 16), 0.0)
+    np.testing.assert_allclose(got, values, atol=6e-5)
+    np.testing.assert_allclose(policy.next(ones, np.zeros(8), got, 2, 16), factors, atol=6e-5)

@@ -275,6 +275,8 @@ def test_a_dealing_that_cannot_be_written_is_still_due(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
+    early = s0.deal(client, round_id, **pieces[1])
+    assert early.fields["code"] == "bad-upload" and "piece 0 is due" in early.fields["message"]
     # room for the whole is made at the first piece
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full)

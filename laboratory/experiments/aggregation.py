@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
+from securemedian.mpc.dealing import MAX_BUCKETS
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
@@ -58,7 +59,9 @@ SECURE: dict[str, Secure] = {
     **{
         f"{policy.name}-{buckets}{variant}": Secure(
             f"{policy.name}{variant}, b = {buckets}",
-            {"method": "bucketed", "buckets": buckets},
+            # more are not dealt; the results are the same
+            {"method": "bucketed", "buckets": buckets}
+            | ({"uploads": "unverified"} if buckets > MAX_BUCKETS else {}),
             policy,
             usual=False,
         )

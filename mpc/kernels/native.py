@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import config, types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ _HASHED = 4
 _MOST_BITS = 8
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+# numba's own helpers have no types
+_TOOLS: Any = cgutils
 
 
 def _features() -> frozenset[str]:
@@ -86,9 +88,7 @@ class _Vectors:
     def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
         module = self.builder.module
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            module, signature, name
-        )
+        function = _TOOLS.get_or_insert_function(module, signature, name)
         return self.builder.call(function, arguments)
 
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
@@ -102,9 +102,7 @@ class _Vectors:
 
     def memory(self, vectors: int) -> ir.Value:
         """Return the address of memory: registers, if every access is at a fixed place."""
-        found = cgutils.alloca_once(  # type: ignore[no-untyped-call]
-            self.builder, self.words, size=vectors
-        )
+        found = _TOOLS.alloca_once(self.builder, self.words, size=vectors)
         return self.builder.bitcast(found, I64.as_pointer())
 
     def constant(self, words: Sequence[int]) -> ir.Value:
@@ -249,7 +247,7 @@ def _offset(builder: ir.IRBuilder, address: ir.Value, words: int | ir.Value) -> 
 @contextmanager
 def _loop(builder: ir.IRBuilder, stop: ir.Value, start: int = 0) -> Iterator[ir.Value]:
     """Emit a loop with a counter from `start` to below `stop`."""
-    with cgutils.for_range_slice(
+    with _TOOLS.for_range_slice(
         builder, ir.Constant(I64, start), stop, ir.Constant(I64, 1), I64
     ) as (counter, _):
         yield counter
@@ -258,8 +256,8 @@ def _loop(builder: ir.IRBuilder, stop: ir.Value, start: int = 0) -> Iterator[ir.
 def _inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
     """Return a function for kernels: `emit(builder, *arguments, **fixed)` writes what it does.
 
-    It takes `count` arguments: whole numbers of 64 bits, and arrays of words, of which `emit` gets
-    the address of the first word.
+    It takes `count` arguments: whole numbers of 64 bits, and contiguous arrays of words, of which
+    `emit` gets the address of the first word.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, typed: Any, arguments: Any) -> ir.Value:
@@ -273,7 +271,10 @@ def _inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
         return context.get_dummy_value()
 
     def typing(_: Any, *given: Any) -> Any:
-        kinds = [kind if isinstance(kind, types.Array) else types.uint64 for kind in given]
+        arrays = [kind for kind in given if isinstance(kind, types.Array)]
+        if any(kind.layout != "C" for kind in arrays):
+            raise errors.TypingError(f"{emit.__name__} takes contiguous arrays, not {given}")
+        kinds = [kind if kind in arrays else types.uint64 for kind in given]
         return types.void(*kinds), generate
 
     # numba reads off the signature how many there are
@@ -422,21 +423,22 @@ def receive(
     before. Written: rows (128, w), choices (w,), corrections (128/k - 1, w).
     """
     words, bits = choices.shape[0], 128 // round_keys.shape[0]
+    flat = rows.reshape(-1)
     choices[:] = 0
     for tree in range(round_keys.shape[0]):
-        keys, mine = round_keys[tree], rows[tree * bits : (tree + 1) * bits]
+        keys, mine = round_keys[tree], flat[tree * bits * words :]
         total = choices if tree == 0 else corrections[tree - 1]
         start = 0
         while start < words:
             block = counter + np.uint64(start // 2)
             if start + _TILE <= words:
                 _receive_tile(
-                    keys, bits, nonce, block, mine[:, start:], words, choices[start:], total[start:]
+                    keys, bits, nonce, block, mine[start:], words, choices[start:], total[start:]
                 )
                 start += _TILE
             else:
                 _receive_block(
-                    keys, bits, nonce, block, mine[:, start:], words, choices[start:], total[start:]
+                    keys, bits, nonce, block, mine[start:], words, choices[start:], total[start:]
                 )
                 start += 2
 
@@ -457,9 +459,9 @@ def send(
     written.
     """
     words, bits = rows.shape[1], 128 // round_keys.shape[0]
-    nothing = np.zeros(bits, np.uint64)
+    flat, nothing = rows.reshape(-1), np.zeros(bits, np.uint64)
     for tree in range(round_keys.shape[0]):
-        keys, mine = round_keys[tree], rows[tree * bits : (tree + 1) * bits]
+        keys, mine = round_keys[tree], flat[tree * bits * words :]
         # the first tree has no correction
         correction = corrections[max(tree - 1, 0)]
         its = nothing if tree == 0 else masks[tree * bits : (tree + 1) * bits]
@@ -467,14 +469,10 @@ def send(
         while start < words:
             block = counter + np.uint64(start // 2)
             if start + _TILE <= words:
-                _send_tile(
-                    keys, bits, nonce, block, mine[:, start:], words, correction[start:], its
-                )
+                _send_tile(keys, bits, nonce, block, mine[start:], words, correction[start:], its)
                 start += _TILE
             else:
-                _send_block(
-                    keys, bits, nonce, block, mine[:, start:], words, correction[start:], its
-                )
+                _send_block(keys, bits, nonce, block, mine[start:], words, correction[start:], its)
                 start += 2
 
 
@@ -611,14 +609,14 @@ def hash_columns(
     out: NDArray[np.uint64],
 ) -> None:
     """Set out[i] = H((index + i, stream), column i of the rows), with rows (128, w), out (n, 2)."""
-    words, start = rows.shape[1], 0
+    flat, words, start = rows.reshape(-1), rows.shape[1], 0
     while start < words:
         at, here = index + np.uint64(64 * start), out[64 * start :]
         if start + _VECTOR <= words:
-            _hash_columns(rows[:, start:], words, at, stream, round_keys, here)
+            _hash_columns(flat[start:], words, at, stream, round_keys, here)
             start += _VECTOR
         else:
-            _hash_columns_block(rows[:, start:], words, at, stream, round_keys, here)
+            _hash_columns_block(flat[start:], words, at, stream, round_keys, here)
             start += 2
 
 
@@ -634,17 +632,15 @@ def hash_column_pairs(
     out1: NDArray[np.uint64],
 ) -> None:
     """Do as `hash_columns` to `out0`, and to `out1` with sigma(column) ^ (low, high)."""
-    words, start = rows.shape[1], 0
+    flat, words, start = rows.reshape(-1), rows.shape[1], 0
     while start < words:
         at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
         if start + _VECTOR <= words:
-            _hash_column_pairs(
-                rows[:, start:], words, at, stream, round_keys, here0, low, high, here1
-            )
+            _hash_column_pairs(flat[start:], words, at, stream, round_keys, here0, low, high, here1)
             start += _VECTOR
         else:
             _hash_column_pairs_block(
-                rows[:, start:], words, at, stream, round_keys, here0, low, high, here1
+                flat[start:], words, at, stream, round_keys, here0, low, high, here1
             )
             start += 2
 

@@ -56,7 +56,7 @@ class Bucketed(Counting):
         text="all thresholds at once, or fewer one after another (default: bisect)",
     )
     uploads: str = option(
-        "unverified",
+        "dealt",
         choices=UPLOADS,
         text="dealt ahead and checked (default), or the paper's own, which trust every client not "
         "to lie: for comparison only",
