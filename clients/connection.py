@@ -75,6 +75,7 @@ class Connection:
 
         Raises the error that the server answers with, or ServerUnreachable if it does not answer.
         """
+        self._check_cancelled()
         number = next(self._numbers)
         parts = wire.pack(op, {**(fields or {}), "id": number}, arrays)
         # what happened to the connection before this request does not concern it
@@ -96,7 +97,7 @@ class Connection:
         return self._server.address
 
     def cancel(self) -> None:
-        """End every wait for an answer, now and in future. Any thread may call it."""
+        """Send nothing any more, and end the wait for an answer. Any thread may call it."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -106,8 +107,7 @@ class Connection:
     def _reply(self, op: str, number: int, sent: int) -> wire.Message:
         deadline = time.monotonic() + self._timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            if self._cancelled.is_set():
-                raise ServerUnreachable(f"the connection to {self._where} was closed here")
+            self._check_cancelled()
             ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
             if self._socket in ready:
                 message = wire.unpack(self._socket.recv_multipart())
@@ -121,6 +121,10 @@ class Connection:
                     f"it was restarted, or {sent:,} bytes are more than its max_message_bytes"
                 )
         raise self._no_answer(op)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise ServerUnreachable(f"the connection to {self._where} was closed here")
 
     def _event(self) -> int:
         """Take the next event of the connection, and return it.

@@ -13,6 +13,7 @@ has one of e_y. Nothing of m can be malformed, and the two servers check the vec
             mod W is linear, because W divides 2^l. t = y(v) - y(v') mod W is opened per pair.
     digests rot_t(v') - v must be 0 in every entry. Server 0 hashes its shares of all those
             differences, server 1 the negatives of its own; the digests are equal if all are 0.
+            The hash is universal, and its keys come from the toss, too: see `Differences`.
 
 A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are no one-hot
 vectors, its dealing passes only if exactly their (B-1) k partners are wrong in the same way and no
@@ -25,7 +26,6 @@ peer's digest.
 A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import ring
@@ -285,8 +286,7 @@ def check(
     opens another seed than it committed to.
     """
     seed = toss(channel, number, entropy)
-    context = digest(["dealing", seed, shape.dim, shape.slots, shape.bits])
-    verdicts = [_Verdict(context) for _ in halves]
+    verdicts = [_Verdict(seed) for _ in halves]
     done = 0
     waiting: _Pairs | None = None
     for index, part in enumerate(shape.parts):
@@ -401,11 +401,42 @@ class Permutation:
         return first, rest
 
 
+class Differences:
+    """A digest of one client's differences, under keys that the client could not know.
+
+    It hashes GHASH of all of them under `KEYS` keys, each as the tag of AES-GCM on associated data
+    alone. Strings of m blocks that differ, and were fixed before the keys were drawn, have the same
+    GHASH with a chance of at most (m + 1) / 2^128 per key, whatever anybody can compute: with two,
+    less than 2^-128 up to m = 2^63. The hash on top keeps what a server can learn from the peer's
+    digest of other differences than its own to testing guesses, one by one.
+    """
+
+    KEYS: ClassVar[int] = 2
+
+    def __init__(self, seed: bytes) -> None:
+        """Draw the keys from a tossed seed."""
+        keys = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(self.KEYS)]
+        # no nonce is needed where nobody has to be kept from forging tags
+        mode = modes.GCM(bytes(12))
+        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in keys]
+
+    def update(self, differences: Ring) -> None:
+        """Append the bytes of a contiguous array."""
+        for tag in self._tags:
+            tag.authenticate_additional_data(differences.data.cast("B"))
+
+    def digest(self) -> bytes:
+        """Return the digest of all that was appended, which ends here."""
+        for tag in self._tags:
+            tag.finalize()
+        return digest("dealing digest", *(tag.tag for tag in self._tags))
+
+
 class _Verdict:
     """What is known of one client's dealing so far."""
 
-    def __init__(self, context: bytes) -> None:
-        self.differences = hashlib.sha256(context)
+    def __init__(self, seed: bytes) -> None:
+        self.differences = Differences(seed)
         self.guarded = True
 
 
@@ -453,7 +484,7 @@ class _Pairs:
                 )
                 vectors.turn(self._partners, p * kept + start, block, bits, per_word, difference)
                 vectors.subtract(self._kept, start, bits, per_word, self._number == 1, difference)
-                self._verdict.differences.update(difference.data.cast("B"))
+                self._verdict.differences.update(difference)
 
 
 def one_hot(values: NDArray[np.uint64], bits: int) -> bool:

@@ -109,10 +109,10 @@ class Uploaded(RoundMessage):
 
 
 @dataclass(frozen=True)
-class Check(RoundMessage):
-    """S0 asks S1 to check with it what these clients have sent, and does so itself."""
+class _OfCheck(RoundMessage):
+    """A message about a check, which lists the clients that are checked."""
 
-    # public keys, sorted
+    # public keys, one or more, sorted
     clients: list[str]
 
     def __post_init__(self) -> None:
@@ -123,16 +123,23 @@ class Check(RoundMessage):
 
 
 @dataclass(frozen=True)
-class Checked(RoundMessage):
+class Check(_OfCheck):
+    """S0 asks S1 to check with it what these clients have sent, and does so itself."""
+
+
+@dataclass(frozen=True)
+class Checked(_OfCheck):
     """S1 has checked these clients, and says which of them have failed."""
 
-    clients: list[str]
+    # sorted, too
     failed: list[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_keys("clients", self.clients)
         _check_keys("failed", self.failed)
+        named = set(self.failed)
+        if self.failed != [key for key in self.clients if key in named]:
+            raise ConfigError("`failed` is not a part of `clients`, in their order")
 
 
 @dataclass(frozen=True)

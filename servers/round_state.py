@@ -7,7 +7,7 @@ table (`TABLE[party]`), because S0 leads:
     S1:  new ------------> open -> closing -> checking -------------> running -> published
          any of these but new and published -> failed
 
-`checking` is for rounds in which the servers check what clients send (`checked`). Dealings are
+`checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
 checked while the round is open, too, as soon as both servers hold them: S0 sends `check` with a
 list of clients, both servers check these together, S1 answers with its verdicts, and S0 compares
 them with its own. One check is under way at a time. The opened bits of a check are the same for
@@ -291,6 +291,11 @@ class ServerRound:
         """Whether clients deal one-hot vectors ahead of their uploads."""
         return self.params.dealing is not None
 
+    @property
+    def checks(self) -> bool:
+        """Whether the servers check what clients send."""
+        return self.dealt or self.params.method.checks_values
+
     def whereabouts(self) -> dict[str, str]:
         """Return by name where each client's upload is: "both", "here", "there" or "none"."""
         return self._places(self.here, self.there)
@@ -438,7 +443,7 @@ class ServerRound:
                 self.under_check = event.clients
             case Check():
                 self.discord = "s0 asks to check clients that cannot be checked now"
-            case Checked() if event.clients == self.under_check:
+            case Checked() if event.clients == self.under_check and self.failed_there is None:
                 self.failed_there = event.failed
                 self._judge()
             case Checked():
@@ -531,7 +536,7 @@ class ServerRound:
 
     def _unchecked(self) -> list[str]:
         """Return whom to check now, at S0: nobody while a check is under way."""
-        if self.under_check or not self.checked(None):
+        if self.under_check or not self.checks:
             return []
         if self.state is not State.OPEN:
             return [key for key in self.included if key not in self.passed]
@@ -551,7 +556,7 @@ class ServerRound:
 
     def checked(self, _: Event | None) -> bool:
         """Return whether this is a round in which the servers check what clients send."""
-        return self.dealt or self.params.method.checks_values
+        return self.checks
 
     def checkable(self, _: Event) -> bool:
         """Return whether no check is under way and there is something to check."""
@@ -599,7 +604,9 @@ class ServerRound:
                 return Failure(ChannelTimeout.code, reason)
             case _ if self.discord:
                 return Failure(PeerProtocolError.code, self.discord)
-            case Run() if self.checked(event) and not self.passed.issuperset(self.included):
+            case Run() if self.under_check or (
+                self.checks and not self.passed.issuperset(self.included)
+            ):
                 reason = "s0 asks to run the protocol before all clients are checked"
                 return Failure(PeerProtocolError.code, reason)
             case Run() if event.digest != self.digest:

@@ -225,6 +225,25 @@ def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:
     connection.close()
 
 
+def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
+    asked: list[str] = []
+
+    def slow(message: wire.Message) -> Answer:
+        asked.append(message.type)
+        time.sleep(0.5)
+        return message.type, {}, {}
+
+    with serving(slow) as server, connected(server, timeout_s=120) as connection:
+        threading.Timer(0.2, connection.cancel).start()
+        start = time.monotonic()
+        for op in ("first", "second"):
+            with pytest.raises(ServerUnreachable, match="closed here"):
+                connection.ask(op)
+        assert time.monotonic() - start < 60
+        time.sleep(0.6)
+    assert asked == ["first"]
+
+
 class Pair:
     """Two servers with one round whose result is the first update; what they get is kept."""
 

@@ -451,6 +451,39 @@ def test_below_the_fewest_clients_a_round_fails_with_all_reasons() -> None:
         assert "ben, cleo: its dealing failed the check" in here.reason
 
 
+@pytest.mark.parametrize("floors", [(3, 2), (2, 3)])
+def test_each_servers_own_floor_holds_for_those_who_remain(floors: tuple[int, int]) -> None:
+    both = Both(floors=floors, wrong=("key-b",), **DEALT)
+    both.send("key-a", "key-c")
+    both.deal("key-b")
+    both.feed(0, CloseAsked())
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    assert {here.code for here in both.rounds} == {"too-few-clients"}
+    assert "at least 3" in both.rounds[0].reason and "2 complete" in both.rounds[0].reason
+
+
+@pytest.mark.parametrize("kind", [DEALT, {"method": "pairwise"}])
+@pytest.mark.parametrize("wrong", [(), ("key-d",)])
+def test_the_weight_cap_holds_for_those_who_remain(
+    kind: dict[str, Any], wrong: tuple[str, ...]
+) -> None:
+    """A weight of 3 in 10 is within it, and one of 3 in 8 is not."""
+    weights = {"key-a": 3, "key-b": 3, "key-c": 2, "key-d": 2}
+    both = Both(wrong=wrong, max_clients=4, weights=weights, weight_cap=0.35, **kind)
+    for client in NAMES:
+        if both.rounds[0].dealt:
+            both.deal(client)
+        if not both.rounds[0].dealt or client not in wrong:
+            both.upload(client)
+    if not wrong:
+        assert both.states == (State.RUNNING, State.RUNNING)
+        return
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    for here in both.rounds:
+        assert here.code == ConfigError.code and "3 of 8 in all" in here.reason
+        assert here.opened == "nothing"
+
+
 def test_s1_checks_and_runs_only_what_it_may() -> None:
     def fails(here: ServerRound, message: RoundMessage, code: str) -> None:
         actions = here.handle(message, 1.0)
@@ -476,7 +509,12 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Checked(ID, ["key-b"], []), Checked(ID, [], []), Checked(ID, ["key-a"], ["key-a"])]
+    "message",
+    [
+        Checked(ID, ["key-b"], []),
+        Checked(ID, ["key-a", "key-b"], []),
+        Checked(ID, ["key-a"], ["key-a"]),
+    ],
 )
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSING, State.CHECKING])
 def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Checked) -> None:
@@ -488,6 +526,31 @@ def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Ch
     here.state = state
     here.handle(message, 1.0)
     assert here.state is State.FAILED and here.code == "peer-protocol" and not here.passed
+
+
+@pytest.mark.parametrize("state", [State.OPEN, State.CLOSING, State.CHECKING])
+def test_s0_takes_verdicts_of_s1_once_and_when_it_has_asked_for_them(state: State) -> None:
+    for under_check in ([], ["key-a"]):
+        here = a_round(0, state, **DEALT)
+        here.under_check = under_check
+        for _ in (*under_check, "once more"):
+            here.handle(Checked(ID, ["key-a"], []), 1.0)
+            # a round of no uploads would fail for another reason
+            here.state = state if here.code != "peer-protocol" else here.state
+        assert here.state is State.FAILED and here.code == "peer-protocol" and not here.passed
+
+
+def test_s1_does_not_run_the_protocol_while_it_checks() -> None:
+    here = a_round(1, State.OPEN, **DEALT)
+    here.dealt_here |= set(NAMES)
+    here.handle(Check(ID, ["key-a", "key-b"]), 1.0)
+    here.handle(CheckEnded(["key-a", "key-b"], []), 1.0)
+    here.handle(Check(ID, ["key-c"]), 1.0)
+    here.handle(Close(ID, {"key-a": b"m", "key-b": b"m"}), 1.0)
+    here.included = ["key-a", "key-b"]
+    actions = here.handle(Run(ID, here.digest), 1.0)
+    assert here.state is State.FAILED and here.code == "peer-protocol"
+    assert Effect.START not in actions
 
 
 def test_the_verdicts_are_part_of_what_both_servers_agree_on() -> None:
@@ -710,7 +773,7 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int]:
         if leader.ran and follower.ran:
             assert leader.included == follower.included and len(leader.included) == 2
             assert not out & set(leader.included) and leader.left_out == follower.left_out
-            if leader.checked(None):
+            if leader.checks:
                 assert leader.passed == follower.passed >= set(leader.included)
         more = list(now.events())
         if not more:
@@ -761,13 +824,14 @@ def documented() -> str:
     """Return the tables as docs/wire.md shows them: states with the same line together."""
     text = []
     for party, table in enumerate(TABLE):
-        rows: dict[tuple[str, ...], list[str]] = {}
+        # what happens at an event, and the states in which it does: the order of the lines counts
+        blocks: dict[tuple[tuple[str, ...], ...], list[str]] = {}
         order = list(State)
         for (state, event), lines in sorted(
             table.items(), key=lambda item: order.index(item[0][0])
         ):
-            for line in lines:
-                row = (
+            rows = (
+                (
                     _event(event),
                     ""
                     if line.when is always
@@ -778,13 +842,16 @@ def documented() -> str:
                         for action in line.actions
                     ),
                 )
-                rows.setdefault(row, []).append(state.value)
+                for line in lines
+            )
+            blocks.setdefault(tuple(rows), []).append(state.value)
         text.append(
             f"| S{party}: in state | at | if | next | does |\n| --- | --- | --- | --- | --- |"
         )
         text += [
             f"| {', '.join(states)} | {' | '.join(row)} |"
-            for row, states in sorted(rows.items(), key=lambda item: len(item[1]) > 1)
+            for rows, states in sorted(blocks.items(), key=lambda item: len(item[1]) > 1)
+            for row in rows
         ]
         text.append(f"\n| S{party}: in state | may come late | because |\n| --- | --- | --- |")
         reasons: dict[tuple[str, str], list[str]] = {}
@@ -864,6 +931,19 @@ def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_onl
         assert both.states == (State.FAILED, State.FAILED)
 
 
+def test_an_attempt_is_not_repeated_without_a_client_whose_dealing_failed() -> None:
+    """It ends at once, because that client cannot deal again, and opens nothing."""
+    bound = "key-a", "key-b", "key-c"
+    both = Both(repeats=(bound, bound), wrong=("key-b",), max_clients=4, **DEALT)
+    with pytest.raises(NotAllowed, match="anna, ben, cleo"):
+        both.rounds[0].check_dealing("key-d")
+    both.deal("key-b")
+    both.send("key-a", "key-c")
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    for here in both.rounds:
+        assert here.code == ClientsDiffer.code and here.opened == "nothing"
+
+
 def test_a_round_too_small_for_the_clients_of_the_attempt_is_refused() -> None:
     with pytest.raises(ClientsDiffer, match="max_clients is 2"):
         a_round(0, repeats=("key-a", "key-b", "key-c"), max_clients=2)
@@ -909,6 +989,11 @@ WRONG = "x" * 900_000
         wire.pack("check", {"round": ID, "clients": ["a", "a"]}),
         wire.pack("check", {"round": ID, "clients": [7]}),
         wire.pack("checked", {"round": ID, "clients": ["a"], "failed": [["a"]]}),
+        wire.pack("checked", {"round": ID, "clients": [], "failed": []}),
+        wire.pack("checked", {"round": ID, "clients": ["b", "a"], "failed": []}),
+        wire.pack("checked", {"round": ID, "clients": ["a"], "failed": ["b"]}),
+        wire.pack("checked", {"round": ID, "clients": ["a"], "failed": ["a", "a"]}),
+        wire.pack("checked", {"round": ID, "clients": ["a", "b"], "failed": ["b", "a"]}),
         wire.pack("uploaded", {"round": ID, "client": "a", "digest": "text"}),
         wire.pack("held", {"round": ID, "held": None}),
         wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2}}),

@@ -294,6 +294,51 @@ def test_a_dealing_that_cannot_be_written_is_still_due(
     assert s0.sent[-1] == Dealt(round_id, client)
 
 
+def test_unfinished_dealings_take_one_dealing_of_disk_per_client_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """However often they are begun, in however many pieces, and over whichever connection."""
+    s1 = Server(1, tmp_path, DEALT)
+    shape, round_id = DEALT.dealing, "1-0000000a"
+    assert shape
+    s1.hear(Open(round_id, 1, DEALT.to_dict(), bytes(16), True, False))
+    words = np.arange(shape.layout.words, dtype=np.uint64)
+    file = tmp_path / "spool" / round_id / "uploads.words"
+
+    def piece(key: str, number: int, pieces: int) -> wire.Message:
+        size = -(-words.size // pieces)
+        share = words[number * size : (number + 1) * size]
+        return s1.deal(key, round_id, form="words", piece=number, pieces=pieces, share=share)
+
+    for key in s1.keys:
+        # each of one word, and then fewer
+        for pieces in (words.size, 2, 3):
+            for _ in range(2):
+                assert not piece(key, 0, pieces).fields["whole"]
+        # pieces of another way of cutting do not go on with this one
+        assert "piece 0 is due" in piece(key, 1, 2).fields["message"]
+    assert file.stat().st_size == len(s1.keys) * 8 * words.size
+    assert not s1.latest.server_round.dealt_here and not isinstance(s1.sent[-1], Dealt)
+    first, second, third = s1.keys
+    # the others' pieces in between change nothing
+    for number in (1, 2):
+        for key in (first, second):
+            assert piece(key, number, 3).type == "deal"
+    for key in (first, second):
+        assert (s1.latest.spool.dealing(key).words(0, 0, words.size) == words).all()
+    # begun as words, and then a seed after all
+    assert s1.deal(third, round_id).fields["whole"]
+    assert file.stat().st_size == len(s1.keys) * 8 * words.size
+    # a dealing stands as soon as it is whole
+    for key in s1.keys:
+        assert piece(key, 0, 1).fields["code"] == "duplicate-upload"
+    s1.hear(Close(round_id, {}))
+    assert piece(first, 0, 1).fields["code"] == "round-closed"
+    s1.rounds.fail("had enough")
+    assert not file.exists()
+    assert piece(first, 0, 1).fields["code"] == "round-closed"
+
+
 def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
