@@ -10,8 +10,8 @@ table (`TABLE[party]`), because S0 leads:
 `checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
 checked while the round is open, too, as soon as both servers hold them: S0 sends `check` with a
 list of clients, both servers check these together, S1 answers with its verdicts, and S0 compares
-them with its own. One check is under way at a time. The opened bits of a check are the same for
-every honest client, so that `bind` comes after it, before the protocol runs.
+them with its own. One check is under way at a time. What it opens tells nothing of an honest
+client's update, so that `bind` comes after it, before the protocol runs.
 
 Every pair of a state and an event is of one of three kinds:
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import socket
 import threading
@@ -18,7 +19,7 @@ import zmq
 import zmq.utils.monitor
 from zmq.utils.garbage import gc as collector
 
-from securemedian.mpc import plan, wire
+from securemedian.mpc import dealing, plan, wire
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.dealing import MAX_BUCKETS, PART, Dealing
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
@@ -533,3 +534,14 @@ def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:
         load_keys(public)
     with pytest.raises(ConfigError, match="no key file"):
         load_keys(tmp_path / "nobody.key_secret")
+
+
+def test_the_page_has_the_messages_of_a_check_of_dealings_in_their_order() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text("utf-8")
+    table = page[page.index("| message | array | says |") :].split("\n\n")[0]
+    shown = re.findall(r"^\| `([a-z.]+)` \| (u[48])", table, re.MULTILINE)
+    shape = Dealing(100, 16, 8)
+    messages = [(label, dtype) for sent, label, dtype, _ in dealing.messages(shape, 1) if sent]
+    assert [label for label, _ in shown] == [label for label, _ in messages]
+    for (_, code), (_, dtype) in zip(shown, messages, strict=True):
+        assert code in ("u4", f"u{np.dtype(dtype).itemsize}")

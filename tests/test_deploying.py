@@ -1,0 +1,78 @@
+"""docs/deploying.md: what it quotes and computes is what the servers do."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from securemedian.mpc.params import RoundParams
+from securemedian.servers.peer import Change
+from securemedian.servers.policy import Policy
+from securemedian.servers.round_state import State
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "deploying.md").read_text("utf-8")
+SERVERS = {path.name: path.read_text("utf-8") for path in (ROOT / "servers").glob("*.py")}
+
+
+def rows(header: str) -> list[list[str]]:
+    """Return the cells of the table whose header begins like this, without the header."""
+    table = PAGE[PAGE.index(header) :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_table_of_events_has_all_that_a_server_logs_and_no_others() -> None:
+    shown = [event for row in rows("| event | meaning |") for event in quoted(row[0])]
+    logged = {
+        event
+        for text in SERVERS.values()
+        for event in re.findall(r'logs\.event\(\s*"([a-z-]+)"', text)
+    }
+    logged |= {str(change) for change in Change} | {f"round-{state}" for state in State}
+    # the first lines of a start are shown as they stand, and no round is ever seen as new
+    logged -= {"compiling", "compiled", "round-new"}
+    assert len(shown) == len(set(shown)) and set(shown) == logged
+
+
+def test_the_policy_that_it_shows_is_one_and_refuses_uploads_that_nobody_checks() -> None:
+    tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
+    (policy,) = (Policy(**table["policy"]) for table in tables if "policy" in table)
+    bucketed = {"method": "bucketed", "dim": 1000, "max_clients": 10}
+    policy.check(RoundParams.from_dict(bucketed), 0, "s0")
+    with pytest.raises(Exception, match="uploads dealt; not unverified"):
+        policy.check(RoundParams.from_dict(bucketed | {"uploads": "unverified"}), 0, "s0")
+
+
+def test_what_a_dealing_takes_is_what_the_round_says() -> None:
+    for cells in rows("| coordinates | `max_clients` | `dealt` |"):
+        dim, clients, ahead, after, usual, most = (float(cell.replace(",", "")) for cell in cells)
+        params = RoundParams.from_dict(
+            {"method": "bucketed", "dim": int(dim), "max_clients": int(clients)}
+        )
+        exact = params.bytes_ahead / 1e6, params.bytes_after / 1e6
+        assert (ahead, after) == pytest.approx(exact, rel=5e-3)
+        halves = clients * (exact[0] / 2 + exact[1]), clients * sum(exact)
+        assert (usual, most) == pytest.approx(halves, rel=5e-3)
+
+
+def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
+    code = SERVERS["round_state.py"]
+    shown = [reason for row in rows("| reason | cause | do |") for reason in quoted(row[0])]
+    names = {
+        "its dealing reached only s0": "its dealing reached {",
+        "its upload reached only s0": "its upload reached {",
+        "its dealing reached neither server": "neither server",
+        "its upload reached neither server": "neither server",
+        "its upload is complete, but max_clients is N": "its upload is complete, but max_clients",
+        "s1": "only s",
+    }
+    for reason in shown:
+        assert names.get(reason, reason) in code, reason
+    body = code[code.index("def _why_left_out") : code.index("def _whom")]
+    for text in re.findall(r'"(it[^"{]+)', body):
+        assert any(reason.startswith(text.strip()) for reason in shown), text
