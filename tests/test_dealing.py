@@ -196,7 +196,6 @@ def test_slots_beyond_the_last_bucket_count_as_it() -> None:
 def test_a_dealing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "PART", 200)
     monkeypatch.setattr(dealing, "CHUNK", 128)
-    monkeypatch.setattr(dealing, "NEAR", 6)
     shape = Dealing(1000, 8, 4)
     assert [part.start for part in shape.parts] == [0, 128, 384, 512, 768]
     assert sum(part.kept for part in shape.parts) == 1000
