@@ -26,18 +26,20 @@ class DemoBoard(Live):
             title=f"{scenario.data.name}: {scenario.clients} clients{misbehaving}; "
             f"{params.method.label}; {params.dim:,} parameters",
             caption="seconds: the whole round. Of these, ahead: the servers' work while clients "
-            "train; run: their work once all updates are in",
+            "train; run: their work once all updates are in. Equals plain: what the servers "
+            "published is what numpy makes of the updates",
         )
+        # in two lines, so that the table fits 80 columns
         for heading in (
             "round",
             "accuracy",
             "seconds",
             "ahead",
             "run",
-            "S0 to S1",
-            "S1 to S0",
-            "left out",
-            "equals plaintext",
+            "S0>S1\nMB",
+            "S1>S0\nMB",
+            "left\nout",
+            "equals\nplain",
         ):
             self._table.add_column(heading, justify="right")
         self.say("starting both servers (the first start compiles the kernels: a minute or two)")
@@ -74,9 +76,9 @@ class DemoBoard(Live):
             f"{measured.seconds:.1f}",
             f"{measured.ahead_seconds:.2f}",
             f"{measured.protocol_seconds:.2f}",
-            megabytes(measured.bytes_s0_to_s1),
-            megabytes(measured.bytes_s1_to_s0),
-            ", ".join(measured.left_out) or "-",
+            f"{measured.bytes_s0_to_s1 / 1e6:.2f}",
+            f"{measured.bytes_s1_to_s0 / 1e6:.2f}",
+            str(len(measured.left_out) or "-"),
             "yes" if measured.matches_plaintext else "[bold red]NO",
         )
         if self._done == self._rounds:

@@ -13,6 +13,7 @@ has one of e_y. Nothing of m can be malformed, and the two servers check the vec
             mod W is linear, because W divides 2^l. t = y(v) - y(v') mod W is opened per pair.
     digests rot_t(v') - v must be 0 in every entry. Server 0 hashes its shares of all those
             differences, server 1 the negatives of its own; the digests are equal if all are 0.
+            The hash is universal, and its keys come from the toss, too: see `Differences`.
 
 A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are no one-hot
 vectors, its dealing passes only if exactly their (B-1) k partners are wrong in the same way and no
@@ -25,7 +26,6 @@ peer's digest.
 A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import ring
@@ -57,6 +58,8 @@ DRAWS = 1 << 13
 # The binary logarithm of about how many vectors a shuffle moves at random, and of how many are
 # hashed at a time: they fit a core's cache.
 NEAR = 14
+# Vectors that are read at a time, a multiple of SLICE_ALIGN: they fit it packed.
+CHUNK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class Dealing:
     def unpack(self, words: Words, count: int, number: int) -> Ring:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
         out = self.vectors(count)
-        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out)
+        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count)
         return out
 
     def positions(self, those: Ring) -> NDArray[np.uint8]:
@@ -285,14 +288,15 @@ def check(
     opens another seed than it committed to.
     """
     seed = toss(channel, number, entropy)
-    context = digest(["dealing", seed, shape.dim, shape.slots, shape.bits])
-    verdicts = [_Verdict(context) for _ in halves]
+    verdicts = [_Verdict(seed) for _ in halves]
     done = 0
     waiting: _Pairs | None = None
     for index, part in enumerate(shape.parts):
         order = Permutation.uniform(Stream(seed, nonce=index), part.others)
-        for half, verdict in zip(halves, verdicts, strict=True):
-            pairs = _Pairs(channel, number, shape, part, half, order, verdict)
+        both = [_Pairs(channel, number, shape, part, order) for _ in halves[:2]]
+        for at, (half, verdict) in enumerate(zip(halves, verdicts, strict=True)):
+            pairs = both[at % 2]
+            pairs.send(half, verdict)
             # the next client's messages are under way while this one waits for the peer's
             if waiting is not None:
                 waiting.finish()
@@ -363,12 +367,11 @@ def _words(data: bytes) -> Words:
 class Permutation:
     """A permutation of vectors in two steps, neither of which leaves the cache.
 
-    Vectors are first put in the order of their `labels`, where label x begins at `places[x]`. Item
-    i of the permutation is then vector order[i], which has the same label as vector i.
+    Vector i first goes to places[i], where vectors with the same label lie together. Item i of the
+    permutation is then what lies at order[i], which has the same label as what lies at i.
     """
 
-    labels: NDArray[np.uint8]
-    places: NDArray[np.int64]
+    places: NDArray[np.uint32]
     order: NDArray[np.uint32]
 
     @classmethod
@@ -380,80 +383,121 @@ class Permutation:
         """
         labels = stream.words(-(-count // 8)).view(np.uint8)[:count]
         labels &= np.uint8(min(255, (1 << (count >> near).bit_length()) - 1))
-        stops = np.cumsum(np.bincount(labels, minlength=256))
-        places = np.concatenate(([0], stops[:-1]))
-        order = np.arange(count, dtype=np.uint32)
-        for first, stop in zip(places.tolist(), stops.tolist(), strict=True):
+        borders = np.concatenate(([0], np.cumsum(np.bincount(labels, minlength=256))))
+        places, order = np.empty(count, np.uint32), np.arange(count, dtype=np.uint32)
+        vectors.places(labels, borders[:-1].astype(np.uint32), places)
+        for first, stop in pairwise(borders.tolist()):
             last = stop - 1
             while last > first:
                 draws = stream.words(DRAWS).view(np.uint32)
                 last = vectors.shuffle(order, first, last, draws)
-        return cls(labels, places, order)
+        return cls(places, order)
 
-    def apply(self, those: Ring, guards: int) -> tuple[Ring, Ring]:
-        """Return the first `guards` vectors of the permutation, and the rest."""
-        near = np.empty_like(those)
-        vectors.distribute(those, self.labels, self.places, near)
-        first = np.empty((those.shape[0], guards), those.dtype)
-        rest = np.empty((those.shape[0], those.shape[1] - guards), those.dtype)
-        vectors.gather(near, self.order[:guards], first)
-        vectors.gather(near, self.order[guards:], rest)
-        return first, rest
+
+class Differences:
+    """A digest of one client's differences, under keys that the client could not know.
+
+    It hashes GHASH of all of them under `KEYS` keys, each as the tag of AES-GCM on associated data
+    alone. Strings of m blocks that differ, and were fixed before the keys were drawn, have the same
+    GHASH with a chance of at most (m + 1) / 2^128 per key, whatever anybody can compute: with two,
+    less than 2^-128 up to m = 2^63. The hash on top keeps what a server can learn from the peer's
+    digest of other differences than its own to testing guesses, one by one.
+    """
+
+    KEYS: ClassVar[int] = 2
+
+    def __init__(self, seed: bytes) -> None:
+        """Draw the keys from a tossed seed."""
+        keys = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(self.KEYS)]
+        # no nonce is needed where nobody has to be kept from forging tags
+        mode = modes.GCM(bytes(12))
+        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in keys]
+
+    def update(self, differences: Ring) -> None:
+        """Append the bytes of a contiguous array."""
+        for tag in self._tags:
+            tag.authenticate_additional_data(differences.data.cast("B"))
+
+    def digest(self) -> bytes:
+        """Return the digest of all that was appended, which ends here."""
+        for tag in self._tags:
+            tag.finalize()
+        return digest("dealing digest", *(tag.tag for tag in self._tags))
 
 
 class _Verdict:
     """What is known of one client's dealing so far."""
 
-    def __init__(self, context: bytes) -> None:
-        self.differences = hashlib.sha256(context)
+    def __init__(self, seed: bytes) -> None:
+        self.differences = Differences(seed)
         self.guarded = True
 
 
 class _Pairs:
-    """The pairs of one part of one client, whose turns and guards are being opened."""
+    """The pairs of one part, whose turns and guards are opened for one client after the other."""
 
     def __init__(
-        self,
-        channel: Channel,
-        number: int,
-        shape: Dealing,
-        part: Part,
-        half: Upload,
-        order: Permutation,
-        verdict: _Verdict,
+        self, channel: Channel, number: int, shape: Dealing, part: Part, order: Permutation
     ) -> None:
-        self._channel, self._number, self._shape, self._verdict = channel, number, shape, verdict
-        self._kept = shape.unpack(half.words(0, part.first, part.middle), part.kept, number)
-        others = shape.unpack(half.words(0, part.middle, part.end), part.others, number)
-        self._guards, self._partners = order.apply(others, part.guards)
+        self._channel, self._number, self._shape, self._part = channel, number, shape, part
+        self._places = order.places
+        self._first, self._rest = np.split(order.order, [part.guards])
+        # memory is taken once, because new pages cost as much as what is done with them
+        self._kept, self._others = shape.vectors(part.kept), shape.vectors(part.others)
+        self._numbers = np.empty((1, part.others), np.uint8)
+        self._turns = np.empty((part.partners, part.kept), np.uint8)
+
+    def send(self, half: Upload, verdict: _Verdict) -> None:
+        """Send the shares of a client's guards and turns."""
+        shape, part = self._shape, self._part
+        bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
+        for start, stop, words in _chunks(half, part.first, part.kept, part.packed_bits):
+            vectors.unpack(words, bits, per_word, one, self._kept, start, stop)
+        for start, stop, words in _chunks(half, part.middle, part.others, part.packed_bits):
+            to = self._places[start:stop]
+            vectors.scatter(words, bits, per_word, one, to, self._others, self._numbers[0])
+        self._verdict, self._guards = verdict, shape.vectors(part.guards)
+        vectors.gather(self._others, self._first, self._guards)
         # partner p of vector i stands at p N + i
-        own = shape.positions(self._kept)
-        self._turns = own - shape.positions(self._partners).reshape(part.partners, part.kept)
-        self._packed = ring.pack(self._turns, shape.slot_bits)
-        channel.send("dealing.guards", self._guards)
-        channel.send("dealing.turns", self._packed)
+        vectors.gather(self._numbers, self._rest, self._turns.reshape(1, -1))
+        np.subtract(shape.positions(self._kept), self._turns, out=self._turns)
+        self._channel.send("dealing.guards", self._guards)
+        self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
 
     def finish(self) -> None:
         """Receive the peer's shares of guards and turns, and hash the differences."""
-        shape, channel = self._shape, self._channel
+        shape, part, channel = self._shape, self._part, self._channel
         guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
         self._verdict.guarded &= one_hot(
             shape.entries(self._guards) + shape.entries(guards), shape.bits
         )
-        packed = channel.recv("dealing.turns", np.uint64, self._packed.shape)
+        words = (ring.packed_words(self._turns.size, shape.slot_bits),)
+        packed = channel.recv("dealing.turns", np.uint64, words)
         theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
-        turns = self._turns + theirs.reshape(self._turns.shape) & np.uint8(shape.slots - 1)
-        bits, per_word, kept = shape.bits, shape.per_word, turns.shape[1]
-        scratch = shape.vectors(min(kept, 1 << NEAR))
-        for p, own in enumerate(turns):
-            for start in range(0, kept, 1 << NEAR):
-                block = own[start : start + (1 << NEAR)]
-                difference = (
-                    scratch if block.size == scratch.shape[1] else shape.vectors(block.size)
+        self._turns += theirs.reshape(self._turns.shape)
+        bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
+        for turns, order in zip(self._turns, np.split(self._rest, part.partners), strict=True):
+            for at in range(0, part.kept, 1 << NEAR):
+                some, by = order[at : at + (1 << NEAR)], turns[at : at + (1 << NEAR)]
+                out = shape.vectors(some.size)
+                vectors.differences(
+                    self._others, some, by, self._kept, at, bits, per_word, negated, out
                 )
-                vectors.turn(self._partners, p * kept + start, block, bits, per_word, difference)
-                vectors.subtract(self._kept, start, bits, per_word, self._number == 1, difference)
-                self._verdict.differences.update(difference.data.cast("B"))
+                self._verdict.differences.update(out)
+
+
+def _chunks(
+    half: Upload, first: int, count: int, packed_bits: int
+) -> Iterator[tuple[int, int, Words]]:
+    """Yield the words of a share of `count` packed vectors from word `first` on, by and by.
+
+    With them come the numbers of the first of their vectors, and of the one after the last.
+    """
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        begin = first + start * packed_bits // 64
+        words = half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))
+        yield start, stop, words
 
 
 def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
@@ -523,6 +567,6 @@ def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, st
         kept = shape.unpack(upload.half.words(0, first, last), stop - start, number)
         packed = upload.rotations.words(0, first_turn, last_turn)
         turns = ring.unpack(packed, shape.slot_bits, stop - start)
-        vectors.turn(kept, 0, turns, shape.bits, shape.per_word, turned)
+        vectors.turn(kept, turns, shape.bits, shape.per_word, turned)
         vectors.add(turned, shape.bits, shape.per_word, total)
     return total

@@ -118,12 +118,13 @@ class Adam(Optimiser):
 
     name = "adam"
     kept = 2
-    rate: float = option(0.01, text="about the length of a step (default: 0.01)")
-    decay: float = option(0.9, text="the weight of former steps in their mean (default: 0.9)")
+    # these defaults make up for slow medians of an MLP (docs/ranges.md)
+    rate: float = option(0.005, text="about the length of a step (default: 0.005)")
+    decay: float = option(0.5, text="the weight of former steps in their mean (default: 0.5)")
     second_decay: float = option(
-        0.99, text="the weight of former squared steps in theirs (default: 0.99)"
+        0.9, text="the weight of former squared steps in theirs (default: 0.9)"
     )
-    floor: float = option(1e-3, text="movements far below this one count as little (default: 1e-3)")
+    floor: float = option(1e-4, text="movements far below this one count as little (default: 1e-4)")
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)

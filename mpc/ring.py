@@ -72,15 +72,24 @@ def pack(values: NDArray[Any], bits: int) -> Words:
     if bits == 8 * flat.dtype.itemsize and flat.nbytes % 8 == 0:
         return flat.view(np.uint64)
     words = np.zeros(packed_words(flat.size, bits), np.uint64)
-    packing.pack_values(flat, bits, words)
+    head = _head(flat, bits)
+    packing.pack_bytes(flat[:head], bits, words)
+    packing.pack_values(flat[head:], bits, words[head * bits // 64 :])
     return words
 
 
 def unpack(words: Words, bits: int, count: int) -> Ring:
     """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
     values = np.empty(count, dtype(bits))
-    packing.unpack_values(np.ascontiguousarray(words), bits, values)
+    packed, head = np.ascontiguousarray(words), _head(values, bits)
+    packing.unpack_bytes(packed, bits, values[:head])
+    packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values
+
+
+def _head(values: NDArray[Any], bits: int) -> int:
+    """Return how many of the first values, in whole words, are packed as bytes."""
+    return values.size & ~63 if values.dtype == np.uint8 and bits < 8 else 0
 
 
 def top_bits(bits: int) -> Words:

@@ -158,15 +158,15 @@ def test_the_other_methods(
 @pytest.mark.parametrize(
     ("options", "rounds", "least"),
     [
-        ("", 8, 0.88),
-        ("--fault gaussian", 8, 0.88),
+        ("", 8, 0.84),
+        ("--fault gaussian", 8, 0.84),
         ("--fault bitflip --method radix", 5, 0.76),
     ],
 )
 def test_mnist_reaches_its_accuracy(
     tmp_path: Path, options: str, rounds: int, least: float
 ) -> None:
-    """Train 3 clients of 3,000 images, p0 = p1 = 0.1, b = 8; one is faulty from round 3 on."""
+    """Train 3 clients of 3,000 images by the defaults; one is faulty from round 3 on."""
     chosen = ["--images", "3000", "--rounds", str(rounds), *options.split()]
     figures = demo(tmp_path, "--data", str(MNIST), *chosen)
     check(figures, rounds)

@@ -384,6 +384,18 @@ def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
     assert below("bitflip", [0, 0, 0, 50, 59], [0, 0, 0, 67, 90]) is None
 
 
+def test_files_are_named_after_split_and_optimiser(tmp_path: Path) -> None:
+    options = [*SMALL, "--methods", "mean", "--split", "dirichlet:0.3", "--out", str(tmp_path)]
+    assert experiment("fig2", *options, "--optimiser", "momentum", "--optimiser-rate", "0.5") == 0
+    stem = "fig2-digits-dirichlet-0.3-momentum"
+    assert {path.name for path in tmp_path.iterdir()} - {"runs"} == {
+        f"{stem}.{end}" for end in ("json", "png", "svg")
+    }
+    made = summary(tmp_path, stem)["settings"]
+    assert made["optimiser"] == {"optimiser": "momentum", "rate": 0.5, "decay": 0.9}
+    assert made["split"] == "dirichlet:0.3"
+
+
 def test_unscaled_columns_are_learnt_through_batch_normalisation(tmp_path: Path) -> None:
     """The default finds scales from hundredths to 1e10, and the paper's range does not."""
     options = ["--dataset", "clinic", "--images", "300", "--attacks", "none"]

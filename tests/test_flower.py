@@ -224,7 +224,9 @@ def literals(source: str) -> str:
     texts = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
-            texts += ["".join(v.value if isinstance(v, ast.Constant) else "|" for v in node.values)]
+            texts += [
+                "".join(str(v.value) if isinstance(v, ast.Constant) else "|" for v in node.values)
+            ]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
     return "\n".join(texts)

@@ -239,25 +239,40 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
     values[:, -1] = (1 - values[:, :-1].sum(axis=1)) % top
     have = vector_words(values, bits, per_word)
     packed = np.array(reference.pack(values[:, :-1].reshape(-1).tolist(), bits), np.uint64)
-    unpacked = np.empty_like(have)
-    vectors.unpack(packed, bits, per_word, 1, unpacked)
+    unpacked = np.zeros_like(have)
+    for first, last in ((0, 64), (64, count)):
+        words_of = packed[first * (slots - 1) * bits // 64 :]
+        vectors.unpack(words_of, bits, per_word, 1, unpacked, first, last)
     assert (unpacked == have).all()
 
-    places = np.zeros(count, np.uint8)
-    vectors.positions(have, bits, per_word, places)
-    assert (places % slots == (values * np.arange(slots)).sum(axis=1) % slots).all()
+    numbers = np.zeros(count, np.uint8)
+    vectors.positions(have, bits, per_word, numbers)
+    want = (values * np.arange(slots)).sum(axis=1) % slots
+    assert (numbers % slots == want).all()
 
-    turns = RNG.integers(0, slots, 20).astype(np.uint8)
-    turned = np.empty((have.shape[0], 20), have.dtype)
-    vectors.turn(have, 30, turns, bits, per_word, turned)
-    want = [np.roll(row, turn) for row, turn in zip(values[30:50], turns.tolist(), strict=True)]
-    assert (turned == vector_words(np.array(want), bits, per_word)).all()
+    places = RNG.permutation(count).astype(np.uint32)
+    vectors.scatter(packed, bits, per_word, 1, places, unpacked, numbers)
+    assert (unpacked[:, places] == have).all() and (numbers[places] % slots == want).all()
 
+    turns = RNG.integers(0, 256, count).astype(np.uint8)
+    turned = np.empty_like(have)
+    vectors.turn(have, turns, bits, per_word, turned)
+    rolled = np.array(
+        [np.roll(row, turn) for row, turn in zip(values, turns.tolist(), strict=True)]
+    )
+    assert (turned == vector_words(rolled, bits, per_word)).all()
+
+    order = RNG.integers(0, count, 20).astype(np.uint32)
+    turns = RNG.integers(0, 256, 20).astype(np.uint8)
+    rolled = np.array(
+        [np.roll(row, turn) for row, turn in zip(values[order], turns.tolist(), strict=True)]
+    )
+    minus = vector_words(others, bits, per_word)
     for negated, sign in ((False, 1), (True, -1)):
-        totals = vector_words(others[:20], bits, per_word)
-        vectors.subtract(have, 50, bits, per_word, negated, totals)
-        difference = sign * (others[:20] - values[50:]) % top
-        assert (totals == vector_words(difference, bits, per_word)).all()
+        found = np.empty((have.shape[0], 20), have.dtype)
+        vectors.differences(have, order, turns, minus, 50, bits, per_word, negated, found)
+        difference = sign * (rolled - others[50:]) % top
+        assert (found == vector_words(difference, bits, per_word)).all()
     totals = vector_words(others, bits, per_word)
     vectors.add(have, bits, per_word, totals)
     assert (totals == vector_words((others + values) % top, bits, per_word)).all()
@@ -272,10 +287,10 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
 def test_vectors_change_places() -> None:
     items = words(2, 100)
     labels = RNG.integers(0, 3, 100).astype(np.uint8)
-    places = np.concatenate(([0], np.cumsum(np.bincount(labels))[:-1]))
-    out = np.empty_like(items)
-    vectors.distribute(items, labels, places, out)
-    assert (out == items[:, np.argsort(labels, kind="stable")]).all()
+    nexts = np.concatenate(([0], np.cumsum(np.bincount(labels))[:-1])).astype(np.uint32)
+    places = np.empty(100, np.uint32)
+    vectors.places(labels, nexts, places)
+    assert (places[np.argsort(labels, kind="stable")] == np.arange(100)).all()
     order = RNG.integers(0, 100, 60).astype(np.uint32)
     chosen = np.empty((2, 60), np.uint64)
     vectors.gather(items, order, chosen)

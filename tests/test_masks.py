@@ -623,9 +623,9 @@ MASKS: dict[str, Mask] = {
         "the slots of the kept vectors are opened",
         (
             (
-                "_Pairs.__init__",
-                "own - shape.positions(self._partners).reshape(part.partners, part.kept)",
-                "own + np.zeros((part.partners, part.kept), np.uint8)",
+                "_Pairs.send",
+                "np.subtract(shape.positions(self._kept), self._turns, out=self._turns)",
+                "np.copyto(self._turns, shape.positions(self._kept))",
             ),
         ),
         (dealings.opened_and_rotations, 1),
@@ -725,8 +725,10 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
-    ("_Pairs.__init__", "half.words(0, part.first, part.middle)"): "reads a share",
-    ("_Pairs.__init__", "half.words(0, part.middle, part.end)"): "reads a share",
+    (
+        "_chunks",
+        "half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))",
+    ): "reads a share",
     ("DealtUpload.words", "self.rotations.words(row, start, stop)"): "reads rotations",
     ("_sum", "upload.half.words(0, first, last)"): "reads a share",
     ("_sum", "upload.rotations.words(0, first_turn, last_turn)"): "reads rotations",

@@ -477,7 +477,7 @@ def test_connections_cannot_take_the_reserved_descriptors() -> None:
 
 METHODS: dict[str, dict[str, Any]] = {
     "scan": {"method": "bucketed", "schedule": "scan", "buckets": 8, "ring_bits": 64},
-    "bisect": {"method": "bucketed", "schedule": "bisect", "buckets": 1024},
+    "bisect": {"method": "bucketed", "buckets": 1024, "uploads": "unverified"},
     "pairwise": {"method": "pairwise"},
     "opened": {"method": "pairwise", "selection": "opened"},
     "float32": {"method": "radix"},

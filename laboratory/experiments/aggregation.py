@@ -66,7 +66,8 @@ SECURE: dict[str, Secure] = {
             usual=False,
         )
         for buckets, variant, policy in (
-            (8, "", FollowRange()),
+            # so few buckets cannot reach as far
+            (8, "", FollowRange(lowest=1e-3, highest=1e3)),
             (32, "", FollowRange()),
             (16, "-fine", FINE),
             (32, "", LogRange(1e-5, 600.0)),

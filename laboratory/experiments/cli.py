@@ -270,7 +270,8 @@ def _run(
     command = shlex.join(["securemedian", *sys.argv[1:]])
     summary = summaries.summary(experiment, design, results, records, command)
     stem = folder / design.stem(experiment)
-    saved.write_json(stem.with_suffix(".json"), summary)
+    # a split like dirichlet:0.3 has a dot, which is no suffix
+    saved.write_json(folder / f"{stem.name}.json", summary)
     paths = experiment.draw(stem, experiment.figure, design, results)
     console.print(summaries.table(summary))
     console.print(

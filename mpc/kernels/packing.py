@@ -41,6 +41,54 @@ def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) ->
         position += bits
 
 
+# The low bytes, pairs and fours of bytes of a word's halves, and every byte's lowest bit.
+_BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+_FOURS, _LOWEST = np.uint64(0x00000000FFFFFFFF), np.uint64(0x0101010101010101)
+
+
+@kernel
+def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) -> None:
+    """Do as `pack_values` does on bytes, a multiple of 8 of them, of which fewer than 8 bits count.
+
+    Eight at a time become one word, whose neighbours then move together, three times.
+    """
+    one, two, four = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits)
+    mask = _LOWEST * ((np.uint64(1) << one) - np.uint64(1))
+    for i in range(values.shape[0] >> 3):
+        x = np.uint64(0)
+        for j in range(8):
+            x |= np.uint64(values[8 * i + j]) << np.uint64(8 * j)
+        x &= mask
+        x = (x & _BYTES) | (((x >> np.uint64(8)) & _BYTES) << one)
+        x = (x & _PAIRS) | (((x >> np.uint64(16)) & _PAIRS) << two)
+        x = (x & _FOURS) | ((x >> np.uint64(32)) << four)
+        position = 8 * bits * i
+        word, offset = position >> 6, position & 63
+        words[word] |= x << np.uint64(offset)
+        if offset + 8 * bits > 64:
+            words[word + 1] |= x >> np.uint64(64 - offset)
+
+
+@kernel
+def unpack_bytes(words: NDArray[np.uint64], bits: int, values: NDArray[np.uint8]) -> None:
+    """Undo `pack_bytes`."""
+    one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
+    fours = (unit << four) - unit
+    pairs = np.uint64(0x0000000100000001) * ((unit << two) - unit)
+    singles = np.uint64(0x0001000100010001) * ((unit << one) - unit)
+    for i in range(values.shape[0] >> 3):
+        position = 8 * bits * i
+        word, offset = position >> 6, position & 63
+        x = words[word] >> np.uint64(offset)
+        if offset + 8 * bits > 64:
+            x |= words[word + 1] << np.uint64(64 - offset)
+        x = (x & fours) | (((x >> four) & fours) << np.uint64(32))
+        x = (x & pairs) | (((x >> two) & pairs) << np.uint64(16))
+        x = (x & singles) | (((x >> one) & singles) << np.uint64(8))
+        for j in range(8):
+            values[8 * i + j] = np.uint8((x >> np.uint64(8 * j)) & np.uint64(255))
+
+
 @kernel
 def add_packed(
     words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]

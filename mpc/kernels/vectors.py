@@ -18,7 +18,7 @@ from securemedian.mpc.kernels.jit import kernel
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Vectors that a loop works on while they are in the cache.
-BLOCK = 1 << 12
+BLOCK = 1 << 10
 
 
 @kernel
@@ -44,12 +44,20 @@ def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, n
 
 
 @kernel
-def unpack(
-    words: NDArray[np.uint64], bits: int, per_word: int, one: int, vectors: NDArray[Any]
+def _unpack(
+    words: NDArray[np.uint64],
+    start: int,
+    bits: int,
+    per_word: int,
+    rest: NDArray[np.uint64],
+    vectors: NDArray[Any],
+    to: int,
+    count: int,
 ) -> None:
-    """Fill `vectors` from their entries 0..W-2, packed. The last entry is `one` minus their sum.
+    """Set `count` vectors from `to` on to the packed ones from `start` on.
 
-    The product of a word's pairs of entries with `ones` has the sum of all pairs in the last.
+    Their last entry is `rest`, which is overwritten, minus the sum of the others: the product of a
+    word's pairs of entries with `ones` has the sum of all pairs in the last.
     """
     even, odd, down, last_pair = _pairs(bits, per_word)
     ones = _ones(bits, per_word, 2)
@@ -59,27 +67,49 @@ def unpack(
     step = np.uint64(((last + 1) * per_word - 1) * bits)
     end = np.uint64(words.shape[0] - 1)
     six, low, unit = np.uint64(6), np.uint64(63), np.uint64(1)
+    for k in range(last + 1):
+        width = per_word * bits if k < last else (per_word - 1) * bits
+        mask = FULL >> np.uint64(64 - width) if width > 0 else np.uint64(0)
+        position = np.uint64(start) * step + np.uint64(k * per_word * bits)
+        row = vectors[k, to : to + count]
+        # those whose next word there is, and without asking for it the others
+        whole = min(count, max(0, (64 * int(end) - int(position) + int(step) - 1) // int(step)))
+        for i in range(whole):
+            word, offset = position >> six, position & low
+            # in two steps, because a shift by 64 is none
+            above = (words[word + unit] << unit) << (low - offset)
+            row[i] = ((words[word] >> offset) | above) & mask
+            position += step
+        for i in range(whole, count):
+            row[i] = (words[min(position >> six, end)] >> (position & low)) & mask
+            position += step
+        for i in range(row.shape[0]):
+            value = np.uint64(row[i])
+            rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
+    row = vectors[last, to : to + count]
+    for i in range(row.shape[0]):
+        row[i] |= (rest[i] & entry) << top
+
+
+@kernel
+def unpack(
+    words: NDArray[np.uint64],
+    bits: int,
+    per_word: int,
+    one: int,
+    vectors: NDArray[Any],
+    first: int,
+    last: int,
+) -> None:
+    """Set the vectors [first, last) from their entries 0..W-2, packed.
+
+    The last entry of each is `one` minus the sum of the others.
+    """
     rest = np.empty(BLOCK, np.uint64)
-    for start in range(0, vectors.shape[1], BLOCK):
-        count = min(BLOCK, vectors.shape[1] - start)
-        rest[:count] = one
-        for k in range(last + 1):
-            width = per_word * bits if k < last else (per_word - 1) * bits
-            mask = FULL >> np.uint64(64 - width) if width > 0 else np.uint64(0)
-            position = np.uint64(start) * step + np.uint64(k * per_word * bits)
-            row = vectors[k, start : start + count]
-            for i in range(count):
-                word, offset = position >> six, position & low
-                # in two steps, because a shift by 64 is none
-                above = (words[min(word + unit, end)] << unit) << (low - offset)
-                row[i] = ((words[min(word, end)] >> offset) | above) & mask
-                position += step
-            for i in range(count):
-                value = np.uint64(row[i])
-                rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
-        row = vectors[last, start : start + count]
-        for i in range(count):
-            row[i] |= (rest[i] & entry) << top
+    for start in range(first, last, BLOCK):
+        rest[:] = one
+        count = min(BLOCK, last - start)
+        _unpack(words, start - first, bits, per_word, rest, vectors, start, count)
 
 
 @kernel
@@ -110,16 +140,43 @@ def positions(vectors: NDArray[Any], bits: int, per_word: int, out: NDArray[np.u
 
 
 @kernel
-def distribute(
-    vectors: NDArray[Any], labels: NDArray[np.uint8], places: NDArray[np.int64], out: NDArray[Any]
+def places(labels: NDArray[np.uint8], nexts: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    """Set out[i] to where item i goes, if items are put in the order of their labels.
+
+    Label x begins at nexts[x], which is overwritten.
+    """
+    for i in range(labels.shape[0]):
+        label = labels[i]
+        out[i] = nexts[label]
+        nexts[label] += np.uint32(1)
+
+
+@kernel
+def scatter(
+    words: NDArray[np.uint64],
+    bits: int,
+    per_word: int,
+    one: int,
+    places: NDArray[np.uint32],
+    vectors: NDArray[Any],
+    numbers: NDArray[np.uint8],
 ) -> None:
-    """Write the vectors in the order of their labels, where label x begins at places[x]."""
-    for k in range(vectors.shape[0]):
-        nexts = places.copy()
-        for i in range(vectors.shape[1]):
-            label = labels[i]
-            out[k, nexts[label]] = vectors[k, i]
-            nexts[label] += 1
+    """Do as `unpack` does, but vector i goes to places[i], and its position y(v) to `numbers`."""
+    rest = np.empty(BLOCK, np.uint64)
+    near = np.zeros((vectors.shape[0], BLOCK), vectors.dtype)
+    own = np.empty(BLOCK, np.uint8)
+    for start in range(0, places.shape[0], BLOCK):
+        count = min(BLOCK, places.shape[0] - start)
+        rest[:], own[:] = one, 0
+        _unpack(words, start, bits, per_word, rest, near, 0, count)
+        positions(near, bits, per_word, own)
+        to = places[start : start + count]
+        for k in range(vectors.shape[0]):
+            row = vectors[k]
+            for i in range(count):
+                row[to[i]] = near[k, i]
+        for i in range(count):
+            numbers[to[i]] = own[i]
 
 
 @kernel
@@ -132,63 +189,84 @@ def gather(vectors: NDArray[Any], order: NDArray[np.uint32], out: NDArray[Any]) 
 
 @kernel
 def turn(
-    vectors: NDArray[Any],
-    start: int,
-    turns: NDArray[np.uint8],
-    bits: int,
-    per_word: int,
-    out: NDArray[Any],
+    vectors: NDArray[Any], turns: NDArray[np.uint8], bits: int, per_word: int, out: NDArray[Any]
 ) -> None:
-    """Set vector i of `out` to vector start + i, rotated up by turns[i] entries."""
-    words = vectors.shape[0]
+    """Set vector i of `out` to vector i, rotated up by turns[i] entries modulo W.
+
+    Words first change places, by 1, 2, 4, .. of them, and then take in bits of the word below.
+    """
+    words, count = vectors.shape[0], turns.shape[0]
     width = np.uint64(per_word * bits)
     mask = FULL >> (np.uint64(64) - width)
     within, unit = np.uint64(per_word - 1), np.uint64(1)
     if words == 1:
-        row = vectors[0, start : start + turns.shape[0]]
-        for i in range(turns.shape[0]):
-            value = np.uint64(row[i])
+        for i in range(count):
+            value = np.uint64(vectors[0, i])
             up = (np.uint64(turns[i]) & within) * np.uint64(bits)
             out[0, i] = ((value << up) | ((value >> (width - unit - up)) >> unit)) & mask
         return
-    log = 0
-    while 1 << log < per_word:
-        log += 1
     for k in range(words):
-        for i in range(turns.shape[0]):
-            whole = np.int64(turns[i]) >> log
+        out[k, :count] = vectors[k, :count]
+    last = np.empty(count, vectors.dtype)
+    by = 1
+    while by < words:
+        for first in range(by):
+            last[:] = out[words - by + first, :count]
+            for k in range(words - by + first, -1, -by):
+                row = out[k, :count]
+                below = out[k - by, :count] if k >= by else last
+                for i in range(count):
+                    value, other = np.uint64(row[i]), np.uint64(below[i])
+                    chosen = np.uint64(0) - np.uint64((turns[i] // (per_word * by)) & 1)
+                    row[i] = value ^ ((value ^ other) & chosen)
+        by *= 2
+    last[:] = out[words - 1, :count]
+    for k in range(words - 1, -1, -1):
+        row = out[k, :count]
+        below = out[k - 1, :count] if k else last
+        for i in range(count):
             up = (np.uint64(turns[i]) & within) * np.uint64(bits)
-            high = np.uint64(vectors[(k - whole) & (words - 1), start + i])
-            low = np.uint64(vectors[(k - whole - 1) & (words - 1), start + i])
-            out[k, i] = ((high << up) | ((low >> (width - unit - up)) >> unit)) & mask
+            low = (np.uint64(below[i]) >> (width - unit - up)) >> unit
+            row[i] = ((np.uint64(row[i]) << up) | low) & mask
 
 
 @kernel
-def subtract(
+def differences(
     vectors: NDArray[Any],
-    start: int,
+    order: NDArray[np.uint32],
+    turns: NDArray[np.uint8],
+    others: NDArray[Any],
+    first: int,
     bits: int,
     per_word: int,
     negated: bool,
-    totals: NDArray[Any],
+    out: NDArray[Any],
 ) -> None:
-    """Subtract vector start + i from totals[i] modulo 2^l, or the total from it with `negated`.
+    """Set out[i] to vector order[i], turned, minus vector first + i of `others`, modulo 2^l.
 
-    Top bits are subtracted without their borrow, so no borrow leaves its entry.
+    Or, with `negated`, to the negative of that. Top bits are subtracted without their borrow, so no
+    borrow leaves its entry.
     """
     tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
-    for k in range(totals.shape[0]):
-        row = vectors[k, start : start + totals.shape[1]]
-        for i in range(totals.shape[1]):
-            one, other = np.uint64(totals[k, i]), np.uint64(row[i])
-            if negated:
-                one, other = other, one
-            totals[k, i] = ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
+    near = np.empty((vectors.shape[0], BLOCK), vectors.dtype)
+    turned = np.empty_like(near)
+    for start in range(0, order.shape[0], BLOCK):
+        some = order[start : start + BLOCK]
+        gather(vectors, some, near)
+        turn(near, turns[start : start + BLOCK], bits, per_word, turned)
+        for k in range(out.shape[0]):
+            row = out[k, start : start + BLOCK]
+            subtracted = others[k, first + start : first + start + some.shape[0]]
+            for i in range(some.shape[0]):
+                one, other = np.uint64(turned[k, i]), np.uint64(subtracted[i])
+                if negated:
+                    one, other = other, one
+                row[i] = ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
 
 
 @kernel
 def add(vectors: NDArray[Any], bits: int, per_word: int, totals: NDArray[Any]) -> None:
-    """Add vectors to totals modulo 2^l, as `subtract` does."""
+    """Add vectors to totals modulo 2^l, top bits without their carry, so none leaves its entry."""
     tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
     for k in range(totals.shape[0]):
         for i in range(totals.shape[1]):
