@@ -97,7 +97,8 @@ def changed(shape: dealing.Dealing, dealt: Dealt, parts: list[NDArray[Any]]) -> 
 
 def one_kept_vector(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
     kept, others = entries(shape, dealt)
-    kept[0] += 1
+    # with 1 more, the vector of the last slot would become that of the first
+    kept[0] += 2
     return changed(shape, dealt, [kept, others])
 
 
