@@ -34,7 +34,7 @@ class ProtocolParams:
     ot_extension: str = "softspoken"
     # LOCAL: the most coordinates of one chunk; fewer where they would take more than `batch`
     # comparisons
-    chunk: int = 1 << 16
+    chunk: int = 1 << 18
     # LOCAL: the most comparisons that run at once, which bounds the memory of a lane
     batch: int = 1 << 19
     # LOCAL: AES with the processor's own instructions where it has them (`kernels.native`); if

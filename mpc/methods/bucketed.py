@@ -32,6 +32,7 @@ from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import MAX_BUCKETS, Dealing
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.kernels import halving
 from securemedian.mpc.methods.base import Chunk, Counting, Published
 from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import check_whole, option
@@ -176,27 +177,24 @@ def _scan(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
     return thresholds - reached.sum(axis=0, dtype=np.int64)
 
 
-def _bisect(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
+def _bisect(party: Party, centred: RingShare, bits: int) -> NDArray[np.uint16]:
     """Halve the range of the result, with the same number of steps in every coordinate.
 
     A coordinate that is settled early compares its result once more, whose bit is known: m(y) of
     the result or below b-1.
     """
     thresholds, dim = centred.shape
-    # the result is in low..high
-    low, high = np.zeros(dim, np.int64), np.full(dim, thresholds, np.int64)
-    column = np.arange(dim)
+    low, high = np.zeros(dim, np.uint16), np.full(dim, thresholds, np.uint16)
+    compared = centred[thresholds // 2].copy()
     for _ in range(steps(thresholds + 1)):
-        middle = np.minimum((low + high) // 2, thresholds - 1)
-        reached = _reached(party, RingShare(centred[middle, column]), bits).astype(bool)
-        high = np.where(reached, np.minimum(high, middle), high)
-        low = np.where(reached, low, np.maximum(low, middle + 1))
+        reached = _reached(party, RingShare(compared), bits)
+        halving.halve(reached, low, high, centred, compared)
     return low
 
 
-def _buckets(index: NDArray[np.int64]) -> PublicValues:
+def _buckets(index: NDArray[np.int64] | NDArray[np.uint16]) -> PublicValues:
     """Return bucket indices that opened bits gave, as opened values."""
-    return PublicValues(index.astype(np.uint16))
+    return PublicValues(index.astype(np.uint16, copy=False))
 
 
 def steps(buckets: int) -> int:
