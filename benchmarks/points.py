@@ -130,7 +130,7 @@ _SECONDS: Figures = {
     "seconds": lambda r: f"{r['ahead_seconds'] + r['checking_seconds'] + r['seconds']:.3f}",
     "ahead": lambda r: f"{r['ahead_seconds'] + r['preprocessing_seconds']:.3f}",
 }
-_TRAFFIC: Figures = {
+_REST: Figures = {
     "online": lambda r: f"{r['online_seconds']:.3f}",
     "M OTs": lambda r: f"{r['ots'] / 1e6:.2f}",
     "MB": lambda r: f"{report.megabytes(r):.2f}",
@@ -139,14 +139,14 @@ _TRAFFIC: Figures = {
 # title -> figure of a result
 _COUNTED: Figures = {
     **_SECONDS,
-    **_TRAFFIC,
+    **_REST,
     "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
     "B each": lambda r: f"{r['bytes_each']:.1f}",
 }
 _MEDIANS: Figures = {
     **_SECONDS,
     "checking": lambda r: f"{r['checking_seconds']:.3f}",
-    **_TRAFFIC,
+    **_REST,
     "dealt": lambda r: f"{r['client_bytes_ahead'] / 1e6:.2f}",
     "sent": lambda r: f"{r['client_bytes_after'] / 1e6:.2f}",
 }
