@@ -110,7 +110,8 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
 
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("work", no_wrap=True)
-    columns = _MEDIANS if any(result["bench"] == "median" for result in results) else _COUNTED
+    medians = results[0]["bench"] == "median"
+    columns = _MEDIANS if medians else _COUNTED
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for result in results:
@@ -119,8 +120,9 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
     table.caption_justify = "left"
     table.caption = (
         "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
-        "dealt, sent: MB of a client before and after its training, to the server that gets more; "
-        "k/s: thousands per second"
+        "dealt, sent: MB of a client before and after its training, to the server that gets more"
+        if medians
+        else "seconds = ahead of the inputs + online; MB: both directions; k/s: thousands per second"
     )
     return table
 
