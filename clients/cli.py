@@ -81,7 +81,7 @@ def _submit(options: argparse.Namespace) -> None:
                 return
             result = client.result()
         files.write(options.result, result)
-        print(f"result of round {current.round_id} in {options.result}")
+        _say_result(client, current.round_id, options.result)
 
 
 def _submit_and_warn(client: "Client", update: Any) -> None:
@@ -93,6 +93,16 @@ def _submit_and_warn(client: "Client", update: Any) -> None:
         client.submit(update)
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
+
+
+def _say_result(member: "Client | Coordinator", round_id: str, file: Path) -> None:
+    """Say where the result is, and who was left out of it and why, with a line per reason."""
+    print(f"result of round {round_id} in {file}")
+    names: dict[str, list[str]] = {}
+    for name, why in member.left_out(round_id).items():
+        names.setdefault(why, []).append(name)
+    for why, left_out in names.items():
+        print(f"left out of round {round_id}: {', '.join(left_out)}: {why}", file=sys.stderr)
 
 
 def _add_round(subparsers: "Verbs") -> None:
@@ -226,7 +236,7 @@ def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
     round_id = _round(coordinator, options)
     results = coordinator.results(round_id)
     files.write(options.file, results if len(results) > 1 else results[0])
-    print(f"result of round {round_id} in {options.file}")
+    _say_result(coordinator, round_id, options.file)
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:

@@ -121,6 +121,14 @@ class _Member:
             policy_from(policy) if policy else None,
         )
 
+    def left_out(self, round_id: str) -> dict[str, str]:
+        """Return by name who is left out of a round, and why.
+
+        As long as the round is open, these are the clients that have failed a check.
+        """
+        status = self.servers[0].ask("status", {"round": round_id}).fields
+        return {str(name): str(why) for name, why in status["left_out"].items()}
+
     def _wait(
         self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str
     ) -> T:

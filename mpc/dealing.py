@@ -55,10 +55,9 @@ OPENING_BYTES = 32
 DIGEST_WORDS = 4
 # Random words that a shuffle takes at a time.
 DRAWS = 1 << 13
-# The binary logarithm of about how many vectors a shuffle moves at random, and of how many are
-# hashed at a time: they fit a core's cache.
+# The binary logarithm of about how many vectors a shuffle moves at random: they fit a core's cache.
 NEAR = 14
-# Vectors that are read at a time, a multiple of SLICE_ALIGN: they fit it packed.
+# Vectors that are read, or hashed, at a time: they fit, too. A multiple of SLICE_ALIGN.
 CHUNK = 1 << 15
 
 
@@ -477,8 +476,8 @@ class _Pairs:
         self._turns += theirs.reshape(self._turns.shape)
         bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
         for turns, order in zip(self._turns, np.split(self._rest, part.partners), strict=True):
-            for at in range(0, part.kept, 1 << NEAR):
-                some, by = order[at : at + (1 << NEAR)], turns[at : at + (1 << NEAR)]
+            for at in range(0, part.kept, CHUNK):
+                some, by = order[at : at + CHUNK], turns[at : at + CHUNK]
                 out = shape.vectors(some.size)
                 vectors.differences(
                     self._others, some, by, self._kept, at, bits, per_word, negated, out

@@ -169,42 +169,39 @@ class Spool:
         """
         if self._shape is None:
             raise LocalProtocolError("nobody deals in this round")
-        words = self._shape.layout.words
-        what = f"piece {quoted(piece)} of {quoted(pieces)} of a dealing"
-        # how much there is to be cut into pieces
-        whole = 1 if form == "seed" else words
-        if not 0 <= piece < pieces or (pieces - 1) * -(-whole // pieces) >= whole:
-            raise BadUpload(f"there is no {what}, which has {whole} words or is one seed")
-        size = -(-words // pieces)
-        length = min(size, words - piece * size)
-        _check_share(
-            what,
-            form,
-            share,
-            {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, (length,))},
-        )
+        layout = self._shape.layout
+        _check_piece(layout.words, form, piece, pieces, share)
         if form == "seed":
             self._partial.pop(client, None)
-            self._dealings[client] = SeedUpload(self._shape.layout, share.tobytes())
+            self._dealings[client] = SeedUpload(layout, share.tobytes())
             return True
+        begin = self._write_piece(client, layout.words, piece, pieces, share)
+        if piece + 1 < pieces:
+            return False
+        del self._partial[client]
+        self._dealings[client] = StoredUpload(layout, self._file, begin)
+        return True
+
+    def _write_piece(
+        self, client: str, words: int, piece: int, pieces: int, share: NDArray[Any]
+    ) -> int:
+        """Write a piece of a dealing of so many words, and return where the dealing begins."""
         partial = self._partial.get(client)
         due = partial.due if partial and partial.pieces == pieces else 0
         if piece not in (0, due):
             raise BadUpload(
-                f"{what} came where piece {due} is due: send all pieces in order, from 0 on"
+                f"{_piece(piece, pieces)} came where piece {due} is due: "
+                "send all pieces in order, from 0 on"
             )
         try:
             begin = partial.begin if partial else self._file.reserve(words)
             self._partial[client] = _Partial(begin, pieces, piece)
-            self._file.write(begin + 8 * piece * size, np.ascontiguousarray(share))
+            at = begin + 8 * piece * -(-words // pieces)
+            self._file.write(at, np.ascontiguousarray(share))
         except OSError as error:
             raise _cannot_store("the dealing", error) from error
         self._partial[client].due += 1
-        if piece + 1 < pieces:
-            return False
-        del self._partial[client]
-        self._dealings[client] = StoredUpload(self._shape.layout, self._file, begin)
-        return True
+        return begin
 
     def get(self, client: str) -> Upload:
         """Return the upload of a client, with its dealing where it has dealt."""
@@ -237,6 +234,27 @@ class Spool:
 
 def _cannot_store(what: str, error: OSError) -> SecureMedianError:
     return SecureMedianError(f"this server cannot store {what}: {error.strerror}")
+
+
+def _piece(piece: int, pieces: int) -> str:
+    return f"piece {quoted(piece)} of {quoted(pieces)} of a dealing"
+
+
+def _check_piece(words: int, form: str, piece: int, pieces: int, share: NDArray[Any]) -> None:
+    """Raise BadUpload unless `share` is such a piece of a dealing of so many words."""
+    # how much there is to be cut into pieces
+    whole = 1 if form == "seed" else words
+    if not 0 <= piece < pieces or (pieces - 1) * -(-whole // pieces) >= whole:
+        raise BadUpload(
+            f"there is no {_piece(piece, pieces)}, which has {whole} words or is one seed"
+        )
+    size = -(-words // pieces)
+    length = min(size, words - piece * size)
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "seed": (np.uint8, (SEED_BYTES,)),
+        "words": (np.uint64, (length,)),
+    }
+    _check_share(_piece(piece, pieces), form, share, shapes)
 
 
 def _check_share(

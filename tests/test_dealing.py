@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securemedian.mpc import dealing, ring, share
 from securemedian.mpc.canonical import digest
@@ -195,7 +196,6 @@ def test_slots_beyond_the_last_bucket_count_as_it() -> None:
 def test_a_dealing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "PART", 200)
     monkeypatch.setattr(dealing, "CHUNK", 128)
-    monkeypatch.setattr(dealing, "NEAR", 6)
     shape = Dealing(1000, 8, 4)
     assert [part.start for part in shape.parts] == [0, 128, 384, 512, 768]
     assert sum(part.kept for part in shape.parts) == 1000
@@ -464,6 +464,33 @@ def test_a_peer_with_another_shape_is_refused() -> None:
     own = [deal(shape) for shape in shapes]
     with pytest.raises(PeerProtocolError, match="expected"):
         run_both(lambda j: check(pair[j], j, shapes[j], [own[j].seeded]))
+
+
+def test_differences_are_hashed_under_tossed_keys() -> None:
+    """Every byte counts, and the keys are the seed's; blocks may end anywhere."""
+    values = np.random.default_rng(8).integers(0, 2**32, 40, np.uint32)
+
+    def digested(seed: bytes, *blocks: np.ndarray) -> bytes:
+        differences = dealing.Differences(seed)
+        for block in blocks:
+            differences.update(block)
+        return differences.digest()
+
+    want = digested(bytes(16), values)
+    assert digested(bytes(16), values[:7], values[7:]) == want
+    assert digested(bytes(15) + b"1", values) != want
+    for place in range(values.nbytes):
+        changed = values.copy()
+        changed.view(np.uint8)[place] ^= 1
+        assert digested(bytes(16), changed) != want
+    # as another library call computes the tags
+    tags = [
+        AESGCM(digest("dealing differences", bytes(16), key)[:16]).encrypt(
+            bytes(12), b"", values.tobytes()
+        )
+        for key in range(2)
+    ]
+    assert digest("dealing digest", *tags) == want and tags[0] != tags[1]
 
 
 # Permutations

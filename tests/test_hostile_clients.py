@@ -97,7 +97,8 @@ def changed(shape: dealing.Dealing, dealt: Dealt, parts: list[NDArray[Any]]) -> 
 
 def one_kept_vector(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
     kept, others = entries(shape, dealt)
-    kept[0] += 1
+    # by 2: by 1, a vector whose last entry is 1 would become another one-hot vector
+    kept[0] += 2
     return changed(shape, dealt, [kept, others])
 
 
@@ -113,7 +114,7 @@ def every_vector_alike(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
 def one_of_the_others(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
     """Every other vector is a guard or has a kept one that it has to fit."""
     kept, others = entries(shape, dealt)
-    others[7] += 1
+    others[7] += 2
     return changed(shape, dealt, [kept, others])
 
 

@@ -227,8 +227,8 @@ def vector_words(values: np.ndarray, bits: int, per_word: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("slots", "bits", "per_word"), VECTORS)
 def test_vectors(slots: int, bits: int, per_word: int) -> None:
-    """Each kernel, entry by entry with whole numbers."""
-    count, top = 70, 2**bits
+    """Each kernel, entry by entry with whole numbers, on more vectors than it takes at once."""
+    count, top = vectors.BLOCK + 70, 2**bits
 
     def drawn() -> np.ndarray:
         values = RNG.integers(0, top - 1, (count, slots), np.uint64, endpoint=True)
@@ -262,14 +262,14 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
     )
     assert (turned == vector_words(rolled, bits, per_word)).all()
 
-    order = RNG.integers(0, count, 20).astype(np.uint32)
-    turns = RNG.integers(0, 256, 20).astype(np.uint8)
+    order = RNG.integers(0, count, count - 50).astype(np.uint32)
+    turns = RNG.integers(0, 256, order.size).astype(np.uint8)
     rolled = np.array(
         [np.roll(row, turn) for row, turn in zip(values[order], turns.tolist(), strict=True)]
     )
     minus = vector_words(others, bits, per_word)
     for negated, sign in ((False, 1), (True, -1)):
-        found = np.empty((have.shape[0], 20), have.dtype)
+        found = np.empty((have.shape[0], order.size), have.dtype)
         vectors.differences(have, order, turns, minus, 50, bits, per_word, negated, found)
         difference = sign * (rolled - others[50:]) % top
         assert (found == vector_words(difference, bits, per_word)).all()
@@ -323,6 +323,17 @@ def test_pack_plane() -> None:
     for bit in (0, 7, 31):
         packing.pack_plane(values, bit, plane)
         assert plane.tolist() == reference.pack([int(value) >> bit & 1 for value in values], 1)
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+def test_bytes_are_packed_as_values_are(bits: int) -> None:
+    """Eight at a time, also where there are no eight left; what is above the bits is dropped."""
+    for count in (0, 1, 63, 64, 200):
+        values = RNG.integers(0, 256, count).astype(np.uint8)
+        low = values & np.uint8(2**bits - 1)
+        packed = ring.pack(values, bits)
+        assert packed.tolist() == reference.pack(low.tolist(), bits)
+        assert (ring.unpack(packed, bits, count) == low).all()
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,16 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from zmq.utils import z85
 
 from securemedian.mpc import pipeline, wire
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import MAX_TEXT, ChannelTimeout, RoundBusy, SecureMedianError
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers import control
+from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
 from securemedian.servers.control import (
     Bye,
     Check,
@@ -417,6 +420,23 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
     ) and "ZeroDivision" not in answer.fields["message"]
     monkeypatch.undo()
     assert s0.ask(client, "info").type == "info"
+
+
+def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> None:
+    """With names as long as they may be (in ASCII), weights, and the longest reasons."""
+    keys = sorted(z85.encode(number.to_bytes(32, "big")).decode() for number in range(MAX_CLIENTS))
+    clients = tuple(Caller(f"{at:0{MAX_NAME}}", key) for at, key in enumerate(keys))
+    params = RoundParams(Bucketed(weights=dict.fromkeys(keys, 1000)), DIM, MAX_CLIENTS)
+    s1 = Server(1, tmp_path, params, clients=clients)
+    round_id = "1-0000000a"
+    s1.hear(Open(round_id, 1, params.to_dict(), bytes(16), True, False))
+    server_round = s1.latest.server_round
+    longest = "its upload is complete, but max_clients is 65536"
+    server_round.left_out = {client.name: longest for client in clients}
+    status = s1.ask(s1.coordinator, "status")
+    assert status.type == "status" and status.fields["left_out"] == server_round.left_out
+    for message in (Close(round_id, dict.fromkeys(keys, bytes(32))), Checked(round_id, keys, keys)):
+        control.decode(control.encode(message))
 
 
 def test_only_the_latest_rounds_are_kept(s0: Server) -> None:

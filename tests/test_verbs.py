@@ -154,6 +154,7 @@ def test_a_round_by_verbs_alone(
 
     assert together([partial(submit, name) for name in pair.names]) == [0, 0, 0]
     assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
+    assert "left out" not in capsys.readouterr().err
     result = files.read_vector(tmp_path / "result.npy")
     assert np.array_equal(
         result,
@@ -171,7 +172,7 @@ def test_a_round_by_verbs_alone(
     assert (status["state"], sorted(status["included"])) == ("published", pair.names)
 
 
-def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_close_and_abort(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coordinator = toml(pair, "coordinator")
     opening = [
         "round",
@@ -200,6 +201,13 @@ def test_close_and_abort(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None
             assert cli.main(["round", "close", coordinator]) == 0
             # the lower median of two
             assert np.allclose(client.result(), np.minimum(UPDATES[0], UPDATES[1]), atol=1e-6)
+        reason = "its upload reached neither server"
+        round_id = str(pair.status()["round"])
+        assert client.left_out(round_id) == {pair.names[2]: reason}
+    capsys.readouterr()
+    assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
+    error = capsys.readouterr().err
+    assert f"left out of round {round_id}: {pair.names[2]}: {reason}\n" in error
 
 
 def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:
