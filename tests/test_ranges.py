@@ -450,6 +450,8 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         (OWN | {"edges": [1.0, "3"]}, 6, "edge or value must be"),
         (OWN | {"edges": [1.0, math.nan]}, 6, "edge or value must be"),
         (OWN | {"values": [0.5, 0.7, 3.0]}, 6, "must lie between its edges"),
+        (OWN | {"values": [1.0, 2.0, 3.0]}, 6, "must lie between its edges"),
+        (OWN | {"values": [0.5, 1.0, 3.0]}, 6, "must lie between its edges"),
         (OWN | {"values": [0.5, 2.0, 3.5]}, 6, "the last be the last edge"),
         (OWN | {"values": [0, 2.0, 3.0]}, 6, "edge or value must be"),
         (OWN | {"factors": [0.5, 0.0, 2.0]}, 6, "a range factor must be"),
