@@ -122,7 +122,8 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
         "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
         "dealt, sent: MB of a client before and after its training, to the server that gets more"
         if medians
-        else "seconds = ahead of the inputs + online; MB: both directions; k/s: thousands per second"
+        else "seconds = ahead of the inputs + online; MB: both directions; "
+        "k/s: thousands per second"
     )
     return table
 
