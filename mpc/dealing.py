@@ -397,10 +397,10 @@ class Differences:
     """A digest of one client's differences, under keys that the client could not know.
 
     It hashes GHASH of all of them under `KEYS` keys, each as the tag of AES-GCM on associated data
-    alone. Strings of m blocks that differ, and were fixed before the keys were drawn, have the same
-    GHASH with a chance of at most (m + 1) / 2^128 per key, whatever anybody can compute: with two,
-    less than 2^-128 up to m = 2^63. The hash on top keeps what a server can learn from the peer's
-    digest of other differences than its own to testing guesses, one by one.
+    alone. Strings of m blocks that differ, whatever anybody can compute, have the same GHASH with a
+    chance of at most (m + 1) / 2^128 per random key that they do not depend on; with two keys, less
+    than 2^-128 up to m = 2^63. The hash on top keeps what a server can learn from the peer's digest
+    of other differences than its own to testing guesses, one by one.
     """
 
     KEYS: ClassVar[int] = 2

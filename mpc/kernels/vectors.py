@@ -208,7 +208,9 @@ def turn(
     for k in range(words):
         out[k, :count] = vectors[k, :count]
     last = np.empty(count, vectors.dtype)
-    by = 1
+    by, bit = 1, np.uint64(0)
+    while unit << bit < per_word:
+        bit += unit
     while by < words:
         for first in range(by):
             last[:] = out[words - by + first, :count]
@@ -217,9 +219,9 @@ def turn(
                 below = out[k - by, :count] if k >= by else last
                 for i in range(count):
                     value, other = np.uint64(row[i]), np.uint64(below[i])
-                    chosen = np.uint64(0) - np.uint64((turns[i] // (per_word * by)) & 1)
+                    chosen = np.uint64(0) - ((np.uint64(turns[i]) >> bit) & unit)
                     row[i] = value ^ ((value ^ other) & chosen)
-        by *= 2
+        by, bit = 2 * by, bit + unit
     last[:] = out[words - 1, :count]
     for k in range(words - 1, -1, -1):
         row = out[k, :count]
