@@ -243,7 +243,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
-    """Yield what builds each round that the options ask for, or raises ConfigError."""
+    """Yield one function per round that the options ask for, which returns its parameters.
+
+    It raises ConfigError if there can be no such round.
+    """
     given = given_options(options)
     if options.method != ALL:
         check_belong(options.method, given)
@@ -381,9 +384,10 @@ class DealingCheck(NamedTuple):
 
 @cache
 def time_check(dealing: Dealing) -> DealingCheck:
-    """Check dealings at both parties of this process, on one part: neither has a core of its own.
+    """Return what checking dealings takes, measured at both parties in this process, on one part.
 
-    Several clients are checked, because the next one's messages are made while one waits.
+    The seconds are those of the processor, of which each party takes half. Several clients are
+    checked, because the next one's messages are made while one waits.
     """
     part = max(dealing.parts, key=lambda part: part.kept)
     shape = replace(dealing, dim=part.kept)

@@ -110,7 +110,8 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
 
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("work", no_wrap=True)
-    columns = _MEDIANS if any(result["bench"] == "median" for result in results) else _COUNTED
+    medians = results[0]["bench"] == "median"
+    columns = _MEDIANS if medians else _COUNTED
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for result in results:
@@ -119,7 +120,9 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
     table.caption_justify = "left"
     table.caption = (
         "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
-        "dealt, sent: MB of a client before and after its training, to the server that gets more; "
+        "dealt, sent: MB of a client before and after its training, to the server that gets more"
+        if medians
+        else "seconds = ahead of the inputs + online; MB: both directions; "
         "k/s: thousands per second"
     )
     return table
@@ -130,7 +133,7 @@ _SECONDS: Figures = {
     "seconds": lambda r: f"{r['ahead_seconds'] + r['checking_seconds'] + r['seconds']:.3f}",
     "ahead": lambda r: f"{r['ahead_seconds'] + r['preprocessing_seconds']:.3f}",
 }
-_TRAFFIC: Figures = {
+_REST: Figures = {
     "online": lambda r: f"{r['online_seconds']:.3f}",
     "M OTs": lambda r: f"{r['ots'] / 1e6:.2f}",
     "MB": lambda r: f"{report.megabytes(r):.2f}",
@@ -139,14 +142,14 @@ _TRAFFIC: Figures = {
 # title -> figure of a result
 _COUNTED: Figures = {
     **_SECONDS,
-    **_TRAFFIC,
+    **_REST,
     "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
     "B each": lambda r: f"{r['bytes_each']:.1f}",
 }
 _MEDIANS: Figures = {
     **_SECONDS,
     "checking": lambda r: f"{r['checking_seconds']:.3f}",
-    **_TRAFFIC,
+    **_REST,
     "dealt": lambda r: f"{r['client_bytes_ahead'] / 1e6:.2f}",
     "sent": lambda r: f"{r['client_bytes_after'] / 1e6:.2f}",
 }

@@ -41,7 +41,7 @@ class Settings:
 
     @property
     def native(self) -> bool:
-        """Whether the kernels on the processor's AES instructions are taken."""
+        """Return whether the kernels on the processor's AES instructions are taken."""
         # numba is not imported before a benchmark runs
         from securemedian.mpc.kernels import native
 

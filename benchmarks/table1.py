@@ -321,5 +321,5 @@ def _table(phases: list[Phase], options: argparse.Namespace) -> Any:
         "as printed"
     )
     return report.table(
-        _title(options), ["phase", "where", "uploads", "s", "MB", "the paper, s"], rows, note
+        _title(options), ["phase", "where", "setting", "s", "MB", "the paper, s"], rows, note
     )

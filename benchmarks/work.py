@@ -15,6 +15,7 @@ import numpy as np
 from securemedian.mpc import compare, dealing, ring, share
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.dealing import DealtUpload
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.ot.extension import ALIGN, BLOCK
@@ -170,10 +171,14 @@ def _median(
 def _publish(params: RoundParams, values: PublicValues) -> float:
     """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
-    # the default policy, where it can have so many buckets
-    fits = params.method.range_buckets % 2 == 0 and params.method.range_buckets >= 6
-    policy: RangePolicy = FollowRange() if fits else CoordinateRange()
-    before = training.Training(policy, zeros, zeros + np.float32(0.1))
+    scale = zeros + np.float32(0.1)
+    policy: RangePolicy = FollowRange()
+    try:
+        policy.buckets(scale, params.method.range_buckets)
+    except ConfigError:
+        # it has no layout of so many buckets, and this one has
+        policy = CoordinateRange()
+    before = training.Training(policy, zeros, scale)
     start = time.perf_counter()
     training.finish(before, params, values, params.max_clients)
     return time.perf_counter() - start

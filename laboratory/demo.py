@@ -48,8 +48,8 @@ def add_verbs(verbs: "Verbs") -> None:
         description=(
             "Start S0, S1 and the clients' workers as separate processes on this machine, train a "
             "model with secure medians, and compare every result with the same computation in the "
-            "clear. The images are MNIST or CIFAR-10 with --data, otherwise scikit-learn's 8x8 "
-            "digits."
+            "clear. It trains on MNIST or CIFAR-10 with --data, on a made-up table of patients "
+            "with --dataset clinic, otherwise on scikit-learn's 8x8 digits."
         ),
     )
     verb.add_argument(

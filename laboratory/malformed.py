@@ -23,7 +23,7 @@ class MalformedClient(Client):
         self._fault = fault
 
     def deal(self, shape: Dealing, current: Round) -> Dealt:
-        """Return a dealing in which entries are neither 0 nor 1."""
+        """Return a dealing whose vectors are not one-hot."""
         dealt = super().deal(shape, current)
         if self._fault.active(current.number):
             dealt.words = WordsUpload(shape.layout, dealt.words.packed ^ np.uint64(1))

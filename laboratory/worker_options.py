@@ -31,7 +31,8 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         choices=SOURCES,
-        help="the data set (default: recognised by the files in DIR)",
+        help="the data set; digits and clinic need no DIR (default: recognised by the files in "
+        "DIR)",
     )
     parser.add_argument(
         "--network", choices=MODELS, help="the network to train (default: the data set's own)"

@@ -93,9 +93,13 @@ class Momentum(Optimiser):
 
     name = "momentum"
     kept = 1
-    rate: float = option(1.0, text="the part of the step that is taken (default: 1)")
+    rate: float = option(
+        1.0, text="the step is so many times the velocity (default: 1)", metavar="R"
+    )
     decay: float = option(
-        0.9, text="the part of the former step that is added to the next (default: 0.9)"
+        0.9,
+        text="the part of the former velocity that is added to each movement (default: 0.9)",
+        metavar="P",
     )
 
     def __post_init__(self) -> None:
@@ -118,13 +122,25 @@ class Adam(Optimiser):
 
     name = "adam"
     kept = 2
-    # these defaults make up for slow medians of an MLP (docs/ranges.md)
-    rate: float = option(0.005, text="about the length of a step (default: 0.005)")
-    decay: float = option(0.5, text="the weight of former steps in their mean (default: 0.5)")
-    second_decay: float = option(
-        0.9, text="the weight of former squared steps in theirs (default: 0.9)"
+    # these defaults were tuned on an MLP (docs/ranges.md)
+    rate: float = option(
+        0.005, text="about the length of a step of each parameter (default: 0.005)", metavar="R"
     )
-    floor: float = option(1e-4, text="movements far below this one count as little (default: 1e-4)")
+    decay: float = option(
+        0.5,
+        text="the weight of former movements in the mean of movements (default: 0.5)",
+        metavar="P",
+    )
+    second_decay: float = option(
+        0.9,
+        text="the weight of former movements in the mean of squared movements (default: 0.9)",
+        metavar="P",
+    )
+    floor: float = option(
+        1e-4,
+        text="parameters that move much less than this take shorter steps (default: 1e-4)",
+        metavar="X",
+    )
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)

@@ -291,7 +291,10 @@ def check_piece(
     uploads: Sequence[share.Upload],
     batch: int,
 ) -> NDArray[np.bool_]:
-    """Return whose values in a piece are out of range, as `compute` does what it does."""
+    """Return whose values in a piece are out of range, after making the correlations it lacks.
+
+    `uploads` are those of all clients, of whom the piece has some.
+    """
     party.pool.reserve(check_demand(params, piece))
     chosen = uploads[piece.clients]
     chunk = params.chunk(chosen, [1] * len(chosen), piece.begin, piece.end, batch)

@@ -88,8 +88,8 @@ class Plan:
 def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
-    Before it comes that of one `dealing.check` of all clients, or of `pipeline.check_values`; all
-    of them pass. Without weights they are [1] * n. Raises ConfigError if a chunk would be too large
+    It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
+    them pass. Without weights they are [1] * n. Raises ConfigError if a chunk would be too large
     for any machine.
     """
     chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
@@ -394,7 +394,7 @@ class _Rehearsal:
         return self._aside(lambda party: exchange_verdicts(party, [True] * clients))
 
     def _aside(self, work: Callable[[Party], object]) -> _Part:
-        """Return what lane 0 does without its stock."""
+        """Return what lane 0 does in `work`, which takes no correlations."""
         parties = (self._party(0), self._party(1))
         for party in parties:
             work(party)

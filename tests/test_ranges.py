@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from securemedian.clients.flags import add_range_options, range_policy
 from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
+from securemedian.laboratory.experiments.aggregation import FINE
 from securemedian.mpc import encode
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.encode import UnevenBuckets
@@ -41,12 +42,6 @@ OWN: dict[str, Any] = {
     "values": [0.5, 2.0, 3.0],
     "factors": [0.5, 1.0, 4.0],
 }
-Q16: dict[str, Any] = {
-    "policy": "follow",
-    "edges": [0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5],
-    "values": [0.06, 0.19, 0.37, 0.62, 0.87, 1.25, 2.0, 2.5],
-    "factors": [0.35, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 4.0],
-}
 EDGES = [4 / 2.5**i for i in range(6, -1, -1)]
 # one size per bucket of EDGES
 ROOT = Decimal("2.5").sqrt()
@@ -60,7 +55,7 @@ LAYOUTS = {
         [0.0625, 0.25, 1.0, 4.0, 8.0],
     ),
     "own": (policy_from(OWN), OWN["edges"], OWN["values"]),
-    "Q16": (policy_from(Q16), Q16["edges"], Q16["values"]),
+    "fine": (FINE, FINE.edges, FINE.values),
 }
 
 
@@ -455,6 +450,8 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         (OWN | {"edges": [1.0, "3"]}, 6, "edge or value must be"),
         (OWN | {"edges": [1.0, math.nan]}, 6, "edge or value must be"),
         (OWN | {"values": [0.5, 0.7, 3.0]}, 6, "must lie between its edges"),
+        (OWN | {"values": [1.0, 2.0, 3.0]}, 6, "must lie between its edges"),
+        (OWN | {"values": [0.5, 1.0, 3.0]}, 6, "must lie between its edges"),
         (OWN | {"values": [0.5, 2.0, 3.5]}, 6, "the last be the last edge"),
         (OWN | {"values": [0, 2.0, 3.0]}, 6, "edge or value must be"),
         (OWN | {"factors": [0.5, 0.0, 2.0]}, 6, "a range factor must be"),

@@ -66,14 +66,15 @@ def add_verbs(verbs: "Verbs") -> None:
     verb.add_argument(
         "--dataset",
         metavar="NAME",
-        help="the data set (default: recognised by the files in DIR)",
+        help="the data set, by its name in --list; digits and clinic need no files (default: "
+        "recognised by the files in DIR)",
     )
     how = verb.add_mutually_exclusive_group()
     how.add_argument(
         "--secure",
         action="store_true",
         default=None,
-        help="compute the medians with S0 and S1 (the default of most experiments)",
+        help="compute the medians with S0 and S1 (default, but not of ranges)",
     )
     how.add_argument(
         "--plain",

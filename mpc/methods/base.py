@@ -181,7 +181,7 @@ class Method(ABC):
         return self.range_buckets > 0
 
     def outermost(self, values: PublicValues) -> int:
-        """Return the coordinates of which the first opened result is an outermost bucket."""
+        """Return in how many coordinates the first opened result is an outermost bucket."""
         if not self.uses_range:
             return 0
         return int(encode.outermost(values[0], self.range_buckets).sum())

@@ -59,12 +59,14 @@ class Bucketed(Counting):
     uploads: str = option(
         "dealt",
         choices=UPLOADS,
-        text="dealt ahead and checked (default), or the paper's own, which trust every client not "
-        "to lie: for comparison only",
+        text="dealt (default): clients send random vectors before they train, which the servers "
+        "check, and a few bits afterwards; unverified: the paper's own, with which any one client "
+        "can set the result: for comparison only",
     )
     check_bits: int = option(
         40,
-        text="a dealing that lies passes with a chance of 2^-BITS at most (default: 40)",
+        text="with uploads dealt: a client that cheats passes the servers' check with a chance of "
+        "2^-BITS at most (default: 40, which is also the least; at most 128)",
         metavar="BITS",
     )
 

@@ -45,30 +45,40 @@ class FollowRange(LogRange):
     name = "follow"
     lowest: float = option(
         1e-4,
-        text="in the first round: the edge of the logarithmic buckets next to 0 (default: 1e-4)",
+        text="in the first round: the innermost edge of the logarithmic buckets (default: 1e-4)",
         metavar="X",
     )
     highest: float = option(
         1e10,
-        text="in the first round: the last edge of the logarithmic buckets (default: 1e10)",
+        text="in the first round: the outermost edge of the logarithmic buckets (default: 1e10)",
         metavar="X",
     )
     top: float = option(
-        4.0, text="later: the last edge, in units of the scale (default: 4)", metavar="X"
+        4.0,
+        text="from the second round on: the outermost edge, in units of the scale (default: 4)",
+        metavar="X",
     )
-    ratio: float = option(2.5, text="later: of one edge to the one before (default: 2.5)")
+    ratio: float = option(
+        2.5,
+        text="from the second round on: how many times as far out each edge is as the one before "
+        "(default: 2.5)",
+        metavar="R",
+    )
     edges: list[float] = option(
         [],
-        text="later, in place of top and ratio: where the buckets above 0 end, in units of the "
-        "scale, without the outermost, which has no end",
+        text="from the second round on, in place of top and ratio: where the buckets above 0 end, "
+        "in units of the scale, without the outermost, which has no end",
         metavar="X,..",
     )
     values: list[float] = option(
-        [], text="with edges: what these buckets stand for", metavar="X,.."
+        [],
+        text="with edges: what the buckets above 0 stand for, in units of the scale, the outermost "
+        "for the last edge",
+        metavar="X,..",
     )
     factors: list[float] = option(
         [],
-        text="with edges: by what they multiply the scale when a result is in them",
+        text="with edges: what a result in each of these buckets multiplies the scale by",
         metavar="F,..",
     )
 
@@ -103,7 +113,7 @@ class FollowRange(LogRange):
                 f"the range has edges for {2 * len(self.values)} buckets, and the round has "
                 f"{buckets}: change buckets or the edges, or leave these out"
             )
-        # of all rounds, so that buckets of later ones are refused in the first
+        # made in the first round, too, so that it refuses buckets that later ones cannot have
         later = self._later(buckets)
         return self.logarithmic(buckets) if np.ndim(scale) == 0 else later
 

@@ -54,10 +54,10 @@ class LogRange(RangePolicy):
 
     name = "log"
     lowest: float = option(
-        1e-6, text="the edge of the logarithmic buckets next to 0 (default: 1e-6)", metavar="X"
+        1e-6, text="the innermost edge of the logarithmic buckets (default: 1e-6)", metavar="X"
     )
     highest: float = option(
-        1e9, text="the last edge of the logarithmic buckets (default: 1e9)", metavar="X"
+        1e9, text="the outermost edge of the logarithmic buckets (default: 1e9)", metavar="X"
     )
 
     def __post_init__(self) -> None:
