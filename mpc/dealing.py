@@ -27,6 +27,7 @@ A dealing may be cut into parts of many coordinates, each checked by itself, to 
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,6 +60,8 @@ DRAWS = 1 << 13
 NEAR = 14
 # Vectors that are read, or hashed, at a time: they fit, too. A multiple of SLICE_ALIGN.
 CHUNK = 1 << 15
+# Clients whose messages are under way while one waits for the peer's.
+AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -289,22 +292,20 @@ def check(
     seed = toss(channel, number, entropy)
     verdicts = [_Verdict(seed) for _ in halves]
     done = 0
-    waiting: _Pairs | None = None
+    waiting: deque[_Pairs] = deque()
     for index, part in enumerate(shape.parts):
         order = Permutation.uniform(Stream(seed, nonce=index), part.others)
-        both = [_Pairs(channel, number, shape, part, order) for _ in halves[:2]]
-        for at, (half, verdict) in enumerate(zip(halves, verdicts, strict=True)):
-            pairs = both[at % 2]
-            pairs.send(half, verdict)
-            # the next client's messages are under way while this one waits for the peer's
-            if waiting is not None:
-                waiting.finish()
-            waiting = pairs
+        spare = [_Pairs(channel, number, shape, part, order) for _ in halves[: AHEAD + 1]]
+        for half, verdict in zip(halves, verdicts, strict=True):
+            # the next clients' messages are under way while one waits for the peer's
+            if len(waiting) > AHEAD:
+                spare.append(waiting.popleft().finish())
+            waiting.append(spare.pop().send(half, verdict))
             done += part.kept
             if progress is not None:
                 progress(done, shape.dim * len(halves))
-    if waiting is not None:
-        waiting.finish()
+        while waiting:
+            waiting.popleft().finish()
     mine = np.frombuffer(b"".join(each.differences.digest() for each in verdicts), np.uint64)
     theirs = channel.exchange("dealing.digests", mine)
     equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
@@ -321,7 +322,6 @@ def messages(
     for label in ("toss.commit", "toss.open"):
         for sent in (True, False):
             yield sent, label, np.uint64, (OPENING_BYTES // 8,)
-    waiting: list[tuple[str, DTypeLike, tuple[int, ...]]] = []
     for part in shape.parts:
         guards = shape.vectors(part.guards)
         words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
@@ -329,11 +329,11 @@ def messages(
             ("dealing.guards", guards.dtype, guards.shape),
             ("dealing.turns", np.uint64, (words,)),
         ]
-        for _ in range(clients):
-            yield from ((True, *message) for message in pairs)
-            yield from ((False, *message) for message in waiting)
-            waiting = pairs
-    yield from ((False, *message) for message in waiting)
+        for at in range(clients + AHEAD + 1):
+            if at > AHEAD:
+                yield from ((False, *message) for message in pairs)
+            if at < clients:
+                yield from ((True, *message) for message in pairs)
     for sent in (True, False):
         yield sent, "dealing.digests", np.uint64, (DIGEST_WORDS * clients,)
 
@@ -446,7 +446,7 @@ class _Pairs:
         self._numbers = np.empty((1, part.others), np.uint8)
         self._turns = np.empty((part.partners, part.kept), np.uint8)
 
-    def send(self, half: Upload, verdict: _Verdict) -> None:
+    def send(self, half: Upload, verdict: _Verdict) -> Self:
         """Send the shares of a client's guards and turns."""
         shape, part = self._shape, self._part
         bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
@@ -462,8 +462,9 @@ class _Pairs:
         np.subtract(shape.positions(self._kept), self._turns, out=self._turns)
         self._channel.send("dealing.guards", self._guards)
         self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
+        return self
 
-    def finish(self) -> None:
+    def finish(self) -> Self:
         """Receive the peer's shares of guards and turns, and hash the differences."""
         shape, part, channel = self._shape, self._part, self._channel
         guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
@@ -483,6 +484,7 @@ class _Pairs:
                     self._others, some, by, self._kept, at, bits, per_word, negated, out
                 )
                 self._verdict.differences.update(out)
+        return self
 
 
 def _chunks(

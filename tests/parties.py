@@ -137,7 +137,8 @@ def run_rounds(
     protocol: ProtocolParams | None = None,
 ) -> tuple[Outcome, Outcome]:
     """Run one round at both parties; `shares` is one pair per client."""
-    used = protocol or ProtocolParams(lanes=len(parties[0]))
+    # the first message says how large a chunk each party wishes for, and is pinned with the rest
+    used = protocol or ProtocolParams(lanes=len(parties[0]), chunk=1 << 16)
     return run_both(lambda j: run_round(parties[j], params, used, [pair[j] for pair in shares]))
 
 

@@ -166,7 +166,8 @@ def check_views(
     """Everything each party received in a check of values."""
     pair = recorders()
     lanes = make_parties(pairs=[pair], **session)
-    protocol = ProtocolParams(lanes=1)
+    # the first message says how large a chunk each party wishes for, and is pinned with the rest
+    protocol = ProtocolParams(lanes=1, chunk=1 << 16)
     run_both(lambda j: check_values(lanes[j], params, protocol, [half[j] for half in shares]))
     return pair[0].received, pair[1].received
 
