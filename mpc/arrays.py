@@ -37,6 +37,8 @@ Words = NDArray[np.uint64]
 Blocks = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
 Ring = NDArray[np.unsignedinteger[Any]]
+# the global model, and what goes with it, as they are published and saved
+Float32s = NDArray[np.float32]
 
 RingShare = NewType("RingShare", Ring)
 XorWords = NewType("XorWords", Ring)

@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from securemedian.mpc.canonical import build, flat
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.options import check_number, check_one_of, option, refuse_foreign
+from securemedian.mpc.options import check_number, named, option
 
-# as they are published and saved
-Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 
 # the greatest rate; a greater one is a mistake in any case
@@ -154,7 +153,7 @@ class Adam(Optimiser):
         return self.rate * mean / (np.sqrt(square) + self.floor), np.stack([mean, square])
 
 
-# by the names used in flags, messages and saved files
+# By the names used in flags, messages and saved files. The first is the default.
 OPTIMISERS: dict[str, type[Optimiser]] = {
     optimiser.name: optimiser for optimiser in (NoOptimiser, Momentum, Adam)
 }
@@ -165,13 +164,7 @@ def optimiser_from(values: object) -> Optimiser:
 
     An empty map is no optimiser. Raises ConfigError, which says what is wrong.
     """
-    if not isinstance(values, dict):
-        raise ConfigError(f"optimiser: expected a table of settings, not {type(values).__name__}")
-    name = values.get("optimiser", NoOptimiser.name)
-    check_one_of("optimiser", name, list(OPTIMISERS))
-    options = {key: value for key, value in values.items() if key != "optimiser"}
-    refuse_foreign(name, options, OPTIMISERS, "optimiser: ")
-    return build(OPTIMISERS[name], options, "optimiser")
+    return named(values, "optimiser", OPTIMISERS, what="optimiser", where="optimiser")
 
 
 def _check_rate(rate: object) -> None:

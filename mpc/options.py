@@ -7,9 +7,12 @@ and knows no method by name.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
+from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,21 @@ def refuse_foreign(
             raise ConfigError(
                 f"{where}{key} is an option of {' and '.join(others)}: leave it out for {name}"
             )
+
+
+def named(values: object, key: str, registry: Mapping[str, type[T]], what: str, where: str) -> T:
+    """Return what a map from outside names: `{key: name, **options}`.
+
+    Without `key` it is the first in the registry. `what` is named, and `where`, in errors. Raises
+    ConfigError, which says what is wrong.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
+    name = values.get(key, next(iter(registry)))
+    check_one_of(what, name, list(registry))
+    options = {option: value for option, value in values.items() if option != key}
+    refuse_foreign(name, options, registry, f"{where}: ")
+    return build(registry[name], options, where)
 
 
 def check_choices(instance: Any) -> None:

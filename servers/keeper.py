@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from securemedian.mpc import ring
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.servers import logs, training
 from securemedian.servers.register import Entry
 from securemedian.servers.store import Store
-from securemedian.servers.training import Float32s, Training
+from securemedian.servers.training import Training
 
 
 class TrainingKeeper:

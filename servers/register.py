@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import (
     ConfigError,
     RoundBusy,
@@ -20,7 +21,7 @@ from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Spool, Store
-from securemedian.servers.training import Float32s, Training
+from securemedian.servers.training import Training
 
 # the number of rounds whose status and result can still be asked for
 KEPT_ROUNDS = 4

@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from securemedian.mpc import wire
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import RoundBusy, RoundFailed, SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
@@ -40,7 +41,6 @@ from securemedian.servers.round_state import (
 )
 from securemedian.servers.runner import RoundRunner
 from securemedian.servers.store import Store
-from securemedian.servers.training import Float32s
 
 
 class Rounds:

@@ -7,17 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.arrays import Float32s, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.optimiser import NoOptimiser, Optimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
-
-Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

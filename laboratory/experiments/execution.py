@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.data import Dataset
@@ -15,10 +14,10 @@ from securemedian.laboratory.experiments import aggregation, saved
 from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
 from securemedian.laboratory.experiments.service import Service
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.training import Training
 
-Float32s = NDArray[np.float32]
 # called with the record so far, first and after every round
 ShowRecord = Callable[[Record], None]
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
@@ -12,8 +11,7 @@ from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data import split as split_images
 from securemedian.laboratory.experiments.runs import Run
 from securemedian.laboratory.worker import Trainer
-
-Float32s = NDArray[np.float32]
+from securemedian.mpc.arrays import Float32s
 
 # clients that train at the same time
 THREADS = 2

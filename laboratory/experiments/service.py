@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig
@@ -19,6 +18,7 @@ from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.experiments.runs import ServerCost
 from securemedian.laboratory.processes import Processes
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.params import RoundParams
 from securemedian.scripts import keygen
@@ -26,7 +26,6 @@ from securemedian.servers import config
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training
 
-Float32s = NDArray[np.float32]
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
 

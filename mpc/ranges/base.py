@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.encode import Buckets, UniformBuckets
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import option
-
-# The model and the range are float32, as they are published.
-Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

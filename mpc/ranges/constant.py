@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from securemedian.mpc.ranges.base import Float32s, UniformRange
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.ranges.base import UniformRange
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.encode import Buckets, UnevenBuckets
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, option
-from securemedian.mpc.ranges.base import Float32s
 from securemedian.mpc.ranges.log import GREATEST, LEAST, LogRange, Sizes, check_edge
 
 # The factors of s by formula: at least the first, and the second for the outermost bucket.

@@ -7,10 +7,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.encode import Buckets, UnevenBuckets
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, option
-from securemedian.mpc.ranges.base import Float32s, RangePolicy
+from securemedian.mpc.ranges.base import RangePolicy
 
 # the bounds of what an edge of buckets may be, in units of their scale
 LEAST, GREATEST = 1e-12, 1e12

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.options import check_one_of, options_of, refuse_foreign
+from securemedian.mpc.options import named, options_of
 from securemedian.mpc.ranges import constant, coordinate, follow, l1, linf, log, mean
 from securemedian.mpc.ranges.base import RangePolicy
 
@@ -29,13 +27,7 @@ def policy_from(values: object) -> RangePolicy:
 
     Raises ConfigError, which says what is wrong.
     """
-    if not isinstance(values, dict):
-        raise ConfigError(f"range: expected a table of settings, not {type(values).__name__}")
-    name = values.get("policy", DEFAULT_POLICY)
-    check_one_of("range policy", name, list(POLICIES))
-    options = {key: value for key, value in values.items() if key != "policy"}
-    refuse_foreign(name, options, POLICIES, "range: ")
-    return build(POLICIES[name], options, "range")
+    return named(values, "policy", POLICIES, what="range policy", where="range")
 
 
 def saved_policy(values: dict[str, Any]) -> RangePolicy:
