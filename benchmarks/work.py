@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc import compare, dealing, ring, share
+from securemedian.mpc import compare, ring, share
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.dealing import DealtUpload
 from securemedian.mpc.errors import ConfigError
@@ -22,7 +22,15 @@ from securemedian.mpc.ot.extension import ALIGN, BLOCK
 from securemedian.mpc.ot.softspoken import corrections_shape
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, Meter, check_values, fill, run_lanes, run_round
+from securemedian.mpc.pipeline import (
+    Cost,
+    Meter,
+    check_dealings,
+    check_values,
+    fill,
+    run_lanes,
+    run_round,
+)
 from securemedian.mpc.prg import Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.base import RangePolicy
@@ -154,9 +162,7 @@ def _median(
     meet()
     checking = Cost()
     if dealt:
-        meter = Meter([party])
-        dealing.check(party.channel, party.number, dealt, halves)
-        checking = meter.read().as_checking()
+        checking = check_dealings(party.channel, party.number, dealt, halves).cost
         pairs = zip(halves, uploads, strict=True)
         uploads = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
     elif point.verified:

@@ -269,7 +269,7 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
             section = packed[0, first:stop]
             vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
             packing.subtract_packed(seeded.words(0, first, stop), tops, section)
-            if count == part.kept and first == part.first:
+            if first == part.first:
                 kept[part.start : part.stop] = slots
     return Dealt(shape, seeded, WordsUpload(shape.layout, packed), kept)
 

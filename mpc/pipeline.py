@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import dealing, share
 from securemedian.mpc.arrays import Result, Words
-from securemedian.mpc.channel import local_pair
+from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
 from securemedian.mpc.methods.registry import METHODS
@@ -116,6 +117,27 @@ class Checked:
     # one per client: whether all is as the clients' encoding makes it
     passed: list[bool]
     cost: Cost
+
+
+def check_dealings(
+    channel: Channel, number: int, shape: Dealing, halves: Sequence[share.Upload]
+) -> Checked:
+    """Return whose dealings pass `dealing.check`, and what that cost.
+
+    The channel is a lane's or one of its own; the other party does the same at the same time.
+    """
+    start, traffic = time.perf_counter(), channel.traffic
+    before = replace(traffic)
+    channel.restart_rounds()
+    passed = dealing.check(channel, number, shape, halves)
+    counted = Cost(
+        bytes_sent=traffic.bytes_sent - before.bytes_sent,
+        bytes_received=traffic.bytes_received - before.bytes_received,
+        messages=traffic.messages_sent - before.messages_sent,
+        rounds=traffic.rounds,
+        seconds=time.perf_counter() - start,
+    )
+    return Checked(passed, counted.as_checking())
 
 
 def check_values(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.mpc import dealing, pipeline
+from securemedian.mpc import pipeline
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
@@ -177,12 +177,7 @@ class Engine:
         self._hurry.set()
         self._begin("checking values", lambda lanes: self._check_values(lanes, params, uploads))
 
-    def start(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-    ) -> None:
+    def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
         """Compute the round that was prepared, together with the other server."""
         self._hurry.set()
         self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
@@ -322,19 +317,9 @@ class Engine:
         if lanes.check_channel is None:
             lanes.checking.meet(self._party)
             lanes.check_channel = Channel(lanes.checking)
-        channel, start = lanes.check_channel, time.monotonic()
-        before, traffic = replace(channel.traffic), channel.traffic
-        channel.restart_rounds()
-        passed = dealing.check(channel, self._party, shape, halves)
-        spent = Cost(
-            bytes_sent=traffic.bytes_sent - before.bytes_sent,
-            bytes_received=traffic.bytes_received - before.bytes_received,
-            messages=traffic.messages_sent - before.messages_sent,
-            rounds=traffic.rounds,
-            seconds=time.monotonic() - start,
-        ).as_checking()
-        lanes.checks = spent.after(lanes.checks)
-        return Checked(passed, spent)
+        checked = pipeline.check_dealings(lanes.check_channel, self._party, shape, halves)
+        lanes.checks = checked.cost.after(lanes.checks)
+        return checked
 
     def _check_values(
         self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload]
@@ -346,11 +331,7 @@ class Engine:
         return checked
 
     def _compute(
-        self,
-        lanes: _Lanes,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
+        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]
     ) -> Outcome:
         ahead, lanes.ahead = lanes.ahead, Cost()
         checks, lanes.checks = lanes.checks, Cost()

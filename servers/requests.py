@@ -339,29 +339,16 @@ class Desk:
         )
 
     def _deal(self, call: Call) -> Answer:
-        entry, share, fields = self._find(call), self._share_of(call), call.fields
+        entry, fields = self._find(call), call.fields
+        share = _share_of(call, entry.server_round)
         whole = self._rounds.deal(entry, call.key, fields.form, fields.piece, fields.pieces, share)
         return Answer({"whole": whole})
 
     def _upload(self, call: Call) -> Answer:
-        entry, share = self._find(call), self._share_of(call)
+        entry = self._find(call)
+        share = _share_of(call, entry.server_round)
         self._rounds.upload(entry, call.key, call.fields.form, share)
         return Answer()
-
-    def _share_of(self, call: Call) -> NDArray[Any]:
-        """Return the share in a request for a round.
-
-        Raises FrameError if there is none, and BadUpload if it is for other parameters.
-        """
-        if "share" not in call.arrays:
-            raise FrameError(f"{call.op!r} needs the array `share`")
-        server_round = self._find(call).server_round
-        if call.fields.params != server_round.params.digest:
-            raise BadUpload(
-                f"this {call.op!r} was made for other parameters than those of round "
-                f"{server_round.round_id}"
-            )
-        return call.arrays["share"]
 
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
@@ -418,6 +405,21 @@ class Desk:
     def _abort(self, call: Call) -> Answer:
         self._rounds.abort(self._find(call), f"aborted by {call.name}: {call.fields.reason}")
         return Answer()
+
+
+def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
+    """Return the share in a request for this round.
+
+    Raises FrameError if there is none, and BadUpload if it is for other parameters.
+    """
+    if "share" not in call.arrays:
+        raise FrameError(f"{call.op!r} needs the array `share`")
+    if call.fields.params != server_round.params.digest:
+        raise BadUpload(
+            f"this {call.op!r} was made for other parameters than those of round "
+            f"{server_round.round_id}"
+        )
+    return call.arrays["share"]
 
 
 def _take_number(message: wire.Message) -> int:

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -366,3 +367,14 @@ class Pair:
         return params.method.decode(
             share.combine(one, other, params.ring_bits), params.max_total, Published()
         )
+
+
+@contextmanager
+def running(pair: Pair) -> Iterator[Pair]:
+    """Start both servers of a pair, link them, and close everything at the end."""
+    try:
+        pair.start("s0", "s1")
+        pair.link()
+        yield pair
+    finally:
+        pair.close()

@@ -36,7 +36,7 @@ from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.servers import config
 from securemedian.servers.register import ENVELOPE_BYTES
 from securemedian.settings.keys import KeyPair
-from tests.daemons import SETTINGS, Pair, wait_until
+from tests.daemons import SETTINGS, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -95,12 +95,8 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         tmp_path_factory.mktemp("pair") / "keys",
         settings=SETTINGS | {"max_message_bytes": MAX_MESSAGE_BYTES},
     )
-    try:
-        made.start("s0", "s1")
-        made.link()
+    with running(made):
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.params import RoundParams
-from tests.daemons import Pair, wait_until
+from tests.daemons import Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +35,8 @@ DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    servers = Pair(tmp_path_factory.mktemp("dealing"), clients=11)
-    try:
-        servers.start("s0", "s1")
-        servers.link()
+    with running(Pair(tmp_path_factory.mktemp("dealing"), clients=11)) as servers:
         yield servers
-    finally:
-        servers.close()
 
 
 @pytest.fixture

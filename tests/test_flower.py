@@ -41,7 +41,7 @@ from securemedian.clients.client import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
 from securemedian.flower.lease import Lease
 from securemedian.mpc.errors import ConfigError, InputError, RoundBusy
-from tests.daemons import ROOT, Pair, wait_until
+from tests.daemons import ROOT, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -148,13 +148,8 @@ class InProcessGrid(Grid):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    started = Pair(tmp_path_factory.mktemp("flower") / "keys")
-    try:
-        started.start("s0", "s1")
-        started.link()
+    with running(Pair(tmp_path_factory.mktemp("flower") / "keys")) as started:
         yield started
-    finally:
-        started.close()
 
 
 def toml(pair: Pair, name: str) -> str:

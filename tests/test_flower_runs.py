@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 pytest.importorskip("ray")
 pytest.importorskip("sklearn")
 
-from tests.daemons import ROOT, Pair, wait_until
+from tests.daemons import ROOT, Pair, running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -146,13 +146,8 @@ class Flower:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    started = Pair(tmp_path_factory.mktemp("flower") / "keys")
-    try:
-        started.start("s0", "s1")
-        started.link()
+    with running(Pair(tmp_path_factory.mktemp("flower") / "keys")) as started:
         yield started
-    finally:
-        started.close()
 
 
 @pytest.fixture

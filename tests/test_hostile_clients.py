@@ -24,7 +24,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.share import WordsUpload
-from tests.daemons import Pair, wait_until
+from tests.daemons import Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +38,8 @@ HOSTILE = "client-4"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    servers = Pair(tmp_path_factory.mktemp("hostile"), clients=4)
-    try:
-        servers.start("s0", "s1")
-        servers.link()
+    with running(Pair(tmp_path_factory.mktemp("hostile"), clients=4)) as servers:
         yield servers
-    finally:
-        servers.close()
 
 
 def update(name: str) -> NDArray[np.float32]:

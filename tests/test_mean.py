@@ -16,7 +16,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import run_round
 from securemedian.mpc.protocol import ProtocolParams
-from tests.daemons import Pair
+from tests.daemons import Pair, running
 from tests.parties import make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
 
@@ -100,13 +100,8 @@ def test_the_sum_alone_is_opened() -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    started = Pair(tmp_path_factory.mktemp("mean"))
-    try:
-        started.start("s0", "s1")
-        started.link()
+    with running(Pair(tmp_path_factory.mktemp("mean"))) as started:
         yield started
-    finally:
-        started.close()
 
 
 @pytest.mark.slow

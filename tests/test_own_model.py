@@ -27,7 +27,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
-from tests.daemons import ROOT, WAIT_S, Pair, wait_until
+from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
 
 PAGE = (ROOT / "docs" / "own-model.md").read_text("utf-8")
 PARAMS = RoundParams(Radix(), 5, 2)
@@ -174,13 +174,8 @@ def test_an_error_of_a_library_is_one_line_and_status_1(
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    started = Pair(tmp_path_factory.mktemp("own") / "keys")
-    try:
-        started.start("s0", "s1")
-        started.link()
+    with running(Pair(tmp_path_factory.mktemp("own") / "keys")) as started:
         yield started
-    finally:
-        started.close()
 
 
 def toml(pair: Pair, name: str) -> str:

@@ -14,7 +14,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import Failed, Open, Opened
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import HOUR_S
-from tests.daemons import Pair, wait_until
+from tests.daemons import Pair, running, wait_until
 from tests.servers_alone import PARAMS, Server
 
 ROUND: dict[str, Any] = {"dim": 1000, "max_clients": 10}
@@ -216,12 +216,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made = Pair(tmp_path_factory.mktemp("pair") / "keys")
     made.configure("s0", '\n[policy]\nallowed = { selection = ["oblivious"] }\n')
     made.configure("s1", "\n[policy]\nat_most = { results = 1, rounds_per_hour = 2 }\n")
-    try:
-        made.start("s0", "s1")
-        made.link()
+    with running(made):
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.slow

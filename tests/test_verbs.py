@@ -23,7 +23,7 @@ from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.mpc.ranges.mean import MeanRange
-from tests.daemons import WAIT_S, Pair
+from tests.daemons import WAIT_S, Pair, running
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +33,8 @@ START = np.zeros(50, np.float32)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    started = Pair(tmp_path_factory.mktemp("verbs"))
-    try:
-        started.start("s0", "s1")
-        started.link()
+    with running(Pair(tmp_path_factory.mktemp("verbs"))) as started:
         yield started
-    finally:
-        started.close()
 
 
 def together(functions: list[Callable[[], Any]]) -> list[Any]:
