@@ -67,6 +67,8 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
+# Whether one instruction moves the words of a vector of eight to any places of it.
+PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
 _VECTOR = 2 * LANES
 _TILE = _ABREAST * _VECTOR
@@ -85,7 +87,8 @@ class _Vectors:
         self.words = ir.VectorType(I64, 2 * lanes)
         self.bytes = ir.VectorType(I8, 16 * lanes)
 
-    def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
+    def call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
+        """Call an instruction, by LLVM's name."""
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
         module = self.builder.module
         function = _TOOLS.get_or_insert_function(module, signature, name)
@@ -93,7 +96,7 @@ class _Vectors:
 
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
         width = "" if self.lanes == 1 else f".{128 * self.lanes}"
-        return self._call(f"llvm.x86.aesni.{instruction}{width}", self.words, state, key)
+        return self.call(f"llvm.x86.aesni.{instruction}{width}", self.words, state, key)
 
     def _shuffle(self, one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
         return self.builder.shuffle_vector(
@@ -142,13 +145,13 @@ class _Vectors:
     def counters(self, nonce: ir.Value, counter: ir.Value, count: int) -> list[ir.Value]:
         """Return the vectors of `count` that follow each other in counter mode, big-endian."""
         swap = "llvm.bswap.i64"
-        nonces = self._call(swap, I64, nonce)
+        nonces = self.call(swap, I64, nonce)
         first = self.fill(ir.Constant(I64, 0), counter)
         found = []
         for i in range(count):
             steps = [step for lane in range(self.lanes) for step in (0, i * self.lanes + lane)]
             added = self.builder.add(first, self.constant(steps))
-            swapped = self._call(f"llvm.bswap.v{2 * self.lanes}i64", self.words, added)
+            swapped = self.call(f"llvm.bswap.v{2 * self.lanes}i64", self.words, added)
             order = [(2 * self.lanes + at if at % 2 else at) for at in range(2 * self.lanes)]
             found.append(self._shuffle(self.fill(nonces, nonces), swapped, order))
         return found
@@ -156,7 +159,7 @@ class _Vectors:
     def next_round_key(self, key: ir.Value, constant: int) -> ir.Value:
         """Return the round key that follows `key` (one lane)."""
         b, kind = self.builder, ir.VectorType(I32, 4)
-        found = self._call(
+        found = self.call(
             "llvm.x86.aesni.aeskeygenassist", self.words, key, ir.Constant(I8, constant)
         )
         # the last column, rotated, through the S-box and ^ the constant, for all four columns
@@ -226,7 +229,7 @@ class _Vectors:
         if GFNI:
             units = ir.Constant(self.bytes, [1 << i for i in range(8)] * 2 * self.lanes)
             name = f"llvm.x86.vgf2p8affineqb.{128 * self.lanes}"
-            return self._call(name, self.bytes, units, matrices, ir.Constant(I8, 0))
+            return self.call(name, self.bytes, units, matrices, ir.Constant(I8, 0))
         x = b.bitcast(matrices, self.words)
         for shift, mask in (
             (7, 0x00AA00AA00AA00AA),
@@ -686,3 +689,58 @@ def hash_block_pairs(
         else:
             _hash_block_pair(blocks[start:], at, stream, round_keys, here0, low, high, here1)
             start += 1
+
+
+# Packed numbers
+
+
+def _emit_unpack(
+    builder: ir.IRBuilder,
+    words: ir.Value,
+    byte: ir.Value,
+    bits: ir.Value,
+    out: ir.Value,
+    at: ir.Value,
+) -> None:
+    """Set out[at..at+7] to eight packed numbers that begin at a byte, as `unpack_eights` does."""
+    b, v = builder, _Vectors(builder, 4)
+
+    def fill(number: int) -> ir.Value:
+        return v.constant([number] * 8)
+
+    first = b.mul(v.fill(bits, bits), v.constant(range(8)))
+    places, shifts = b.lshr(first, fill(6)), b.and_(first, fill(63))
+    sides = []
+    for start in (8, 0):
+        address = b.gep(
+            b.bitcast(words, I8.as_pointer()), [b.add(byte, ir.Constant(I64, start))]
+        )
+        loaded = b.load(b.bitcast(address, v.words.as_pointer()))
+        loaded.align = 1
+        sides.append(v.call("llvm.x86.avx512.permvar.di.512", v.words, loaded, places))
+    found = v.call("llvm.fshr.v8i64", v.words, *sides, shifts)
+    mask = b.lshr(fill(2**64 - 1), b.sub(fill(64), v.fill(bits, bits)))
+    found = b.and_(found, mask)
+    element = out.type.pointee
+    if element != I64:
+        found = b.trunc(found, ir.VectorType(element, 8))
+    pointer = b.bitcast(_offset(b, out, at), found.type.as_pointer())
+    b.store(found, pointer).align = element.width // 8
+
+
+_unpack = _inline(_emit_unpack, 5)
+
+
+@kernel
+def unpack_eights(words: NDArray[np.uint64], first: int, bits: int, out: NDArray[Any]) -> int:
+    """Set numbers of `out` to packed ones of `bits` bits each, the first of which is number `first`.
+
+    `first` is a multiple of 8. Return how many were set: eight at a time, as long as the words do
+    not end. Eight numbers begin at a byte, and lie in the same way as any other eight in the two
+    vectors of words that begin there and one word further on.
+    """
+    byte, end, at = first // 8 * bits, 8 * words.shape[0] - 72, 0
+    while at + 8 <= out.shape[0] and byte <= end:
+        _unpack(words, byte, bits, out, at)
+        at, byte = at + 8, byte + bits
+    return at

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.kernels import native
 from securemedian.mpc.kernels.jit import kernel
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -74,21 +75,28 @@ def _unpack(
         row = vectors[k, to : to + count]
         # those whose next word there is, and without asking for it the others
         whole = min(count, max(0, (64 * int(end) - int(position) + int(step) - 1) // int(step)))
-        for i in range(whole):
+        done = 0
+        if native.PERMUTES and last == 0:
+            done = native.unpack_eights(words, start, int(step), row)
+            position += np.uint64(done) * step
+        for i in range(done, whole):
             word, offset = position >> six, position & low
             # in two steps, because a shift by 64 is none
             above = (words[word + unit] << unit) << (low - offset)
             row[i] = ((words[word] >> offset) | above) & mask
             position += step
-        for i in range(whole, count):
+        for i in range(max(done, whole), count):
             row[i] = (words[min(position >> six, end)] >> (position & low)) & mask
             position += step
-        for i in range(row.shape[0]):
-            value = np.uint64(row[i])
-            rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
+        if k < last:
+            for i in range(row.shape[0]):
+                value = np.uint64(row[i])
+                rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
     row = vectors[last, to : to + count]
     for i in range(row.shape[0]):
-        row[i] |= (rest[i] & entry) << top
+        value = np.uint64(row[i])
+        left = rest[i] - ((((value & even) + ((value >> down) & odd)) * ones) >> last_pair)
+        row[i] = value | ((left & entry) << top)
 
 
 @kernel
@@ -135,7 +143,9 @@ def positions(vectors: NDArray[Any], bits: int, per_word: int, out: NDArray[np.u
             position = ((((sums & half) * numbers) >> last_pair) << np.uint64(1)) + (
                 (above * ones) >> last_pair
             )
-            position += ((sums * ones) >> last_pair) * before
+            # the first word's entries have no other words before them
+            if k > 0:
+                position += ((sums * ones) >> last_pair) * before
             out[i] += np.uint8(position & np.uint64(slots - 1))
 
 
