@@ -199,13 +199,10 @@ class Dealing:
     def unpack(self, words: Words, count: int, number: int) -> Ring:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
         out = self.vectors(count)
-        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count)
-        return out
-
-    def positions(self, those: Ring) -> NDArray[np.uint8]:
-        """Return y(v) modulo W of each vector, plus any multiple of W."""
-        out = np.zeros(those.shape[1], np.uint8)
-        vectors.positions(those, self.bits, self.per_word, out)
+        positions = np.empty(count, np.uint8)
+        vectors.unpack(
+            words, self.bits, self.per_word, int(number == 0), out, 0, count, positions
+        )
         return out
 
     def entries(self, those: Ring) -> NDArray[np.uint64]:
@@ -440,7 +437,7 @@ class _Pairs:
         # taken once for all parts, because new pages cost more than what is done with them
         kept, others = (max(sizes) for sizes in zip(*((p.kept, p.others) for p in shape.parts)))
         self._memory = shape.vectors(kept), shape.vectors(others)
-        self._numbers_memory = np.empty(others, np.uint8)
+        self._positions = np.empty(kept, np.uint8), np.empty(others, np.uint8)
 
     def send(self, part: Part, order: Permutation, half: Upload, verdict: _Verdict) -> Self:
         """Send the shares of a client's guards and turns."""
@@ -450,19 +447,24 @@ class _Pairs:
             memory.reshape(-1)[: len(memory) * count].reshape(-1, count)
             for memory, count in zip(self._memory, (part.kept, part.others), strict=True)
         )
-        numbers = self._numbers_memory[: part.others]
+        positions, others = (
+            memory[:count]
+            for memory, count in zip(self._positions, (part.kept, part.others), strict=True)
+        )
         bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
         for start, stop, words in _chunks(half, part.first, part.kept, part.packed_bits):
-            vectors.unpack(words, bits, per_word, one, self._kept, start, stop)
+            vectors.unpack(
+                words, bits, per_word, one, self._kept, start, stop, positions[start:stop]
+            )
         for start, stop, words in _chunks(half, part.middle, part.others, part.packed_bits):
             to = order.places[start:stop]
-            vectors.scatter(words, bits, per_word, one, to, self._others, numbers)
+            vectors.scatter(words, bits, per_word, one, to, self._others, others)
         first, self._rest = np.split(order.order, [part.guards])
         self._guards = self._others[:, first]
         # partner p of vector i stands at p N + i
         self._turns = np.empty((part.partners, part.kept), np.uint8)
-        vectors.gather(numbers[None], self._rest, self._turns.reshape(1, -1))
-        np.subtract(shape.positions(self._kept), self._turns, out=self._turns)
+        vectors.gather(others[None], self._rest, self._turns.reshape(1, -1))
+        np.subtract(positions, self._turns, out=self._turns)
         self._channel.send("dealing.guards", self._guards)
         self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
         return self

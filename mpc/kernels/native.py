@@ -67,7 +67,7 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
-# Whether one instruction moves the words of a vector of eight to any places of it.
+# Whether one instruction puts eight words in any order.
 PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
 _VECTOR = 2 * LANES
@@ -691,56 +691,88 @@ def hash_block_pairs(
             start += 1
 
 
-# Packed numbers
+# Dealt vectors
 
 
 def _emit_unpack(
     builder: ir.IRBuilder,
     words: ir.Value,
     byte: ir.Value,
+    step: ir.Value,
     bits: ir.Value,
+    one: ir.Value,
+    ones: ir.Value,
+    halves: ir.Value,
+    numbers: ir.Value,
     out: ir.Value,
+    positions: ir.Value,
     at: ir.Value,
 ) -> None:
-    """Set out[at..at+7] to eight packed numbers that begin at a byte, as `unpack_eights` does."""
+    """Set out[at..at+7] and positions[at..at+7] as `unpack_vectors` does."""
     b, v = builder, _Vectors(builder, 4)
 
-    def fill(number: int) -> ir.Value:
-        return v.constant([number] * 8)
+    def all_(word: ir.Value | int) -> ir.Value:
+        return v.constant([word] * 8) if isinstance(word, int) else v.fill(word, word)
 
-    first = b.mul(v.fill(bits, bits), v.constant(range(8)))
-    places, shifts = b.lshr(first, fill(6)), b.and_(first, fill(63))
+    def sum_(pairs: ir.Value, weights: ir.Value) -> ir.Value:
+        """Return the sum of a vector's pairs of entries times weights, where the last pair was."""
+        return b.lshr(b.mul(pairs, weights), all_(b.sub(step, bits)))
+
+    def store(vector: ir.Value, array: ir.Value) -> None:
+        element = array.type.pointee
+        if element != I64:
+            vector = b.trunc(vector, ir.VectorType(element, 8))
+        pointer = b.bitcast(_offset(b, array, at), vector.type.as_pointer())
+        b.store(vector, pointer).align = element.width // 8
+
+    begins = b.mul(all_(step), v.constant(range(8)))
     sides = []
     for start in (8, 0):
-        address = b.gep(
-            b.bitcast(words, I8.as_pointer()), [b.add(byte, ir.Constant(I64, start))]
-        )
+        place = b.add(byte, ir.Constant(I64, start))
+        address = b.gep(b.bitcast(words, I8.as_pointer()), [place])
         loaded = b.load(b.bitcast(address, v.words.as_pointer()))
         loaded.align = 1
-        sides.append(v.call("llvm.x86.avx512.permvar.di.512", v.words, loaded, places))
-    found = v.call("llvm.fshr.v8i64", v.words, *sides, shifts)
-    mask = b.lshr(fill(2**64 - 1), b.sub(fill(64), v.fill(bits, bits)))
-    found = b.and_(found, mask)
-    element = out.type.pointee
-    if element != I64:
-        found = b.trunc(found, ir.VectorType(element, 8))
-    pointer = b.bitcast(_offset(b, out, at), found.type.as_pointer())
-    b.store(found, pointer).align = element.width // 8
+        order = b.lshr(begins, all_(6))
+        sides.append(v.call("llvm.x86.avx512.permvar.di.512", v.words, loaded, order))
+    packed = v.call("llvm.fshr.v8i64", v.words, *sides, b.and_(begins, all_(63)))
+    packed = b.and_(packed, b.lshr(all_(2**64 - 1), b.sub(all_(64), all_(step))))
+    entry = b.lshr(all_(2**64 - 1), b.sub(all_(64), all_(bits)))
+    mask = b.mul(all_(ones), entry)
+    even, odd = b.and_(packed, mask), b.and_(b.lshr(packed, all_(bits)), mask)
+    last = b.and_(b.sub(all_(one), sum_(b.add(even, odd), all_(ones))), entry)
+    store(b.or_(packed, b.shl(last, all_(step))), out)
+    # the last entry is odd
+    odd = b.or_(odd, b.shl(last, all_(b.sub(step, bits))))
+    pairs = b.and_(b.add(even, odd), all_(halves))
+    doubled = b.shl(sum_(pairs, all_(numbers)), all_(1))
+    store(b.add(doubled, sum_(odd, all_(ones))), positions)
 
 
-_unpack = _inline(_emit_unpack, 5)
+_unpack = _inline(_emit_unpack, 11)
 
 
 @kernel
-def unpack_eights(words: NDArray[np.uint64], first: int, bits: int, out: NDArray[Any]) -> int:
-    """Set numbers of `out` to packed ones of `bits` bits each, the first of which is number `first`.
+def unpack_vectors(
+    words: NDArray[np.uint64],
+    first: int,
+    step: int,
+    bits: int,
+    one: int,
+    ones: np.uint64,
+    halves: np.uint64,
+    numbers: np.uint64,
+    out: NDArray[Any],
+    positions: NDArray[np.uint8],
+) -> int:
+    """Set `out` to packed vectors of one word each from number `first` on, and their positions.
 
-    `first` is a multiple of 8. Return how many were set: eight at a time, as long as the words do
-    not end. Eight numbers begin at a byte, and lie in the same way as any other eight in the two
-    vectors of words that begin there and one word further on.
+    It does what `vectors.unpack` does with those constants of `vectors.positions`, eight at a time
+    as long as there are words, and returns how many it did. `first` is a multiple of 8: then every
+    eight vectors, of `step` bits each, begin at a byte, and lie in the same way in the 64 bytes
+    from there on and in those from one word later on.
     """
-    byte, end, at = first // 8 * bits, 8 * words.shape[0] - 72, 0
+    byte, end, at = first // 8 * step, 8 * words.shape[0] - 72, 0
     while at + 8 <= out.shape[0] and byte <= end:
-        _unpack(words, byte, bits, out, at)
-        at, byte = at + 8, byte + bits
+        _unpack(words, byte, step, bits, one, ones, halves, numbers, out, positions, at)
+        at, byte = at + 8, byte + step
     return at

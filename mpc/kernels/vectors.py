@@ -45,6 +45,19 @@ def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, n
 
 
 @kernel
+def _weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64]:
+    """Return a mask of what matters of the sum of each pair, and the numbers of the pairs.
+
+    The product of pairs with the numbers has sum_q q s_q where the last pair stands.
+    """
+    half = np.uint64(max(1, words * per_word // 2 - 1))
+    numbers = np.uint64(0)
+    for pair in range(per_word // 2):
+        numbers |= np.uint64(pair) << np.uint64((per_word - 2 - 2 * pair) * bits)
+    return _ones(bits, per_word, 2) * half, numbers
+
+
+@kernel
 def _unpack(
     words: NDArray[np.uint64],
     start: int,
@@ -75,28 +88,76 @@ def _unpack(
         row = vectors[k, to : to + count]
         # those whose next word there is, and without asking for it the others
         whole = min(count, max(0, (64 * int(end) - int(position) + int(step) - 1) // int(step)))
-        done = 0
-        if native.PERMUTES and last == 0:
-            done = native.unpack_eights(words, start, int(step), row)
-            position += np.uint64(done) * step
-        for i in range(done, whole):
+        for i in range(whole):
             word, offset = position >> six, position & low
             # in two steps, because a shift by 64 is none
             above = (words[word + unit] << unit) << (low - offset)
             row[i] = ((words[word] >> offset) | above) & mask
             position += step
-        for i in range(max(done, whole), count):
+        for i in range(whole, count):
             row[i] = (words[min(position >> six, end)] >> (position & low)) & mask
             position += step
-        if k < last:
-            for i in range(row.shape[0]):
-                value = np.uint64(row[i])
-                rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
+        for i in range(row.shape[0]):
+            value = np.uint64(row[i])
+            rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
     row = vectors[last, to : to + count]
     for i in range(row.shape[0]):
-        value = np.uint64(row[i])
-        left = rest[i] - ((((value & even) + ((value >> down) & odd)) * ones) >> last_pair)
-        row[i] = value | ((left & entry) << top)
+        row[i] |= (rest[i] & entry) << top
+
+
+@kernel
+def _positions(
+    vectors: NDArray[Any], first: int, bits: int, per_word: int, out: NDArray[np.uint8]
+) -> None:
+    """Set `out` to y(v) = sum_j j v_j mod W of the vectors from `first` on.
+
+    Within a word, it is 2 sum_q q s_q plus the sum of the odd entries, over the pairs of entries
+    and their sums s_q, of which only the bits below W/2 matter. Each of these is one product.
+    """
+    even, odd, down, last_pair = _pairs(bits, per_word)
+    ones = _ones(bits, per_word, 2)
+    halves, numbers = _weights(bits, per_word, vectors.shape[0])
+    slots = vectors.shape[0] * per_word
+    out[:] = 0
+    for k in range(vectors.shape[0]):
+        before = np.uint64(k * per_word)
+        row = vectors[k, first : first + out.shape[0]]
+        for i in range(row.shape[0]):
+            value = np.uint64(row[i])
+            above = (value >> down) & odd
+            sums = (value & even) + above
+            position = (((sums & halves) * numbers) >> last_pair) << np.uint64(1)
+            position += ((above * ones) >> last_pair) + ((sums * ones) >> last_pair) * before
+            out[i] += np.uint8(position & np.uint64(slots - 1))
+
+
+@kernel
+def _read(
+    words: NDArray[np.uint64],
+    at: int,
+    bits: int,
+    per_word: int,
+    one: int,
+    rest: NDArray[np.uint64],
+    vectors: NDArray[Any],
+    first: int,
+    last: int,
+    positions: NDArray[np.uint8],
+) -> None:
+    """Set the vectors [first, last) to the packed ones from number `at` on, and their positions."""
+    done = 0
+    if native.PERMUTES and vectors.shape[0] == 1:
+        ones = _ones(bits, per_word, 2)
+        halves, numbers = _weights(bits, per_word, 1)
+        out = vectors[0, first:last]
+        step = (per_word - 1) * bits
+        done = native.unpack_vectors(
+            words, at, step, bits, one, ones, halves, numbers, out, positions
+        )
+    if first + done < last:
+        rest[:] = one
+        _unpack(words, at + done, bits, per_word, rest, vectors, first + done, last - first - done)
+        _positions(vectors, first + done, bits, per_word, positions[done : last - first])
 
 
 @kernel
@@ -108,45 +169,17 @@ def unpack(
     vectors: NDArray[Any],
     first: int,
     last: int,
+    positions: NDArray[np.uint8],
 ) -> None:
-    """Set the vectors [first, last) from their entries 0..W-2, packed.
+    """Set the vectors [first, last) from their entries 0..W-2, packed, and `positions` to theirs.
 
-    The last entry of each is `one` minus the sum of the others.
+    The last entry of each is `one` minus the sum of the others. The position y(v) = sum_j j v_j of
+    a vector is right modulo W.
     """
     rest = np.empty(BLOCK, np.uint64)
     for start in range(first, last, BLOCK):
-        rest[:] = one
-        count = min(BLOCK, last - start)
-        _unpack(words, start - first, bits, per_word, rest, vectors, start, count)
-
-
-@kernel
-def positions(vectors: NDArray[Any], bits: int, per_word: int, out: NDArray[np.uint8]) -> None:
-    """Add y(v) = sum_j j v_j mod W of each vector to `out`, modulo 256.
-
-    Within a word, it is 2 sum_q q s_q plus the sum of the odd entries, over the pairs of entries
-    and their sums s_q, of which only the bits below W/2 matter. Each of these is one product.
-    """
-    even, odd, down, last_pair = _pairs(bits, per_word)
-    ones = _ones(bits, per_word, 2)
-    slots = vectors.shape[0] * per_word
-    half = ones * np.uint64(max(1, slots // 2 - 1))
-    numbers = np.uint64(0)
-    for pair in range(per_word // 2):
-        numbers |= np.uint64(pair) << np.uint64((per_word - 2 - 2 * pair) * bits)
-    for k in range(vectors.shape[0]):
-        before = np.uint64(k * per_word)
-        for i in range(vectors.shape[1]):
-            value = np.uint64(vectors[k, i])
-            above = (value >> down) & odd
-            sums = (value & even) + above
-            position = ((((sums & half) * numbers) >> last_pair) << np.uint64(1)) + (
-                (above * ones) >> last_pair
-            )
-            # the first word's entries have no other words before them
-            if k > 0:
-                position += ((sums * ones) >> last_pair) * before
-            out[i] += np.uint8(position & np.uint64(slots - 1))
+        at, stop = start - first, min(start + BLOCK, last)
+        _read(words, at, bits, per_word, one, rest, vectors, start, stop, positions[at:])
 
 
 @kernel
@@ -169,24 +202,21 @@ def scatter(
     one: int,
     places: NDArray[np.uint32],
     vectors: NDArray[Any],
-    numbers: NDArray[np.uint8],
+    positions: NDArray[np.uint8],
 ) -> None:
-    """Do as `unpack` does, but vector i goes to places[i], and its position y(v) to `numbers`."""
+    """Do as `unpack` does, but vector i goes to places[i], and so does its position."""
     rest = np.empty(BLOCK, np.uint64)
-    near = np.zeros((vectors.shape[0], BLOCK), vectors.dtype)
+    near = np.empty((vectors.shape[0], BLOCK), vectors.dtype)
     own = np.empty(BLOCK, np.uint8)
     for start in range(0, places.shape[0], BLOCK):
-        count = min(BLOCK, places.shape[0] - start)
-        rest[:], own[:] = one, 0
-        _unpack(words, start, bits, per_word, rest, near, 0, count)
-        positions(near, bits, per_word, own)
-        to = places[start : start + count]
+        to = places[start : start + BLOCK]
+        _read(words, start, bits, per_word, one, rest, near, 0, to.shape[0], own)
         for k in range(vectors.shape[0]):
             row = vectors[k]
-            for i in range(count):
+            for i in range(to.shape[0]):
                 row[to[i]] = near[k, i]
-        for i in range(count):
-            numbers[to[i]] = own[i]
+        for i in range(to.shape[0]):
+            positions[to[i]] = own[i]
 
 
 @kernel
