@@ -199,10 +199,8 @@ class Dealing:
     def unpack(self, words: Words, count: int, number: int) -> Ring:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
         out = self.vectors(count)
-        positions = np.empty(count, np.uint8)
-        vectors.unpack(
-            words, self.bits, self.per_word, int(number == 0), out, 0, count, positions
-        )
+        slots = np.empty(count, np.uint8)
+        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count, slots)
         return out
 
     def entries(self, those: Ring) -> NDArray[np.uint64]:
@@ -435,36 +433,30 @@ class _Pairs:
     def __init__(self, channel: Channel, number: int, shape: Dealing) -> None:
         self._channel, self._number, self._shape = channel, number, shape
         # taken once for all parts, because new pages cost more than what is done with them
-        kept, others = (max(sizes) for sizes in zip(*((p.kept, p.others) for p in shape.parts)))
-        self._memory = shape.vectors(kept), shape.vectors(others)
-        self._positions = np.empty(kept, np.uint8), np.empty(others, np.uint8)
+        kept = max(part.kept for part in shape.parts)
+        others = max(part.others for part in shape.parts)
+        self._kept_memory, self._others_memory = shape.vectors(kept), shape.vectors(others)
+        self._kept_slots, self._other_slots = np.empty(kept, np.uint8), np.empty(others, np.uint8)
 
     def send(self, part: Part, order: Permutation, half: Upload, verdict: _Verdict) -> Self:
         """Send the shares of a client's guards and turns."""
-        shape = self._shape
-        self._part, self._verdict = part, verdict
-        self._kept, self._others = (
-            memory.reshape(-1)[: len(memory) * count].reshape(-1, count)
-            for memory, count in zip(self._memory, (part.kept, part.others), strict=True)
-        )
-        positions, others = (
-            memory[:count]
-            for memory, count in zip(self._positions, (part.kept, part.others), strict=True)
-        )
+        shape, self._part, self._verdict = self._shape, part, verdict
+        self._kept = _first(self._kept_memory, part.kept)
+        self._others = _first(self._others_memory, part.others)
+        slots, others = self._kept_slots[: part.kept], self._other_slots[: part.others]
         bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
         for start, stop, words in _chunks(half, part.first, part.kept, part.packed_bits):
-            vectors.unpack(
-                words, bits, per_word, one, self._kept, start, stop, positions[start:stop]
-            )
+            vectors.unpack(words, bits, per_word, one, self._kept, start, stop, slots[start:stop])
         for start, stop, words in _chunks(half, part.middle, part.others, part.packed_bits):
             to = order.places[start:stop]
             vectors.scatter(words, bits, per_word, one, to, self._others, others)
-        first, self._rest = np.split(order.order, [part.guards])
-        self._guards = self._others[:, first]
+        guards, self._rest = np.split(order.order, [part.guards])
+        self._guards = shape.vectors(part.guards)
+        vectors.gather(self._others, guards, self._guards)
         # partner p of vector i stands at p N + i
         self._turns = np.empty((part.partners, part.kept), np.uint8)
         vectors.gather(others[None], self._rest, self._turns.reshape(1, -1))
-        np.subtract(positions, self._turns, out=self._turns)
+        np.subtract(slots, self._turns, out=self._turns)
         self._channel.send("dealing.guards", self._guards)
         self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
         return self
@@ -492,6 +484,11 @@ class _Pairs:
                 )
                 self._verdict.differences.update(out)
         return self
+
+
+def _first(memory: Ring, count: int) -> Ring:
+    """Return a contiguous array for `count` vectors in memory for at least as many."""
+    return memory.reshape(-1)[: len(memory) * count].reshape(-1, count)
 
 
 def _chunks(

@@ -1,4 +1,4 @@
-"""The inner loops of OT extension on the processor's own AES instructions.
+"""The inner loops of OT extension, and of dealt vectors, on the processor's own instructions.
 
 Each is one pass in registers where `mpc.kernels.extension` and OpenSSL make several over memory,
 and each gives the same bytes: a stream is AES-128 in counter mode as `mpc.prg.Stream` makes it, a
@@ -702,13 +702,16 @@ def _emit_unpack(
     bits: ir.Value,
     one: ir.Value,
     ones: ir.Value,
-    halves: ir.Value,
     numbers: ir.Value,
+    halves: ir.Value,
     out: ir.Value,
     positions: ir.Value,
     at: ir.Value,
 ) -> None:
     """Set out[at..at+7] and positions[at..at+7] as `unpack_vectors` does."""
+    if not PERMUTES:
+        # nothing calls it, but it would be compiled
+        return
     b, v = builder, _Vectors(builder, 4)
 
     def all_(word: ir.Value | int) -> ir.Value:
@@ -759,20 +762,20 @@ def unpack_vectors(
     bits: int,
     one: int,
     ones: np.uint64,
-    halves: np.uint64,
     numbers: np.uint64,
+    halves: np.uint64,
     out: NDArray[Any],
     positions: NDArray[np.uint8],
 ) -> int:
     """Set `out` to packed vectors of one word each from number `first` on, and their positions.
 
-    It does what `vectors.unpack` does with those constants of `vectors.positions`, eight at a time
-    as long as there are words, and returns how many it did. `first` is a multiple of 8: then every
-    eight vectors, of `step` bits each, begin at a byte, and lie in the same way in the 64 bytes
-    from there on and in those from one word later on.
+    It does what `vectors.unpack` does, with constants that `vectors.weights` returns, eight at a
+    time as long as there are words, and returns how many it did: none if the processor cannot.
+    `first` is a multiple of 8: then every eight vectors, of `step` bits each, begin at a byte, and
+    lie in the same way in the 64 bytes from there on and in those from one word later on.
     """
     byte, end, at = first // 8 * step, 8 * words.shape[0] - 72, 0
-    while at + 8 <= out.shape[0] and byte <= end:
-        _unpack(words, byte, step, bits, one, ones, halves, numbers, out, positions, at)
+    while PERMUTES and at + 8 <= out.shape[0] and byte <= end:
+        _unpack(words, byte, step, bits, one, ones, numbers, halves, out, positions, at)
         at, byte = at + 8, byte + step
     return at

@@ -45,16 +45,18 @@ def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, n
 
 
 @kernel
-def _weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64]:
-    """Return a mask of what matters of the sum of each pair, and the numbers of the pairs.
+def weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Return what pairs of entries are multiplied with and masked by: ones, numbers, halves.
 
-    The product of pairs with the numbers has sum_q q s_q where the last pair stands.
+    The product of pairs with `ones` has the sum of all pairs where the last pair stands, that with
+    `numbers` sum_q q s_q over the pairs s_q. Of these, only the bits in `halves` matter modulo W/2.
     """
     half = np.uint64(max(1, words * per_word // 2 - 1))
     numbers = np.uint64(0)
     for pair in range(per_word // 2):
         numbers |= np.uint64(pair) << np.uint64((per_word - 2 - 2 * pair) * bits)
-    return _ones(bits, per_word, 2) * half, numbers
+    ones = _ones(bits, per_word, 2)
+    return ones, numbers, ones * half
 
 
 @kernel
@@ -115,8 +117,7 @@ def _positions(
     and their sums s_q, of which only the bits below W/2 matter. Each of these is one product.
     """
     even, odd, down, last_pair = _pairs(bits, per_word)
-    ones = _ones(bits, per_word, 2)
-    halves, numbers = _weights(bits, per_word, vectors.shape[0])
+    ones, numbers, halves = weights(bits, per_word, vectors.shape[0])
     slots = vectors.shape[0] * per_word
     out[:] = 0
     for k in range(vectors.shape[0]):
@@ -146,13 +147,11 @@ def _read(
 ) -> None:
     """Set the vectors [first, last) to the packed ones from number `at` on, and their positions."""
     done = 0
-    if native.PERMUTES and vectors.shape[0] == 1:
-        ones = _ones(bits, per_word, 2)
-        halves, numbers = _weights(bits, per_word, 1)
-        out = vectors[0, first:last]
-        step = (per_word - 1) * bits
+    if vectors.shape[0] == 1:
+        ones, numbers, halves = weights(bits, per_word, 1)
+        out, step = vectors[0, first:last], (per_word - 1) * bits
         done = native.unpack_vectors(
-            words, at, step, bits, one, ones, halves, numbers, out, positions
+            words, at, step, bits, one, ones, numbers, halves, out, positions
         )
     if first + done < last:
         rest[:] = one
