@@ -1,7 +1,7 @@
 """The inner loops of OT extension, and of dealt vectors, on the processor's own instructions.
 
-Each is one pass in registers where `mpc.kernels.extension` and OpenSSL make several over memory,
-and each gives the same bytes: a stream is AES-128 in counter mode as `mpc.prg.Stream` makes it, a
+Each is one pass in registers where `mpc.kernels.extension`, `mpc.kernels.vectors` and OpenSSL make
+several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as `mpc.prg.Stream` makes it, a
 hash that of `mpc.ot.hash`. numba has no vectors of its own, so that what an inner loop does with
 them is written here as LLVM instructions, and the loops around it are kernels like all others.
 
@@ -767,7 +767,7 @@ def unpack_vectors(
     out: NDArray[Any],
     positions: NDArray[np.uint8],
 ) -> int:
-    """Set `out` to packed vectors of one word each from number `first` on, and their positions.
+    """Set `out` and `positions` to packed vectors of one word, from number `first` on, and theirs.
 
     It does what `vectors.unpack` does, with constants that `vectors.weights` returns, eight at a
     time as long as there are words, and returns how many it did: none if the processor cannot.
