@@ -1,9 +1,10 @@
 """The inner loops of OT extension, and of dealt vectors, on the processor's own instructions.
 
 Each is one pass in registers where `mpc.kernels.extension`, `mpc.kernels.vectors` and OpenSSL make
-several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as `mpc.prg.Stream` makes it, a
-hash that of `mpc.ot.hash`. numba has no vectors of its own, so that what an inner loop does with
-them is written here as LLVM instructions, and the loops around it are kernels like all others.
+several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as
+`mpc.prg.Stream` makes it, a hash that of `mpc.ot.hash`. numba has no vectors of its own, so that
+what an inner loop does with them is written here as LLVM instructions, and the loops around it are
+kernels like all others.
 
 A vector holds LANES blocks of 128 bits: 4 with VAES and AVX-512, 2 with VAES and AVX2, 1 with
 AES-NI alone. Which of these, and whether GFNI transposes bits, follows from the features that

@@ -99,12 +99,15 @@ def _unpack(
         for i in range(whole, count):
             row[i] = (words[min(position >> six, end)] >> (position & low)) & mask
             position += step
-        for i in range(row.shape[0]):
-            value = np.uint64(row[i])
-            rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
+        if k < last:
+            for i in range(row.shape[0]):
+                value = np.uint64(row[i])
+                rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
     row = vectors[last, to : to + count]
     for i in range(row.shape[0]):
-        row[i] |= (rest[i] & entry) << top
+        value = np.uint64(row[i])
+        left = rest[i] - ((((value & even) + ((value >> down) & odd)) * ones) >> last_pair)
+        row[i] = value | ((left & entry) << top)
 
 
 @kernel
