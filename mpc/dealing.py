@@ -199,13 +199,8 @@ class Dealing:
     def unpack(self, words: Words, count: int, number: int) -> Ring:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
         out = self.vectors(count)
-        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count)
-        return out
-
-    def positions(self, those: Ring) -> NDArray[np.uint8]:
-        """Return y(v) modulo W of each vector, plus any multiple of W."""
-        out = np.zeros(those.shape[1], np.uint8)
-        vectors.positions(those, self.bits, self.per_word, out)
+        slots = np.empty(count, np.uint8)
+        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count, slots)
         return out
 
     def entries(self, those: Ring) -> NDArray[np.uint64]:
@@ -293,19 +288,19 @@ def check(
     verdicts = [_Verdict(seed) for _ in halves]
     done = 0
     waiting: deque[_Pairs] = deque()
+    spare = [_Pairs(channel, number, shape) for _ in halves[: AHEAD + 1]]
     for index, part in enumerate(shape.parts):
         order = Permutation.uniform(Stream(seed, nonce=index), part.others)
-        spare = [_Pairs(channel, number, shape, part, order) for _ in halves[: AHEAD + 1]]
         for half, verdict in zip(halves, verdicts, strict=True):
             # the next clients' messages are under way while one waits for the peer's
             if len(waiting) > AHEAD:
                 spare.append(waiting.popleft().finish())
-            waiting.append(spare.pop().send(half, verdict))
+            waiting.append(spare.pop().send(part, order, half, verdict))
             done += part.kept
             if progress is not None:
                 progress(done, shape.dim * len(halves))
         while waiting:
-            waiting.popleft().finish()
+            spare.append(waiting.popleft().finish())
     mine = np.frombuffer(b"".join(each.differences.digest() for each in verdicts), np.uint64)
     theirs = channel.exchange("dealing.digests", mine)
     equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
@@ -433,33 +428,35 @@ class _Verdict:
 
 
 class _Pairs:
-    """The pairs of one part, whose turns and guards are opened for one client after the other."""
+    """The pairs of one client's part, whose turns and guards are opened."""
 
-    def __init__(
-        self, channel: Channel, number: int, shape: Dealing, part: Part, order: Permutation
-    ) -> None:
-        self._channel, self._number, self._shape, self._part = channel, number, shape, part
-        self._places = order.places
-        self._first, self._rest = np.split(order.order, [part.guards])
-        # memory is taken once, because new pages cost as much as what is done with them
-        self._kept, self._others = shape.vectors(part.kept), shape.vectors(part.others)
-        self._numbers = np.empty((1, part.others), np.uint8)
-        self._turns = np.empty((part.partners, part.kept), np.uint8)
+    def __init__(self, channel: Channel, number: int, shape: Dealing) -> None:
+        self._channel, self._number, self._shape = channel, number, shape
+        # taken once for all parts, because new pages cost more than what is done with them
+        kept = max(part.kept for part in shape.parts)
+        others = max(part.others for part in shape.parts)
+        self._kept_memory, self._others_memory = shape.vectors(kept), shape.vectors(others)
+        self._kept_slots, self._other_slots = np.empty(kept, np.uint8), np.empty(others, np.uint8)
 
-    def send(self, half: Upload, verdict: _Verdict) -> Self:
+    def send(self, part: Part, order: Permutation, half: Upload, verdict: _Verdict) -> Self:
         """Send the shares of a client's guards and turns."""
-        shape, part = self._shape, self._part
+        shape, self._part, self._verdict = self._shape, part, verdict
+        self._kept = _first(self._kept_memory, part.kept)
+        self._others = _first(self._others_memory, part.others)
+        slots, others = self._kept_slots[: part.kept], self._other_slots[: part.others]
         bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
         for start, stop, words in _chunks(half, part.first, part.kept, part.packed_bits):
-            vectors.unpack(words, bits, per_word, one, self._kept, start, stop)
+            vectors.unpack(words, bits, per_word, one, self._kept, start, stop, slots[start:stop])
         for start, stop, words in _chunks(half, part.middle, part.others, part.packed_bits):
-            to = self._places[start:stop]
-            vectors.scatter(words, bits, per_word, one, to, self._others, self._numbers[0])
-        self._verdict, self._guards = verdict, shape.vectors(part.guards)
-        vectors.gather(self._others, self._first, self._guards)
+            to = order.places[start:stop]
+            vectors.scatter(words, bits, per_word, one, to, self._others, others)
+        guards, self._rest = np.split(order.order, [part.guards])
+        self._guards = shape.vectors(part.guards)
+        vectors.gather(self._others, guards, self._guards)
         # partner p of vector i stands at p N + i
-        vectors.gather(self._numbers, self._rest, self._turns.reshape(1, -1))
-        np.subtract(shape.positions(self._kept), self._turns, out=self._turns)
+        self._turns = np.empty((part.partners, part.kept), np.uint8)
+        vectors.gather(others[None], self._rest, self._turns.reshape(1, -1))
+        np.subtract(slots, self._turns, out=self._turns)
         self._channel.send("dealing.guards", self._guards)
         self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
         return self
@@ -476,8 +473,10 @@ class _Pairs:
         theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
         self._turns += theirs.reshape(self._turns.shape)
         bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
-        for turns, order in zip(self._turns, np.split(self._rest, part.partners), strict=True):
-            for at in range(0, part.kept, CHUNK):
+        orders = self._rest.reshape(self._turns.shape)
+        # chunk by chunk, so that a kept vector is in the cache for all its partners
+        for at in range(0, part.kept, CHUNK):
+            for turns, order in zip(self._turns, orders, strict=True):
                 some, by = order[at : at + CHUNK], turns[at : at + CHUNK]
                 out = shape.vectors(some.size)
                 vectors.differences(
@@ -485,6 +484,11 @@ class _Pairs:
                 )
                 self._verdict.differences.update(out)
         return self
+
+
+def _first(memory: Ring, count: int) -> Ring:
+    """Return a contiguous array for `count` vectors in memory for at least as many."""
+    return memory.reshape(-1)[: len(memory) * count].reshape(-1, count)
 
 
 def _chunks(

@@ -82,7 +82,7 @@ def unpack(words: Words, bits: int, count: int) -> Ring:
     """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
     values = np.empty(count, dtype(bits))
     packed, head = np.ascontiguousarray(words), _head(values, bits)
-    packing.unpack_bytes(packed, bits, values[:head])
+    packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))
     packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values
 

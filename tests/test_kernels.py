@@ -239,16 +239,12 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
     values[:, -1] = (1 - values[:, :-1].sum(axis=1)) % top
     have = vector_words(values, bits, per_word)
     packed = np.array(reference.pack(values[:, :-1].reshape(-1).tolist(), bits), np.uint64)
-    unpacked = np.zeros_like(have)
+    unpacked, numbers = np.zeros_like(have), np.zeros(count, np.uint8)
     for first, last in ((0, 64), (64, count)):
         words_of = packed[first * (slots - 1) * bits // 64 :]
-        vectors.unpack(words_of, bits, per_word, 1, unpacked, first, last)
-    assert (unpacked == have).all()
-
-    numbers = np.zeros(count, np.uint8)
-    vectors.positions(have, bits, per_word, numbers)
+        vectors.unpack(words_of, bits, per_word, 1, unpacked, first, last, numbers[first:last])
     want = (values * np.arange(slots)).sum(axis=1) % slots
-    assert (numbers % slots == want).all()
+    assert (unpacked == have).all() and (numbers % slots == want).all()
 
     places = RNG.permutation(count).astype(np.uint32)
     vectors.scatter(packed, bits, per_word, 1, places, unpacked, numbers)

@@ -624,8 +624,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "_Pairs.send",
-                "np.subtract(shape.positions(self._kept), self._turns, out=self._turns)",
-                "np.copyto(self._turns, shape.positions(self._kept))",
+                "np.subtract(slots, self._turns, out=self._turns)",
+                "np.copyto(self._turns, slots)",
             ),
         ),
         (dealings.opened_and_rotations, 1),

@@ -16,7 +16,7 @@ from numba.core.errors import TypingError
 
 from securemedian.mpc import ring, share
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import native
+from securemedian.mpc.kernels import native, vectors
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
@@ -30,6 +30,7 @@ from securemedian.mpc.prg import Stream
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from tests import reference
 from tests.parties import deterministic_entropy, run_both
+from tests.test_kernels import VECTORS, vector_words
 from tests.test_privacy import recorders
 
 RNG = np.random.default_rng(21)
@@ -257,6 +258,31 @@ def under(cpu: str, features: str, cache: Path, program: str) -> str:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+@pytest.mark.parametrize(
+    ("slots", "bits", "per_word"), [case for case in VECTORS if case[0] == case[2]]
+)
+def test_dealt_vectors(slots: int, bits: int, per_word: int) -> None:
+    """Vectors of one word, of which portable code does only those at the end of the words."""
+    count, step = 100, (slots - 1) * bits
+    values = RNG.integers(0, 2**bits, (count, slots), np.uint64).astype(object)
+    values[:, -1] = (1 - values[:, :-1].sum(axis=1)) % 2**bits
+    (have,) = vector_words(values, bits, per_word)
+    slots_of = (values * np.arange(slots)).sum(axis=1) % slots
+    packed = np.array(reference.pack(values[:, :-1].reshape(-1).tolist(), bits), np.uint64)
+    out, found = np.zeros_like(have)[None], np.zeros(count, np.uint8)
+    vectors.unpack(packed, bits, per_word, 1, out, 0, count, found)
+    assert (out == have).all() and (found % slots == slots_of).all()
+    if native.PERMUTES:
+        weights = vectors.weights(bits, per_word, 1)
+        for first in (0, 8, 40):
+            out, found = np.zeros(count - first, have.dtype), np.zeros(count - first, np.uint8)
+            given = (packed, first, step, bits, 1, *weights)
+            done = native.unpack_vectors(*given, out, found)
+            assert done % 8 == 0 and done >= count - first - 8 - 72 * 8 // step
+            assert (out[:done] == have[first : first + done]).all() and not out[done:].any()
+            assert (found[:done] % slots == slots_of[first : first + done]).all()
 
 
 SSE2 = "+64bit,+cx8,+fxsr,+sse,+sse2,+aes"

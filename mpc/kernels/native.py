@@ -1,9 +1,10 @@
-"""The inner loops of OT extension on the processor's own AES instructions.
+"""The inner loops of OT extension, and of dealt vectors, on the processor's own instructions.
 
-Each is one pass in registers where `mpc.kernels.extension` and OpenSSL make several over memory,
-and each gives the same bytes: a stream is AES-128 in counter mode as `mpc.prg.Stream` makes it, a
-hash that of `mpc.ot.hash`. numba has no vectors of its own, so that what an inner loop does with
-them is written here as LLVM instructions, and the loops around it are kernels like all others.
+Each is one pass in registers where `mpc.kernels.extension`, `mpc.kernels.vectors` and OpenSSL make
+several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as
+`mpc.prg.Stream` makes it, a hash that of `mpc.ot.hash`. numba has no vectors of its own, so that
+what an inner loop does with them is written here as LLVM instructions, and the loops around it are
+kernels like all others.
 
 A vector holds LANES blocks of 128 bits: 4 with VAES and AVX-512, 2 with VAES and AVX2, 1 with
 AES-NI alone. Which of these, and whether GFNI transposes bits, follows from the features that
@@ -67,6 +68,8 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
+# Whether one instruction puts eight words in any order.
+PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
 _VECTOR = 2 * LANES
 _TILE = _ABREAST * _VECTOR
@@ -85,7 +88,8 @@ class _Vectors:
         self.words = ir.VectorType(I64, 2 * lanes)
         self.bytes = ir.VectorType(I8, 16 * lanes)
 
-    def _call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
+    def call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
+        """Call an instruction, by LLVM's name."""
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
         module = self.builder.module
         function = _TOOLS.get_or_insert_function(module, signature, name)
@@ -93,7 +97,7 @@ class _Vectors:
 
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
         width = "" if self.lanes == 1 else f".{128 * self.lanes}"
-        return self._call(f"llvm.x86.aesni.{instruction}{width}", self.words, state, key)
+        return self.call(f"llvm.x86.aesni.{instruction}{width}", self.words, state, key)
 
     def _shuffle(self, one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
         return self.builder.shuffle_vector(
@@ -142,13 +146,13 @@ class _Vectors:
     def counters(self, nonce: ir.Value, counter: ir.Value, count: int) -> list[ir.Value]:
         """Return the vectors of `count` that follow each other in counter mode, big-endian."""
         swap = "llvm.bswap.i64"
-        nonces = self._call(swap, I64, nonce)
+        nonces = self.call(swap, I64, nonce)
         first = self.fill(ir.Constant(I64, 0), counter)
         found = []
         for i in range(count):
             steps = [step for lane in range(self.lanes) for step in (0, i * self.lanes + lane)]
             added = self.builder.add(first, self.constant(steps))
-            swapped = self._call(f"llvm.bswap.v{2 * self.lanes}i64", self.words, added)
+            swapped = self.call(f"llvm.bswap.v{2 * self.lanes}i64", self.words, added)
             order = [(2 * self.lanes + at if at % 2 else at) for at in range(2 * self.lanes)]
             found.append(self._shuffle(self.fill(nonces, nonces), swapped, order))
         return found
@@ -156,7 +160,7 @@ class _Vectors:
     def next_round_key(self, key: ir.Value, constant: int) -> ir.Value:
         """Return the round key that follows `key` (one lane)."""
         b, kind = self.builder, ir.VectorType(I32, 4)
-        found = self._call(
+        found = self.call(
             "llvm.x86.aesni.aeskeygenassist", self.words, key, ir.Constant(I8, constant)
         )
         # the last column, rotated, through the S-box and ^ the constant, for all four columns
@@ -226,7 +230,7 @@ class _Vectors:
         if GFNI:
             units = ir.Constant(self.bytes, [1 << i for i in range(8)] * 2 * self.lanes)
             name = f"llvm.x86.vgf2p8affineqb.{128 * self.lanes}"
-            return self._call(name, self.bytes, units, matrices, ir.Constant(I8, 0))
+            return self.call(name, self.bytes, units, matrices, ir.Constant(I8, 0))
         x = b.bitcast(matrices, self.words)
         for shift, mask in (
             (7, 0x00AA00AA00AA00AA),
@@ -686,3 +690,93 @@ def hash_block_pairs(
         else:
             _hash_block_pair(blocks[start:], at, stream, round_keys, here0, low, high, here1)
             start += 1
+
+
+# Dealt vectors
+
+
+def _emit_unpack(
+    builder: ir.IRBuilder,
+    words: ir.Value,
+    byte: ir.Value,
+    step: ir.Value,
+    bits: ir.Value,
+    one: ir.Value,
+    ones: ir.Value,
+    numbers: ir.Value,
+    halves: ir.Value,
+    out: ir.Value,
+    positions: ir.Value,
+    at: ir.Value,
+) -> None:
+    """Set out[at..at+7] and positions[at..at+7] as `unpack_vectors` does."""
+    if not PERMUTES:
+        # nothing calls it, but it would be compiled
+        return
+    b, v = builder, _Vectors(builder, 4)
+
+    def all_(word: ir.Value | int) -> ir.Value:
+        return v.constant([word] * 8) if isinstance(word, int) else v.fill(word, word)
+
+    def sum_(pairs: ir.Value, weights: ir.Value) -> ir.Value:
+        """Return the sum of a vector's pairs of entries times weights, where the last pair was."""
+        return b.lshr(b.mul(pairs, weights), all_(b.sub(step, bits)))
+
+    def store(vector: ir.Value, array: ir.Value) -> None:
+        element = array.type.pointee
+        if element != I64:
+            vector = b.trunc(vector, ir.VectorType(element, 8))
+        pointer = b.bitcast(_offset(b, array, at), vector.type.as_pointer())
+        b.store(vector, pointer).align = element.width // 8
+
+    begins = b.mul(all_(step), v.constant(range(8)))
+    sides = []
+    for start in (8, 0):
+        place = b.add(byte, ir.Constant(I64, start))
+        address = b.gep(b.bitcast(words, I8.as_pointer()), [place])
+        loaded = b.load(b.bitcast(address, v.words.as_pointer()))
+        loaded.align = 1
+        order = b.lshr(begins, all_(6))
+        sides.append(v.call("llvm.x86.avx512.permvar.di.512", v.words, loaded, order))
+    packed = v.call("llvm.fshr.v8i64", v.words, *sides, b.and_(begins, all_(63)))
+    packed = b.and_(packed, b.lshr(all_(2**64 - 1), b.sub(all_(64), all_(step))))
+    entry = b.lshr(all_(2**64 - 1), b.sub(all_(64), all_(bits)))
+    mask = b.mul(all_(ones), entry)
+    even, odd = b.and_(packed, mask), b.and_(b.lshr(packed, all_(bits)), mask)
+    last = b.and_(b.sub(all_(one), sum_(b.add(even, odd), all_(ones))), entry)
+    store(b.or_(packed, b.shl(last, all_(step))), out)
+    # the last entry is odd
+    odd = b.or_(odd, b.shl(last, all_(b.sub(step, bits))))
+    pairs = b.and_(b.add(even, odd), all_(halves))
+    doubled = b.shl(sum_(pairs, all_(numbers)), all_(1))
+    store(b.add(doubled, sum_(odd, all_(ones))), positions)
+
+
+_unpack = _inline(_emit_unpack, 11)
+
+
+@kernel
+def unpack_vectors(
+    words: NDArray[np.uint64],
+    first: int,
+    step: int,
+    bits: int,
+    one: int,
+    ones: np.uint64,
+    numbers: np.uint64,
+    halves: np.uint64,
+    out: NDArray[Any],
+    positions: NDArray[np.uint8],
+) -> int:
+    """Set `out` and `positions` to packed vectors of one word, from number `first` on, and theirs.
+
+    It does what `vectors.unpack` does, with constants that `vectors.weights` returns, eight at a
+    time as long as there are words, and returns how many it did: none if the processor cannot.
+    `first` is a multiple of 8: then every eight vectors, of `step` bits each, begin at a byte, and
+    lie in the same way in the 64 bytes from there on and in those from one word later on.
+    """
+    byte, end, at = first // 8 * step, 8 * words.shape[0] - 72, 0
+    while PERMUTES and at + 8 <= out.shape[0] and byte <= end:
+        _unpack(words, byte, step, bits, one, ones, numbers, halves, out, positions, at)
+        at, byte = at + 8, byte + step
+    return at

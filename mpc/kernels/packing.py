@@ -70,13 +70,13 @@ def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) 
 
 
 @kernel
-def unpack_bytes(words: NDArray[np.uint64], bits: int, values: NDArray[np.uint8]) -> None:
-    """Undo `pack_bytes`."""
+def unpack_bytes(words: NDArray[np.uint64], bits: int, eights: NDArray[np.uint64]) -> None:
+    """Undo `pack_bytes`: each word of `eights` is eight of the bytes."""
     one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
     fours = (unit << four) - unit
     pairs = np.uint64(0x0000000100000001) * ((unit << two) - unit)
     singles = np.uint64(0x0001000100010001) * ((unit << one) - unit)
-    for i in range(values.shape[0] >> 3):
+    for i in range(eights.shape[0]):
         position = 8 * bits * i
         word, offset = position >> 6, position & 63
         x = words[word] >> np.uint64(offset)
@@ -84,9 +84,7 @@ def unpack_bytes(words: NDArray[np.uint64], bits: int, values: NDArray[np.uint8]
             x |= words[word + 1] << np.uint64(64 - offset)
         x = (x & fours) | (((x >> four) & fours) << np.uint64(32))
         x = (x & pairs) | (((x >> two) & pairs) << np.uint64(16))
-        x = (x & singles) | (((x >> one) & singles) << np.uint64(8))
-        for j in range(8):
-            values[8 * i + j] = np.uint8((x >> np.uint64(8 * j)) & np.uint64(255))
+        eights[i] = (x & singles) | (((x >> one) & singles) << np.uint64(8))
 
 
 @kernel

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.kernels import native
 from securemedian.mpc.kernels.jit import kernel
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -41,6 +42,21 @@ def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, n
     if per_word == 1:
         return even, np.uint64(0), np.uint64(0), np.uint64(0)
     return even, even, np.uint64(bits), np.uint64((per_word - 2) * bits)
+
+
+@kernel
+def weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Return what pairs of entries are multiplied with and masked by: ones, numbers, halves.
+
+    The product of pairs with `ones` has the sum of all pairs where the last pair stands, that with
+    `numbers` sum_q q s_q over the pairs s_q. Of these, only the bits in `halves` matter modulo W/2.
+    """
+    half = np.uint64(max(1, words * per_word // 2 - 1))
+    numbers = np.uint64(0)
+    for pair in range(per_word // 2):
+        numbers |= np.uint64(pair) << np.uint64((per_word - 2 - 2 * pair) * bits)
+    ones = _ones(bits, per_word, 2)
+    return ones, numbers, ones * half
 
 
 @kernel
@@ -83,12 +99,67 @@ def _unpack(
         for i in range(whole, count):
             row[i] = (words[min(position >> six, end)] >> (position & low)) & mask
             position += step
-        for i in range(row.shape[0]):
-            value = np.uint64(row[i])
-            rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
+        if k < last:
+            for i in range(row.shape[0]):
+                value = np.uint64(row[i])
+                rest[i] -= (((value & even) + ((value >> down) & odd)) * ones) >> last_pair
     row = vectors[last, to : to + count]
     for i in range(row.shape[0]):
-        row[i] |= (rest[i] & entry) << top
+        value = np.uint64(row[i])
+        left = rest[i] - ((((value & even) + ((value >> down) & odd)) * ones) >> last_pair)
+        row[i] = value | ((left & entry) << top)
+
+
+@kernel
+def _positions(
+    vectors: NDArray[Any], first: int, bits: int, per_word: int, out: NDArray[np.uint8]
+) -> None:
+    """Set `out` to y(v) = sum_j j v_j mod W of the vectors from `first` on.
+
+    Within a word, it is 2 sum_q q s_q plus the sum of the odd entries, over the pairs of entries
+    and their sums s_q, of which only the bits below W/2 matter. Each of these is one product.
+    """
+    even, odd, down, last_pair = _pairs(bits, per_word)
+    ones, numbers, halves = weights(bits, per_word, vectors.shape[0])
+    slots = vectors.shape[0] * per_word
+    out[:] = 0
+    for k in range(vectors.shape[0]):
+        before = np.uint64(k * per_word)
+        row = vectors[k, first : first + out.shape[0]]
+        for i in range(row.shape[0]):
+            value = np.uint64(row[i])
+            above = (value >> down) & odd
+            sums = (value & even) + above
+            position = (((sums & halves) * numbers) >> last_pair) << np.uint64(1)
+            position += ((above * ones) >> last_pair) + ((sums * ones) >> last_pair) * before
+            out[i] += np.uint8(position & np.uint64(slots - 1))
+
+
+@kernel
+def _read(
+    words: NDArray[np.uint64],
+    at: int,
+    bits: int,
+    per_word: int,
+    one: int,
+    rest: NDArray[np.uint64],
+    vectors: NDArray[Any],
+    first: int,
+    last: int,
+    positions: NDArray[np.uint8],
+) -> None:
+    """Set the vectors [first, last) to the packed ones from number `at` on, and their positions."""
+    done = 0
+    if vectors.shape[0] == 1:
+        ones, numbers, halves = weights(bits, per_word, 1)
+        out, step = vectors[0, first:last], (per_word - 1) * bits
+        done = native.unpack_vectors(
+            words, at, step, bits, one, ones, numbers, halves, out, positions
+        )
+    if first + done < last:
+        rest[:] = one
+        _unpack(words, at + done, bits, per_word, rest, vectors, first + done, last - first - done)
+        _positions(vectors, first + done, bits, per_word, positions[done : last - first])
 
 
 @kernel
@@ -100,43 +171,17 @@ def unpack(
     vectors: NDArray[Any],
     first: int,
     last: int,
+    positions: NDArray[np.uint8],
 ) -> None:
-    """Set the vectors [first, last) from their entries 0..W-2, packed.
+    """Set the vectors [first, last) from their entries 0..W-2, packed, and `positions` to theirs.
 
-    The last entry of each is `one` minus the sum of the others.
+    The last entry of each is `one` minus the sum of the others. The position y(v) = sum_j j v_j of
+    a vector is right modulo W.
     """
     rest = np.empty(BLOCK, np.uint64)
     for start in range(first, last, BLOCK):
-        rest[:] = one
-        count = min(BLOCK, last - start)
-        _unpack(words, start - first, bits, per_word, rest, vectors, start, count)
-
-
-@kernel
-def positions(vectors: NDArray[Any], bits: int, per_word: int, out: NDArray[np.uint8]) -> None:
-    """Add y(v) = sum_j j v_j mod W of each vector to `out`, modulo 256.
-
-    Within a word, it is 2 sum_q q s_q plus the sum of the odd entries, over the pairs of entries
-    and their sums s_q, of which only the bits below W/2 matter. Each of these is one product.
-    """
-    even, odd, down, last_pair = _pairs(bits, per_word)
-    ones = _ones(bits, per_word, 2)
-    slots = vectors.shape[0] * per_word
-    half = ones * np.uint64(max(1, slots // 2 - 1))
-    numbers = np.uint64(0)
-    for pair in range(per_word // 2):
-        numbers |= np.uint64(pair) << np.uint64((per_word - 2 - 2 * pair) * bits)
-    for k in range(vectors.shape[0]):
-        before = np.uint64(k * per_word)
-        for i in range(vectors.shape[1]):
-            value = np.uint64(vectors[k, i])
-            above = (value >> down) & odd
-            sums = (value & even) + above
-            position = ((((sums & half) * numbers) >> last_pair) << np.uint64(1)) + (
-                (above * ones) >> last_pair
-            )
-            position += ((sums * ones) >> last_pair) * before
-            out[i] += np.uint8(position & np.uint64(slots - 1))
+        at, stop = start - first, min(start + BLOCK, last)
+        _read(words, at, bits, per_word, one, rest, vectors, start, stop, positions[at:])
 
 
 @kernel
@@ -159,24 +204,21 @@ def scatter(
     one: int,
     places: NDArray[np.uint32],
     vectors: NDArray[Any],
-    numbers: NDArray[np.uint8],
+    positions: NDArray[np.uint8],
 ) -> None:
-    """Do as `unpack` does, but vector i goes to places[i], and its position y(v) to `numbers`."""
+    """Do as `unpack` does, but vector i goes to places[i], and so does its position."""
     rest = np.empty(BLOCK, np.uint64)
-    near = np.zeros((vectors.shape[0], BLOCK), vectors.dtype)
+    near = np.empty((vectors.shape[0], BLOCK), vectors.dtype)
     own = np.empty(BLOCK, np.uint8)
     for start in range(0, places.shape[0], BLOCK):
-        count = min(BLOCK, places.shape[0] - start)
-        rest[:], own[:] = one, 0
-        _unpack(words, start, bits, per_word, rest, near, 0, count)
-        positions(near, bits, per_word, own)
-        to = places[start : start + count]
+        to = places[start : start + BLOCK]
+        _read(words, start, bits, per_word, one, rest, near, 0, to.shape[0], own)
         for k in range(vectors.shape[0]):
             row = vectors[k]
-            for i in range(count):
+            for i in range(to.shape[0]):
                 row[to[i]] = near[k, i]
-        for i in range(count):
-            numbers[to[i]] = own[i]
+        for i in range(to.shape[0]):
+            positions[to[i]] = own[i]
 
 
 @kernel
