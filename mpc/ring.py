@@ -80,8 +80,12 @@ def pack(values: NDArray[Any], bits: int) -> Words:
 
 def unpack(words: Words, bits: int, count: int) -> Ring:
     """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
-    values = np.empty(count, dtype(bits))
-    packed, head = np.ascontiguousarray(words), _head(values, bits)
+    packed, small = np.ascontiguousarray(words), dtype(bits)
+    # nothing to spread
+    if bits == 8 * small.itemsize:
+        return packed.view(small)[:count].copy()
+    values = np.empty(count, small)
+    head = _head(values, bits)
     packing.unpack_bytes(packed, bits, values[:head])
     packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values

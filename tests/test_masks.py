@@ -152,9 +152,8 @@ MASKS: dict[str, Mask] = {
             ),
             (
                 "finish_leaves",
-                "(np.uint64(replies[i]) >> (leaf * np.uint64(slot)))"
-                " ^ (np.uint64(pads[i]) >> above)",
-                "np.uint64(replies[i]) >> (leaf * np.uint64(slot))",
+                "chunk ^ pad",
+                "chunk",
             ),
         ),
         (shares.received, "greater-3"),

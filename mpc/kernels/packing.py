@@ -72,21 +72,15 @@ def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) 
 @kernel
 def unpack_bytes(words: NDArray[np.uint64], bits: int, values: NDArray[np.uint8]) -> None:
     """Undo `pack_bytes`."""
-    one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
-    fours = (unit << four) - unit
-    pairs = np.uint64(0x0000000100000001) * ((unit << two) - unit)
-    singles = np.uint64(0x0001000100010001) * ((unit << one) - unit)
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(values.shape[0] >> 3):
         position = 8 * bits * i
         word, offset = position >> 6, position & 63
         x = words[word] >> np.uint64(offset)
         if offset + 8 * bits > 64:
             x |= words[word + 1] << np.uint64(64 - offset)
-        x = (x & fours) | (((x >> four) & fours) << np.uint64(32))
-        x = (x & pairs) | (((x >> two) & pairs) << np.uint64(16))
-        x = (x & singles) | (((x >> one) & singles) << np.uint64(8))
         for j in range(8):
-            values[8 * i + j] = np.uint8((x >> np.uint64(8 * j)) & np.uint64(255))
+            values[8 * i + j] = (x >> np.uint64(bits * j)) & mask
 
 
 @kernel
@@ -144,8 +138,10 @@ def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
 @kernel
 def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
     """Set bits[64 i + j] to bit j of words[i]."""
-    for i in range(bits.shape[0]):
-        bits[i] = (words[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
+    for i in range(words.shape[0]):
+        word = words[i]
+        for j in range(min(64, bits.shape[0] - 64 * i)):
+            bits[64 * i + j] = (word >> np.uint64(j)) & np.uint64(1)
 
 
 @kernel
@@ -161,10 +157,10 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
 
 @kernel
 def pack_plane(values: NDArray[Any], bit: int, words: NDArray[np.uint64]) -> None:
-    """Set bit j of words[i] to bit `bit` of values[64 i + j]; values.size is a multiple of 64."""
+    """Set bit j of words[i] to bit `bit` of values[64 i + j]; missing bits are 0."""
     shift = np.uint64(bit)
     for i in range(words.shape[0]):
         word = np.uint64(0)
-        for j in range(64):
+        for j in range(min(64, values.shape[0] - 64 * i)):
             word |= ((np.uint64(values[64 * i + j]) >> shift) & np.uint64(1)) << np.uint64(j)
         words[i] = word
