@@ -27,8 +27,8 @@ def pick(
 ) -> None:
     """Set out[i] to what is compared next: (its count - rank) & mask, the last one's if beyond.
 
-    `rank` and `mask` are scalars of the counts' dtype. It reads all rows of `counts` that any coordinate may ask for, which is faster than to read the
-    one row that each does.
+    `rank` and `mask` are scalars of the counts' dtype. It reads all rows of `counts` that any
+    coordinate may ask for, which is faster than to read the one row that each does.
     """
     last = counts.shape[0] - 1
     for start in range(0, out.size, BLOCK):
