@@ -86,7 +86,7 @@ def unpack(words: Words, bits: int, count: int) -> Ring:
         return packed.view(small)[:count].copy()
     values = np.empty(count, small)
     head = _head(values, bits)
-    packing.unpack_bytes(packed, bits, values[:head])
+    packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))
     packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values
 

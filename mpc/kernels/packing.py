@@ -70,17 +70,21 @@ def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) 
 
 
 @kernel
-def unpack_bytes(words: NDArray[np.uint64], bits: int, values: NDArray[np.uint8]) -> None:
-    """Undo `pack_bytes`."""
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for i in range(values.shape[0] >> 3):
+def unpack_bytes(words: NDArray[np.uint64], bits: int, eights: NDArray[np.uint64]) -> None:
+    """Undo `pack_bytes`: each word of `eights` is eight of the bytes."""
+    one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
+    fours = (unit << four) - unit
+    pairs = np.uint64(0x0000000100000001) * ((unit << two) - unit)
+    singles = np.uint64(0x0001000100010001) * ((unit << one) - unit)
+    for i in range(eights.shape[0]):
         position = 8 * bits * i
         word, offset = position >> 6, position & 63
         x = words[word] >> np.uint64(offset)
         if offset + 8 * bits > 64:
             x |= words[word + 1] << np.uint64(64 - offset)
-        for j in range(8):
-            values[8 * i + j] = (x >> np.uint64(bits * j)) & mask
+        x = (x & fours) | (((x >> four) & fours) << np.uint64(32))
+        x = (x & pairs) | (((x >> two) & pairs) << np.uint64(16))
+        eights[i] = (x & singles) | (((x >> one) & singles) << np.uint64(8))
 
 
 @kernel

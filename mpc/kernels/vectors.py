@@ -284,7 +284,8 @@ def add_turned(
     turn_bits = 0
     while 1 << turn_bits < totals.shape[0] * per_word:
         turn_bits += 1
-    rest, ups = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint8)
+    rest, eights = np.empty(BLOCK, np.uint64), np.empty(BLOCK // 8, np.uint64)
+    ups = eights.view(np.uint8)
     near = np.empty((totals.shape[0], BLOCK), totals.dtype)
     turned = np.empty_like(near)
     for start in range(0, totals.shape[1], BLOCK):
@@ -292,7 +293,7 @@ def add_turned(
         rest[:] = one
         _unpack(words, start, bits, per_word, rest, near, 0, count)
         packed, whole = turns[start * turn_bits // 64 :], count & ~63
-        packing.unpack_bytes(packed, turn_bits, ups[:whole])
+        packing.unpack_bytes(packed, turn_bits, eights[: whole // 8])
         packing.unpack_values(packed[whole * turn_bits // 64 :], turn_bits, ups[whole:count])
         turn(near, ups[:count], bits, per_word, turned)
         for k in range(totals.shape[0]):
