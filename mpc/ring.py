@@ -80,12 +80,11 @@ def pack(values: NDArray[Any], bits: int) -> Words:
 
 def unpack(words: Words, bits: int, count: int) -> Ring:
     """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
-    packed, small = np.ascontiguousarray(words), dtype(bits)
     # nothing to spread
-    if bits == 8 * small.itemsize:
-        return packed.view(small)[:count].copy()
-    values = np.empty(count, small)
-    head = _head(values, bits)
+    if bits == 8 * dtype(bits).itemsize:
+        return np.ascontiguousarray(words).view(dtype(bits))[:count].copy()
+    values = np.empty(count, dtype(bits))
+    packed, head = np.ascontiguousarray(words), _head(values, bits)
     packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))
     packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values
