@@ -153,10 +153,15 @@ def _median(
     protocol: ProtocolParams,
     meet: Callable[[], None],
 ) -> Spent:
-    party = parties[0]
-    uploads = _uploads(params.layout, party.number, params.max_clients)
-    dealt = params.dealing
-    halves = _uploads(dealt.layout, party.number, params.max_clients) if dealt else []
+    party, dealt = parties[0], params.dealing
+    halves: list[share.Upload] = []
+    if dealt:
+        halves = _uploads(dealt.layout, party.number, params.max_clients)
+        # both servers get all rotations in full
+        stream = Stream(os_entropy(16))
+        uploads: list[share.Upload] = [_words(params.layout, stream) for _ in halves]
+    else:
+        uploads = _uploads(params.layout, party.number, params.max_clients)
     meet()
     ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
     meet()
@@ -198,12 +203,13 @@ def _uploads(layout: share.Layout, party_id: int, clients: int) -> list[share.Up
         if client % 2 == party_id:
             uploads.append(share.SeedUpload(layout, os_entropy(16)))
         else:
-            uploads.append(
-                share.WordsUpload(
-                    layout, stream.words(layout.words).reshape(layout.rows, layout.row_words)
-                )
-            )
+            uploads.append(_words(layout, stream))
     return uploads
+
+
+def _words(layout: share.Layout, stream: Stream) -> share.WordsUpload:
+    packed = stream.words(layout.words).reshape(layout.rows, layout.row_words)
+    return share.WordsUpload(layout, packed)
 
 
 def _random_ots(party: Party, count: int) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 
 from securemedian.mpc import millionaire, ring
 from securemedian.mpc.arrays import RingShare, XorBits
-from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
+from securemedian.mpc.kernels import packing
 from securemedian.mpc.party import Party
 
 
@@ -24,8 +25,9 @@ def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
     y = shares & low
     sending, receiving = party.halves(shares.size)
     carry = millionaire.greater(party, y[sending], low - y[receiving], bits - 1)
-    top = (shares >> ring.dtype(bits).type(bits - 1)).astype(np.uint8)
-    return XorBits(carry ^ pack_bits(top))
+    top = np.empty_like(carry)
+    packing.pack_plane(shares, bits - 1, top)
+    return XorBits(carry ^ top)
 
 
 def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:

@@ -545,18 +545,21 @@ def counts(
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
     histogram = np.zeros((shape.buckets - 1, stop - start), ring.dtype(bits))
     for part in shape.parts:
-        for low in range(max(start, part.start), min(stop, part.stop), 1 << NEAR):
-            high = min(low + (1 << NEAR), stop, part.stop)
+        for low in range(max(start, part.start), min(stop, part.stop), CHUNK):
+            high = min(low + CHUNK, stop, part.stop)
             for weight in sorted(set(weights)):
                 members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
                 total = _sum(number, members, part, low, high)
-                vectors.add_entries(
-                    total, shape.bits, shape.per_word, np.uint64(weight), low - start, histogram
+                vectors.add_cumulative(
+                    total,
+                    shape.bits,
+                    shape.per_word,
+                    histogram.dtype.type(weight & int(ring.mask(bits))),
+                    ring.mask(bits),
+                    low - start,
+                    histogram,
                 )
-    # row by row, because numpy's accumulate goes over each column by itself
-    for below, row in pairwise(histogram):
-        row += below
-    return RingShare(ring.reduce(histogram, bits))
+    return RingShare(histogram)
 
 
 def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
@@ -566,12 +569,10 @@ def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, st
     last = first + ring.packed_words(stop - start, shape.packed_bits)
     first_turn = start * shape.slot_bits // 64
     last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
-    total, turned = shape.vectors(stop - start), shape.vectors(stop - start)
+    total = shape.vectors(stop - start)
     total[...] = 0
     for upload in uploads:
-        kept = shape.unpack(upload.half.words(0, first, last), stop - start, number)
-        packed = upload.rotations.words(0, first_turn, last_turn)
-        turns = ring.unpack(packed, shape.slot_bits, stop - start)
-        vectors.turn(kept, turns, shape.bits, shape.per_word, turned)
-        vectors.add(turned, shape.bits, shape.per_word, total)
+        kept = upload.half.words(0, first, last)
+        turns = upload.rotations.words(0, first_turn, last_turn)
+        vectors.add_turned(kept, turns, shape.bits, shape.per_word, int(number == 0), total)
     return total

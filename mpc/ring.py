@@ -80,6 +80,9 @@ def pack(values: NDArray[Any], bits: int) -> Words:
 
 def unpack(words: Words, bits: int, count: int) -> Ring:
     """Undo `pack`: return `count` values in the smallest dtype that holds `bits` bits."""
+    # nothing to spread
+    if bits == 8 * dtype(bits).itemsize:
+        return np.ascontiguousarray(words).view(dtype(bits))[:count].copy()
     values = np.empty(count, dtype(bits))
     packed, head = np.ascontiguousarray(words), _head(values, bits)
     packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import ring
-from securemedian.mpc.kernels import extension, lpn, packing, quads, tables, vectors
+from securemedian.mpc.kernels import extension, lpn, packing, quads, searching, tables, vectors
 from tests import reference
 
 RNG = np.random.default_rng(5)
@@ -269,15 +269,53 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
         vectors.differences(have, order, turns, minus, 50, bits, per_word, negated, found)
         difference = sign * (rolled - others[50:]) % top
         assert (found == vector_words(difference, bits, per_word)).all()
-    totals = vector_words(others, bits, per_word)
-    vectors.add(have, bits, per_word, totals)
-    assert (totals == vector_words((others + values) % top, bits, per_word)).all()
 
-    out = np.zeros((slots - 1, count + 5), np.uint64)
-    for weight in (1, 5):
-        vectors.add_entries(have, bits, per_word, np.uint64(weight), 5, out)
-    assert not out[:, :5].any()
-    assert (out[:, 5:].astype(object) == 6 * values.T[:-1] % 2**64).all()
+    turns = RNG.integers(0, slots, count).astype(np.uint8)
+    rolled = np.array(
+        [np.roll(row, turn) for row, turn in zip(values, turns.tolist(), strict=True)]
+    )
+    turn_words = np.array(reference.pack(turns.tolist(), (slots - 1).bit_length()), np.uint64)
+    totals = vector_words(others, bits, per_word)
+    vectors.add_turned(packed, turn_words, bits, per_word, 1, totals)
+    assert (totals == vector_words((others + rolled) % top, bits, per_word)).all()
+
+    # counts of fewer bits than the dealing has, and of as many
+    sums = values.cumsum(axis=1).T[:-1]
+    for small in {2, min(bits, 8), bits}:
+        dtype, mask = ring.dtype(small), ring.mask(small)
+        out = np.zeros((slots - 1, count + 5), dtype)
+        for weight in (1, 5):
+            weighed = dtype.type(weight % 2**small)
+            vectors.add_cumulative(have, bits, per_word, weighed, mask, 5, out)
+        assert not out[:, :5].any()
+        assert (out[:, 5:].astype(object) == 6 * sums % 2**small).all()
+
+
+@pytest.mark.parametrize("thresholds", [2, 3, 7, 8, 15, 300])
+def test_searches_find_the_first_threshold_that_is_reached(thresholds: int) -> None:
+    """Over more coordinates than are in the cache; each step asks for what a plain search does."""
+    dim, rank, bits = searching.BLOCK + 70, 5, 4
+    dtype, mask = ring.dtype(bits), ring.mask(bits)
+    results = RNG.integers(0, thresholds, dim, endpoint=True)
+    results[:2] = 0, thresholds
+    reached = (np.arange(thresholds)[:, None] >= results).astype(np.uint8)
+    missed = np.empty(dim, np.uint16)
+    searching.count_missed(reached, missed)
+    assert (missed == results).all()
+
+    counts = RNG.integers(0, 16, (thresholds, dim)).astype(dtype)
+    found, picked = np.zeros(dim, np.uint16), np.empty(dim, dtype)
+    plain = np.zeros(dim, int)
+    for step in reversed(range(thresholds.bit_length())):
+        half = 1 << step
+        searching.pick(counts, found, half, dtype.type(rank), mask, picked)
+        asked = np.minimum(plain + half - 1, thresholds - 1)
+        want = counts[asked, np.arange(dim)].astype(int) - rank
+        assert (picked == want % 16).all()
+        searching.go_up(reached[asked, np.arange(dim)], half, thresholds, found)
+        plain += np.where(plain + half <= results, half, 0)
+        assert (found == plain).all()
+    assert (found == results).all()
 
 
 def test_vectors_change_places() -> None:
@@ -314,7 +352,7 @@ def test_shuffle_goes_on_where_its_draws_ended() -> None:
 
 
 def test_pack_plane() -> None:
-    values = RNG.integers(0, 2**32, 192, np.uint64).astype(np.uint32)
+    values = RNG.integers(0, 2**32, 170, np.uint64).astype(np.uint32)
     plane = np.empty(3, np.uint64)
     for bit in (0, 7, 31):
         packing.pack_plane(values, bit, plane)

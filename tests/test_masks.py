@@ -152,9 +152,8 @@ MASKS: dict[str, Mask] = {
             ),
             (
                 "finish_leaves",
-                "(np.uint64(replies[i]) >> (leaf * np.uint64(slot)))"
-                " ^ (np.uint64(pads[i]) >> above)",
-                "np.uint64(replies[i]) >> (leaf * np.uint64(slot))",
+                "chunk ^ pad",
+                "chunk",
             ),
         ),
         (shares.received, "greater-3"),
@@ -568,7 +567,7 @@ MASKS: dict[str, Mask] = {
     ),
     "bits beyond an opened batch": Mask(
         "shares that pad a batch to whole words are opened with it",
-        (("open_bits", "pack_bits(unpack_bits(shares, count))", "shares.copy()"),),
+        (("open_bits", "mine[-1] &= np.uint64((1 << count % 64) - 1)", "pass"),),
         (shares.opened_bits_alone,),
         silent=True,
     ),

@@ -318,9 +318,9 @@ def test_shares_of_the_same_value_are_fresh() -> None:
     assert first[0].seed != second[0].seed and (first[1].packed != second[1].packed).any()
 
 
-@pytest.mark.parametrize("schedule", ["scan", "bisect"])
+@pytest.mark.parametrize(("schedule", "buckets"), [("scan", 8), ("bisect", 8), ("bisect", 11)])
 def test_bits_opened_by_bucketed_are_functions_of_the_result(
-    schedule: str, monkeypatch: pytest.MonkeyPatch
+    schedule: str, buckets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[np.ndarray] = []
     original = bucketed.open_bits
@@ -332,7 +332,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
         return bits
 
     monkeypatch.setattr(bucketed, "open_bits", record)
-    method = Bucketed(buckets=8, schedule=schedule)
+    method = Bucketed(buckets=buckets, schedule=schedule)
     params = RoundParams(method, DIM, CLIENTS)
     values = inputs(params, "random")
     run_rounds(make_parties(), params, shares_of(params, values))
@@ -345,11 +345,13 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
         return
     # replay the bisection on the result alone: it asks for the same thresholds and gets the same
     # bits
-    low, high = np.zeros(DIM, int), np.full(DIM, method.buckets - 1)
+    found, half = np.zeros(DIM, int), 1 << bucketed.steps(buckets)
     for bits in opened:
-        middle = np.minimum((low + high) // 2, method.buckets - 2)
-        assert (bits == (middle >= result)).all()
-        low, high = np.where(bits, low, middle + 1), np.where(bits, middle, high)
+        half //= 2
+        asked = np.minimum(found + half - 1, buckets - 2)
+        assert (bits == (asked >= result)).all()
+        found += half * ((bits == 0) & (found + half < buckets))
+    assert (found == result).all()
     assert len(opened) == bucketed.steps(method.buckets)
 
 

@@ -142,8 +142,10 @@ def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
 @kernel
 def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
     """Set bits[64 i + j] to bit j of words[i]."""
-    for i in range(bits.shape[0]):
-        bits[i] = (words[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
+    for i in range(words.shape[0]):
+        word = words[i]
+        for j in range(min(64, bits.shape[0] - 64 * i)):
+            bits[64 * i + j] = (word >> np.uint64(j)) & np.uint64(1)
 
 
 @kernel
@@ -159,10 +161,10 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
 
 @kernel
 def pack_plane(values: NDArray[Any], bit: int, words: NDArray[np.uint64]) -> None:
-    """Set bit j of words[i] to bit `bit` of values[64 i + j]; values.size is a multiple of 64."""
+    """Set bit j of words[i] to bit `bit` of values[64 i + j]; missing bits are 0."""
     shift = np.uint64(bit)
     for i in range(words.shape[0]):
         word = np.uint64(0)
-        for j in range(64):
+        for j in range(min(64, values.shape[0] - 64 * i)):
             word |= ((np.uint64(values[64 * i + j]) >> shift) & np.uint64(1)) << np.uint64(j)
         words[i] = word

@@ -145,15 +145,18 @@ def reply_one(
     """
     every = np.uint64(0xFFFF)
     m = np.uint64(leaf_mask)
-    for i in range(values.shape[0]):
-        leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-        message = (np.uint64(1) << leaf) - np.uint64(less)
-        share = (shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        out[i] = (
-            _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)
-            ^ message
-            ^ (every & (np.uint64(0) - share))
-        )
+    for word in range(shares.shape[0]):
+        packed = shares[word]
+        for bit in range(min(64, values.shape[0] - 64 * word)):
+            i = 64 * word + bit
+            leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
+            message = (np.uint64(1) << leaf) - np.uint64(less)
+            share = (packed >> np.uint64(bit)) & np.uint64(1)
+            out[i] = (
+                _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)
+                ^ message
+                ^ (every & (np.uint64(0) - share))
+            )
 
 
 @kernel
@@ -171,13 +174,16 @@ def reply_both(
     The low bit of chunk i is for 1{leaf > i}, the high one for 1{leaf = i}.
     """
     low, high = np.uint64(0x55555555), np.uint64(0xAAAAAAAA)
-    for i in range(values.shape[0]):
-        leaf = np.uint64(2) * ((np.uint64(values[i]) >> np.uint64(shift)) & np.uint64(15))
-        message = (((np.uint64(1) << leaf) - np.uint64(1)) & low) ^ (np.uint64(2) << leaf)
-        greater = (greater_shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        equal = (equal_shares[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
-        message ^= (low & (np.uint64(0) - greater)) ^ (high & (np.uint64(0) - equal))
-        out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 2) ^ message
+    for word in range(greater_shares.shape[0]):
+        greater_bits, equal_bits = greater_shares[word], equal_shares[word]
+        for bit in range(min(64, values.shape[0] - 64 * word)):
+            i = 64 * word + bit
+            leaf = np.uint64(2) * ((np.uint64(values[i]) >> np.uint64(shift)) & np.uint64(15))
+            message = (((np.uint64(1) << leaf) - np.uint64(1)) & low) ^ (np.uint64(2) << leaf)
+            greater = (greater_bits >> np.uint64(bit)) & np.uint64(1)
+            equal = (equal_bits >> np.uint64(bit)) & np.uint64(1)
+            message ^= (low & (np.uint64(0) - greater)) ^ (high & (np.uint64(0) - equal))
+            out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 2) ^ message
 
 
 @kernel
@@ -196,16 +202,15 @@ def finish_leaves(
     Pad i stands above the choice in pads[i].
     """
     count = values.shape[0]
-    above = np.uint64(leaf_bits)
-    m = (np.uint64(1) << above) - np.uint64(1)
-    for word in range(out.shape[1]):
-        for k in range(slot):
-            out[k, word] = np.uint64(0)
-        for bit in range(min(64, count - 64 * word)):
-            i = 64 * word + bit
-            leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-            chunk = (np.uint64(replies[i]) >> (leaf * np.uint64(slot))) ^ (
-                np.uint64(pads[i]) >> above
-            )
-            for k in range(slot):
-                out[k, word] |= ((chunk >> np.uint64(k)) & np.uint64(1)) << np.uint64(bit)
+    m = (np.uint64(1) << np.uint64(leaf_bits)) - np.uint64(1)
+    for k in range(slot):
+        above = np.uint64(leaf_bits + k)
+        for word in range(out.shape[1]):
+            found = np.uint64(0)
+            for bit in range(min(64, count - 64 * word)):
+                i = 64 * word + bit
+                leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
+                chunk = np.uint64(replies[i]) >> (leaf * np.uint64(slot) + np.uint64(k))
+                pad = np.uint64(pads[i]) >> above
+                found |= ((chunk ^ pad) & np.uint64(1)) << np.uint64(bit)
+            out[k, word] = found

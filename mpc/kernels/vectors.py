@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.kernels import native
+from securemedian.mpc.kernels import native, packing
 from securemedian.mpc.kernels.jit import kernel
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -309,32 +309,72 @@ def differences(
 
 
 @kernel
-def add(vectors: NDArray[Any], bits: int, per_word: int, totals: NDArray[Any]) -> None:
-    """Add vectors to totals modulo 2^l, top bits without their carry, so none leaves its entry."""
+def add_turned(
+    words: NDArray[np.uint64],
+    turns: NDArray[np.uint64],
+    bits: int,
+    per_word: int,
+    one: int,
+    totals: NDArray[Any],
+) -> None:
+    """Add packed vectors, rotated up by packed turns, to totals modulo 2^l.
+
+    Top bits are added without their carry, so no carry leaves its entry.
+    """
     tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
-    for k in range(totals.shape[0]):
-        for i in range(totals.shape[1]):
-            one, other = np.uint64(totals[k, i]), np.uint64(vectors[k, i])
-            totals[k, i] = ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
+    turn_bits = 0
+    while 1 << turn_bits < totals.shape[0] * per_word:
+        turn_bits += 1
+    rest, eights = np.empty(BLOCK, np.uint64), np.empty(BLOCK // 8, np.uint64)
+    ups, positions = eights.view(np.uint8), np.empty(BLOCK, np.uint8)
+    near = np.empty((totals.shape[0], BLOCK), totals.dtype)
+    turned = np.empty_like(near)
+    for start in range(0, totals.shape[1], BLOCK):
+        count = min(BLOCK, totals.shape[1] - start)
+        _read(words, start, bits, per_word, one, rest, near, 0, count, positions)
+        packed, whole = turns[start * turn_bits // 64 :], count & ~63
+        packing.unpack_bytes(packed, turn_bits, eights[: whole // 8])
+        packing.unpack_values(packed[whole * turn_bits // 64 :], turn_bits, ups[whole:count])
+        turn(near, ups[:count], bits, per_word, turned)
+        for k in range(totals.shape[0]):
+            row = totals[k, start : start + count]
+            for i in range(count):
+                total, other = np.uint64(row[i]), np.uint64(turned[k, i])
+                row[i] = ((total & ~tops) + (other & ~tops)) ^ ((total ^ other) & tops)
 
 
 @kernel
-def add_entries(
+def add_cumulative(
     vectors: NDArray[Any],
     bits: int,
     per_word: int,
-    weight: np.uint64,
+    weight: Any,
+    mask: Any,
     start: int,
     out: NDArray[Any],
 ) -> None:
-    """Add entry j of vector i, times a weight, to out[j, start + i], for all j that `out` has."""
+    """Add the sum of the entries 0..j of vector i, times a weight, to out[j, start + i].
+
+    That is for all j that `out` has. `weight` and `mask`, to which all is reduced, are scalars of
+    its dtype.
+    """
     entry = FULL >> np.uint64(64 - bits)
-    for j in range(out.shape[0]):
-        down = np.uint64(j % per_word * bits)
-        k = j // per_word
-        row = out[j, start : start + vectors.shape[1]]
-        for i in range(vectors.shape[1]):
-            row[i] += ((np.uint64(vectors[k, i]) >> down) & entry) * weight
+    sums = np.empty(BLOCK, out.dtype)
+    for first in range(0, vectors.shape[1], BLOCK):
+        count = min(BLOCK, vectors.shape[1] - first)
+        sums[:] = 0
+        for j in range(out.shape[0]):
+            some = vectors[j // per_word, first : first + count]
+            down = np.uint64(j % per_word * bits)
+            for i in range(count):
+                sums[i] += (np.uint64(some[i]) >> down) & entry
+            _add_times(sums[:count], weight, mask, out[j, start + first : start + first + count])
+
+
+@kernel
+def _add_times(values: NDArray[Any], weight: Any, mask: Any, out: NDArray[Any]) -> None:
+    for i in range(out.size):
+        out[i] = (out[i] + values[i] * weight) & mask
 
 
 @kernel

@@ -32,7 +32,7 @@ from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import MAX_BUCKETS, Dealing
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import halving
+from securemedian.mpc.kernels import searching
 from securemedian.mpc.methods.base import Chunk, Counting, Published
 from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import check_whole, option
@@ -162,10 +162,9 @@ def median(
     """
     rank = ring.median_rank(clients) if rank is None else rank
     # H - k: only one party takes k off its share
-    if party.number == 0:
-        counts = RingShare(ring.reduce(counts - ring.dtype(bits).type(rank), bits))
+    rank = rank if party.number == 0 else 0
     find = _scan if schedule == "scan" else _bisect
-    return _buckets(find(party, counts, bits))
+    return _buckets(find(party, counts, rank, bits))
 
 
 def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
@@ -173,30 +172,35 @@ def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
     return open_bits(party, invert(party, compare.msb(party, centred, bits)), centred.size)
 
 
-def _scan(party: Party, centred: RingShare, bits: int) -> NDArray[np.int64]:
-    thresholds, dim = centred.shape
-    reached = _reached(party, RingShare(centred.reshape(-1)), bits).reshape(thresholds, dim)
-    return thresholds - reached.sum(axis=0, dtype=np.int64)
+def _scan(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np.uint16]:
+    centred = counts.reshape(-1)
+    if rank:
+        centred = ring.reduce(centred - ring.dtype(bits).type(rank), bits)
+    reached = _reached(party, RingShare(centred), bits).reshape(counts.shape)
+    found = np.empty(counts.shape[1], np.uint16)
+    searching.count_missed(reached, found)
+    return found
 
 
-def _bisect(party: Party, centred: RingShare, bits: int) -> NDArray[np.uint16]:
+def _bisect(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np.uint16]:
     """Halve the range of the result, with the same number of steps in every coordinate.
 
-    A coordinate that is settled early compares its result once more, whose bit is known: m(y) of
-    the result or below b-1.
+    Where a step is beyond the last threshold, it compares that one, whose bit is not new: every
+    bit is m(y) of the result for some y.
     """
-    thresholds, dim = centred.shape
-    low, high = np.zeros(dim, np.uint16), np.full(dim, thresholds, np.uint16)
-    compared = centred[thresholds // 2].copy()
-    for _ in range(steps(thresholds + 1)):
+    thresholds, dim = counts.shape
+    found, compared = np.zeros(dim, np.uint16), np.empty(dim, counts.dtype)
+    subtracted, mask = counts.dtype.type(rank), ring.mask(bits)
+    for step in reversed(range(steps(thresholds + 1))):
+        searching.pick(counts, found, 1 << step, subtracted, mask, compared)
         reached = _reached(party, RingShare(compared), bits)
-        halving.halve(reached, low, high, centred, compared)
-    return low
+        searching.go_up(reached, 1 << step, thresholds, found)
+    return found
 
 
-def _buckets(index: NDArray[np.int64] | NDArray[np.uint16]) -> PublicValues:
+def _buckets(found: NDArray[np.uint16]) -> PublicValues:
     """Return bucket indices that opened bits gave, as opened values."""
-    return PublicValues(index.astype(np.uint16, copy=False))
+    return PublicValues(found)
 
 
 def steps(buckets: int) -> int:

@@ -9,14 +9,16 @@ import numpy as np
 
 from securemedian.mpc import ring
 from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits
-from securemedian.mpc.boolean import pack_bits, unpack_bits, words_of
+from securemedian.mpc.boolean import unpack_bits, words_of
 from securemedian.mpc.party import Party
 
 
 def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
     """Open the first `count` bits. Those beyond are blanked before anything is sent."""
-    mine = pack_bits(unpack_bits(shares, count))
-    theirs = party.channel.exchange("open.bits", mine, (words_of(count),))
+    mine = shares[: words_of(count)].copy()
+    if count % 64:
+        mine[-1] &= np.uint64((1 << count % 64) - 1)
+    theirs = party.channel.exchange("open.bits", mine)
     return PublicBits(unpack_bits(mine ^ theirs, count))
 
 
