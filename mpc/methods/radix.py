@@ -32,16 +32,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import compare, encode, ring
-from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare, XorBits, XorWords
-from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.arrays import PublicValues, Ring, RingShare, XorBits, XorWords
+from securemedian.mpc.boolean import invert, words_of
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import packing, quads
+from securemedian.mpc.kernels import planes as kernels
 from securemedian.mpc.methods.base import Chunk, Counting, Published
-from securemedian.mpc.methods.reveal import open_bits, stacked
+from securemedian.mpc.methods.reveal import open_rows
 from securemedian.mpc.options import as_written, check_number, check_whole, option
-from securemedian.mpc.party import Party, half_counts
+from securemedian.mpc.party import Party
 
 # Words of a chunk that take as much memory as one comparison: a step's correlations are small.
 WORDS_PER_COMPARISON = 16
@@ -194,16 +194,12 @@ class Radix(Counting):
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         words, bits = chunk.xor_rows(party), self.bits_for(chunk.max_clients)
-        return stacked(
-            [
-                median(party, words, self.word_width, bits, rank, chunk.weights)
-                for rank in self.ranks_of(chunk.total)
-            ]
-        )
+        ranks = self.ranks_of(chunk.total)
+        return select(party, words, self.word_width, bits, ranks, chunk.weights)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        one = demand(dim, len(weights), self.word_width, self.bits_for(max_clients))
-        return one * len(self.ranks_of(sum(weights)))
+        ranks = len(self.ranks_of(sum(weights)))
+        return demand(dim, len(weights), self.word_width, self.bits_for(max_clients), ranks)
 
     def at_once(self, clients: int) -> int:
         return self.word_width * clients // WORDS_PER_COMPARISON
@@ -271,99 +267,129 @@ class Radix(Counting):
         return f"{self.encoding} b={self.buckets}" if self.uses_range else self.encoding
 
 
-def median(
+def select(
     party: Party,
     shares: XorWords,
     width: int,
     bits: int,
-    rank: int | None = None,
+    ranks: Sequence[int] | None = None,
     weights: Sequence[int] | None = None,
 ) -> PublicValues:
-    """Return the element of rank k in each coordinate, opened.
+    """Return the element of each rank in each coordinate, opened: shape (ranks, d).
 
     `shares` are of words of `width` bits (1..64), shape (n, d). `bits` are those of the count ring.
-    `rank` is 1..total weight, by default ceil(total / 2). `weights` are whole numbers >= 1, one per
-    client, by default 1.
+    Each rank is 1..total weight; by default there is one, ceil(total / 2). `weights` are whole
+    numbers >= 1, one per client, by default 1.
     """
     clients, dim = shares.shape
-    counted = np.asarray(weights if weights is not None else [1] * clients, ring.dtype(bits))[
-        :, None
-    ]
-    rank = ring.median_rank(int(counted.sum(dtype=np.uint64))) if rank is None else rank
-    # whole words of flags per client; the columns beyond `dim` are nobody's and never opened
-    columns = -(-dim // 64) * 64
-    values = np.zeros((clients, columns), shares.dtype)
-    values[:, :dim] = shares
-    ones = ~np.uint64(0) if party.number == 0 else np.uint64(0)
-    flags = XorBits(np.full(clients * columns // 64, ones))
-    below = np.zeros(columns, ring.dtype(bits))
-    # L - k: only one party takes k off its share
-    if party.number == 0:
-        below = ring.reduce(below - below.dtype.type(rank), bits)
-    result = _zeros(dim, width)
-    plane = np.empty_like(flags)
-    for bit in range(width - 1, -1, -1):
-        packing.pack_plane(values.reshape(-1), bit, plane)
-        in_ring = _conjunction(party, flags, invert(party, plane), bits)
-        zero = np.empty_like(flags)
-        packing.pack_plane(in_ring, 0, zero)
-        weighed = (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype)
-        reached = RingShare(ring.reduce(below + weighed, bits))
-        opened = _padded(open_bits(party, compare.msb(party, reached, bits), dim), columns)
-        flags = XorBits(zero ^ (flags.reshape(clients, -1) & pack_bits(opened)).reshape(-1))
-        below = np.where(opened.astype(bool), reached, below)
-        _put(opened, bit, result)
-    return result
+    weights = [1] * clients if weights is None else weights
+    ranks = [ring.median_rank(sum(weights))] if ranks is None else ranks
+    # whole words of bits per client; the columns beyond `dim` are nobody's and never opened
+    words = words_of(dim)
+    padded = np.pad(shares, ((0, 0), (0, 64 * words - dim)))
+    planes = np.empty((width, clients * words), np.uint64)
+    kernels.split(padded.reshape(-1), planes)
+    zeros = invert(party, XorBits(planes))
+    results = np.empty((len(ranks), dim), shares.dtype)
+    first = 0
+    for together in _groups(len(ranks), bits):
+        group = ranks[first : first + together]
+        found = np.empty((together, width, words), np.uint64)
+        selection = Selection(party, zeros, words, bits, group, weights)
+        for bit in reversed(range(width)):
+            reached = selection.reached(bit)
+            signs = compare.msb(party, reached, bits).reshape(together, words)
+            opened = open_rows(party, XorBits(signs), dim)
+            selection.opened = found[:, bit] = opened
+        for rank, bits_of_rank in enumerate(found, first):
+            kernels.join(bits_of_rank, results[rank])
+        first += together
+    return PublicValues(results)
 
 
-def _zeros(dim: int, width: int) -> PublicValues:
-    """Return words of which no bit is known yet."""
-    return PublicValues(np.zeros(dim, ring.dtype(width)))
+class Selection:
+    """A party's shares of flags and counts, of all clients and of ranks that are looked for at once.
+
+    `zeros` are its shares of the complements of the clients' bits, shape (width, n `words`); the
+    ranks share the OTs whose choices they are. `opened` is what was opened last, shape (ranks,
+    `words`). Flags, products and counts are ring elements in bit planes (`mpc.kernels.planes`).
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        zeros: XorBits,
+        words: int,
+        bits: int,
+        ranks: Sequence[int],
+        weights: Sequence[int],
+    ) -> None:
+        self._party, self._zeros, self._bits = party, zeros, bits
+        self._weights = np.array([weight % (1 << bits) for weight in weights], np.uint64)
+        count = zeros.shape[1]
+        kind = PlaneOts(bits * len(ranks))
+        self._stock = [party.pool.take(kind, count, count) for _ in zeros]
+        requests = [own ^ choices for own, (_, _, choices, _) in zip(zeros, self._stock, strict=True)]
+        self._requests = party.channel.exchange("select.request", np.stack(requests))
+        self._flags = np.zeros((kind.planes, count), np.uint64)
+        self._below = np.zeros((kind.planes, words), np.uint64)
+        # what is public is in one party's shares: a flag of 1 for everybody, and L - k = -k
+        if party.number == 0:
+            self._flags[::bits] = kernels.FULL
+            for rank, counts in zip(ranks, self._below.reshape(-1, bits, words), strict=True):
+                counts[[-rank >> k & 1 == 1 for k in range(bits)]] = kernels.FULL
+        # before the first bit, nobody was ruled out and nothing was added
+        self.opened = np.full((len(ranks), words), kernels.FULL)
+        self._products = np.zeros_like(self._flags)
+        self._reached = self._below.copy()
+
+    def reached(self, bit: int) -> RingShare:
+        """Return shares of L + Z - k at a bit, the elements of each rank in turn.
+
+        A bit is asked for after the bits above it, and after the last of them was opened. Takes one
+        round.
+        """
+        zeros, asked = self._zeros[bit], self._requests[bit]
+        keys0, keys1, _, keys = self._stock[bit]
+        replies = np.empty_like(self._flags)
+        kernels.reply(
+            self._flags, self._products, self.opened, zeros, asked, keys0, keys1, self._bits, replies
+        )
+        got = self._party.channel.exchange("select.reply", replies)
+        kernels.finish(
+            self._flags,
+            self.opened,
+            zeros,
+            asked,
+            keys0,
+            keys1,
+            keys,
+            got,
+            self._weights,
+            self._bits,
+            self._products,
+            self._below,
+            self._reached,
+        )
+        ranks, words = self.opened.shape
+        elements = np.empty((ranks, 64 * words), ring.dtype(self._bits))
+        for planes, values in zip(self._reached.reshape(ranks, -1, words), elements, strict=True):
+            kernels.join(planes, values)
+        return RingShare(elements.reshape(-1))
 
 
-def _put(opened: PublicBits, bit: int, result: PublicValues) -> None:
-    """Put the opened bits into the words of the result, at position `bit`."""
-    result |= opened[: result.size].astype(result.dtype) << result.dtype.type(bit)
+def _groups(ranks: int, bits: int) -> list[int]:
+    """Return how many ranks are looked for at once: as many as an OT of 64 bits has planes for."""
+    most = 64 // bits
+    return [min(most, ranks - first) for first in range(0, ranks, most)]
 
 
-def _padded(opened: PublicBits, columns: int) -> PublicBits:
-    """Return opened bits, followed by zeros for the columns that are nobody's."""
-    return PublicBits(np.pad(opened, (0, columns - opened.size)))
-
-
-def _conjunction(party: Party, c: XorBits, z: XorBits, bits: int) -> RingShare:
-    """Return additive shares over Z_2^bits of c & z, for all 64 bits of every word. Two rounds."""
-    count = 64 * c.size
-    sending, receiving = party.halves(count)
-    sent, received = party.roles(count)
-    (c_sent, z_sent), (c_received, z_received) = (
-        (c[half.start // 64 : half.stop // 64], z[half.start // 64 : half.stop // 64])
-        for half in (sending, receiving)
-    )
-    pads, choices, chosen = party.pool.take(Quads(bits), sent, received)
-    mask = np.uint64((1 << bits) - 1)
-
-    request = np.empty(received, np.uint8)
-    quads.request(c_received, z_received, choices, request)
-    asked = party.channel.exchange(
-        "quad.request", ring.pack(request, 2), (ring.packed_words(sent, 2),)
-    )
-
-    shares = np.empty(count, ring.dtype(bits))
-    messages = np.empty((3, sent), shares.dtype)
-    quads.reply(c_sent, z_sent, pads, ring.unpack(asked, 2, sent), mask, messages, shares[sending])
-    answered = party.channel.exchange(
-        "quad.reply", ring.pack(messages, bits), (ring.packed_words(3 * received, bits),)
-    )
-
-    replies = ring.unpack(answered, bits, 3 * received).reshape(3, received)
-    quads.finish(c_received, z_received, chosen, replies, mask, shares[receiving])
-    return RingShare(shares)
-
-
-def demand(dim: int, clients: int, width: int, bits: int) -> Demand:
-    """Return the correlations of `median`."""
-    columns = -(-dim // 64) * 64
-    return (
-        Demand({Quads(bits): half_counts(clients * columns)}) + compare.msb_demand(columns, bits)
-    ) * width
+def demand(dim: int, clients: int, width: int, bits: int, ranks: int = 1) -> Demand:
+    """Return the correlations of `select`."""
+    words = words_of(dim)
+    count = clients * words
+    total = Demand()
+    for together in _groups(ranks, bits):
+        ots = Demand({PlaneOts(bits * together): (count, count)})
+        total = total + ots + compare.msb_demand(64 * words * together, bits)
+    return total * width
