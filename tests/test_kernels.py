@@ -337,7 +337,8 @@ def test_bytes_are_packed_as_values_are(bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "dtype"), [(1, np.uint8), (7, np.uint8), (12, np.uint16), (32, np.uint32), (64, np.uint64)]
+    ("bits", "dtype"),
+    [(1, np.uint8), (7, np.uint8), (12, np.uint16), (32, np.uint32), (64, np.uint64)],
 )
 @pytest.mark.parametrize("count", [1, 63, 64, 130])
 def test_values_in_bit_planes_and_back(bits: int, dtype: Any, count: int) -> None:
@@ -348,12 +349,6 @@ def test_values_in_bit_planes_and_back(bits: int, dtype: Any, count: int) -> Non
     back = np.empty_like(values)
     planes.join(found, back)
     assert (back == values).all()
-
-
-def test_planes_of_keys() -> None:
-    keys, found = words(192, 2), words(7, 3)
-    packing.bit_planes(keys, found)
-    assert found.tolist() == reference.planes(keys[:, 0].tolist(), 7)
 
 
 @pytest.mark.parametrize("bits", [1, 4, 33, 64])
@@ -404,7 +399,10 @@ def test_a_step_of_the_radix_median(bits: int) -> None:
     for rank in range(ranks):
         one = np.unpackbits(opened[rank].view(np.uint8), bitorder="little").tolist()
         c, e, least, most = (column[rank] for column in sums)
-        c = [(x - y) % top if one[i % len(one)] else y for i, (x, y) in enumerate(zip(c, e, strict=True))]
+        c = [
+            (x - y) % top if one[i % len(one)] else y
+            for i, (x, y) in enumerate(zip(c, e, strict=True))
+        ]
         e = [x * z for x, z in zip(c, bit, strict=True)]
         least = [y if chosen else x for x, y, chosen in zip(least, most, one, strict=True)]
         most = [

@@ -246,10 +246,13 @@ def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> N
     assert (one.values == 0).all()
 
 
-def test_several_ranks_share_the_uploads(lanes: Lanes) -> None:
+@pytest.mark.parametrize("ring_bits", [0, 17, 33])
+def test_several_ranks_share_the_uploads(lanes: Lanes, ring_bits: int) -> None:
+    """They share the OTs too, as many at once as 64 bits have room for: 5, 3 and 1."""
     rng = np.random.default_rng(8)
     values = rng.normal(size=(8, 200)).astype(np.float32)
-    params, outcome = radix_round(lanes, values, ranks=[1, 8], quantiles=[0.25, 0.5, 0.75])
+    ranks = {"ranks": [1, 8], "quantiles": [0.25, 0.5, 0.75]}
+    params, outcome = radix_round(lanes, values, ring_bits=ring_bits, **ranks)
     assert method_of(params).ranks_of(8) == [1, 8, 2, 4, 6]
     want = [reference.rank_element(values, rank) for rank in (1, 8, 2, 4, 6)]
     assert (method_of(params).values(opened(outcome)) == want).all()
@@ -390,8 +393,9 @@ def test_a_rank_beyond_those_who_came_is_refused() -> None:
 
 
 def test_cost_is_linear_in_the_clients() -> None:
-    """A coordinate takes about w (2 n + 4) OTs (protocols.md 6)."""
+    """A coordinate takes w (2 n + l - 1) OTs, of which further ranks take l - 1 (protocols.md 6)."""
     for clients in (3, 8, 15):
-        demand = radix.demand(6400, clients, 32, ring.count_bits(clients)).counts
-        ots = sum(kind.ots * sum(pair) for kind, pair in demand.items())
-        assert 2 * clients <= ots / 6400 / 32 <= 2 * clients + 4
+        bits = ring.count_bits(clients)
+        for ranks in (1, 3):
+            ots = radix.demand(6400, clients, 32, bits, ranks).ots / 6400 / 32
+            assert ots == 2 * clients + ranks * (bits - 1)

@@ -88,7 +88,11 @@ def reply(
                 count = min(_TILE, words - start)
                 begin = client * words + start
                 end = begin + count
-                one, z, d = opened[rank, start : start + count], zeros[begin:end], requests[begin:end]
+                one, z, d = (
+                    opened[rank, start : start + count],
+                    zeros[begin:end],
+                    requests[begin:end],
+                )
                 rest, turned, first, second = carries[0], carries[1], carries[2], carries[3]
                 rest[:], first[:], second[:] = FULL, 0, FULL
                 turned[:count] = z
@@ -159,7 +163,7 @@ def finish(
                 first, second, third = carries[0], carries[1], carries[2]
                 first[:], second[:], third[:] = 0, 0, FULL
                 for k in range(low, low + bits):
-                    c, r0, r1, r = (
+                    c, r0, r1, key = (
                         flags[k, begin:end],
                         keys0[k, begin:end],
                         keys1[k, begin:end],
@@ -169,11 +173,11 @@ def finish(
                     for i in range(count):
                         own = z[i] & _sum(c[i], got[i], first[i])
                         first[i] = _carry(c[i], got[i], first[i])
-                        both = _sum(own, r[i], second[i])
-                        second[i] = _carry(own, r[i], second[i])
-                        pad = ~(r0[i] ^ ((r0[i] ^ r1[i]) & d[i]))
-                        e[i] = _sum(both, pad, third[i])
-                        third[i] = _carry(both, pad, third[i])
+                        both = _sum(own, key[i], second[i])
+                        second[i] = _carry(own, key[i], second[i])
+                        pad0 = r0[i] ^ ((r0[i] ^ r1[i]) & d[i])
+                        e[i] = _sum(both, ~pad0, third[i])
+                        third[i] = _carry(both, ~pad0, third[i])
                 for shift in range(bits):
                     if not (weights[client] >> np.uint64(shift)) & np.uint64(1):
                         continue

@@ -9,18 +9,24 @@ elements that are smaller. At each bit, with zero_i = c_i & ~x_i[bit] and Z = su
 
 is the result's own bit: fewer than k elements lie at or below the prefix followed by 0. m is
 opened. Then c_i = zero_i if m = 0, and otherwise c_i = c_i ^ zero_i and L = L + Z. The weights W_i
-are public, 1 by default, and L + Z - k is compared in the count ring of the total weight.
+are public, 1 by default.
 
-One 1-of-4 OT of ring elements gives both zero_i and its share in the ring, because the low bit of
-an additive share is an XOR share. The receiver's shares of both bits choose.
+The flags are shared additively in the ring of the counts, c = c_0 + c_1, and the bits z = ~x as
+XOR shares, z = z_0 ^ z_1. So a product takes two correlated OTs, one each way, as in a multiplexer:
+
+    zero = c z = sum over the parties j of  z_j c_j + z_j (1 - 2 z_{1-j}) c_{1-j},
+
+in which each last product has party 1-j as the sender and the *input* z_j as the choice. So all
+choices are sent at once, before the first bit, and several ranks take the same OTs, whose keys have
+bits for all of them. L + Z - k is compared in the count ring.
 
 The w bits of the element of the rank asked for are opened, and nothing else. (For the midpoint of
 an even number, both middle elements are opened, though only their mean is published.) Any w-bit
 word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish
 values.
 
-Each of the w bits takes 2 rounds for the OTs, those of one comparison, and 1 to open. It takes 2
-OTs per client and one comparison.
+Each of the w bits takes 1 round for the products, those of one comparison, and 1 to open. It takes
+2 OTs per client, and one comparison per rank.
 """
 
 from collections.abc import Sequence
@@ -32,14 +38,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import compare, encode, ring
-from securemedian.mpc.arrays import PublicValues, Ring, RingShare, XorBits, XorWords
+from securemedian.mpc.arrays import (
+    PublicValues,
+    PublicWords,
+    Ring,
+    RingShare,
+    XorBits,
+    XorWords,
+)
 from securemedian.mpc.boolean import invert, words_of
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.kernels import planes as kernels
 from securemedian.mpc.methods.base import Chunk, Counting, Published
-from securemedian.mpc.methods.reveal import open_rows
+from securemedian.mpc.methods.reveal import open_rows, stacked
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.party import Party
 
@@ -286,33 +299,70 @@ def select(
     ranks = [ring.median_rank(sum(weights))] if ranks is None else ranks
     # whole words of bits per client; the columns beyond `dim` are nobody's and never opened
     words = words_of(dim)
-    padded = np.pad(shares, ((0, 0), (0, 64 * words - dim)))
     planes = np.empty((width, clients * words), np.uint64)
-    kernels.split(padded.reshape(-1), planes)
+    kernels.split(np.pad(shares, ((0, 0), (0, 64 * words - dim))).reshape(-1), planes)
     zeros = invert(party, XorBits(planes))
-    results = np.empty((len(ranks), dim), shares.dtype)
-    first = 0
-    for together in _groups(len(ranks), bits):
-        group = ranks[first : first + together]
-        found = np.empty((together, width, words), np.uint64)
-        selection = Selection(party, zeros, words, bits, group, weights)
-        for bit in reversed(range(width)):
-            reached = selection.reached(bit)
-            signs = compare.msb(party, reached, bits).reshape(together, words)
-            opened = open_rows(party, XorBits(signs), dim)
-            selection.opened = found[:, bit] = opened
-        for rank, bits_of_rank in enumerate(found, first):
-            kernels.join(bits_of_rank, results[rank])
-        first += together
-    return PublicValues(results)
+    found: list[PublicValues] = []
+    for together in _groups(ranks, bits):
+        found += _select_together(party, zeros, dim, bits, together, weights)
+    return stacked(found)
+
+
+def _groups(ranks: Sequence[int], bits: int) -> list[Sequence[int]]:
+    """Return groups of ranks whose keys, one of `bits` bits for each, fit into 64 bits."""
+    most = 64 // bits
+    return [ranks[first : first + most] for first in range(0, len(ranks), most)]
+
+
+def _select_together(
+    party: Party,
+    zeros: XorBits,
+    dim: int,
+    bits: int,
+    ranks: Sequence[int],
+    weights: Sequence[int],
+) -> list[PublicValues]:
+    """Return the elements of ranks that share their OTs, as `select` does.
+
+    `zeros` are shares of the complements of all clients' bits, as `Selection` takes them.
+    """
+    words = words_of(dim)
+    selection = Selection(party, zeros, words, bits, ranks, weights)
+    found = _unknown(len(zeros), len(ranks), words)
+    opened = _nothing_opened(len(ranks), words)
+    for bit in reversed(range(len(zeros))):
+        signs = compare.msb(party, selection.reached(bit, opened), bits)
+        opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
+        found[bit] = opened
+    return _elements(found, dim)
+
+
+def _unknown(width: int, ranks: int, words: int) -> PublicWords:
+    """Return bit planes of results (width, ranks, words), of which no bit is known yet."""
+    return PublicWords(np.zeros((width, ranks, words), np.uint64))
+
+
+def _nothing_opened(ranks: int, words: int) -> PublicWords:
+    """Return what stands for the bits above the first (ranks, words): 1s, which rule nobody out."""
+    return PublicWords(np.full((ranks, words), kernels.FULL))
+
+
+def _elements(found: PublicWords, dim: int) -> list[PublicValues]:
+    """Return the words (dim,) of each rank, of their bit planes (width, ranks, words)."""
+    results = []
+    for rank in range(found.shape[1]):
+        values = np.empty(dim, ring.dtype(len(found)))
+        kernels.join(np.ascontiguousarray(found[:, rank]), values)
+        results.append(PublicValues(values))
+    return results
 
 
 class Selection:
-    """A party's shares of flags and counts, of all clients and of ranks that are looked for at once.
+    """A party's shares of all clients' flags, and of the counts, for ranks that share their OTs.
 
-    `zeros` are its shares of the complements of the clients' bits, shape (width, n `words`); the
-    ranks share the OTs whose choices they are. `opened` is what was opened last, shape (ranks,
-    `words`). Flags, products and counts are ring elements in bit planes (`mpc.kernels.planes`).
+    `zeros` are its shares of the complements of the clients' bits: (width, n `words`), the lowest
+    bit first. Flags, their products and counts are ring elements in bit planes
+    (`mpc.kernels.planes`). Sends the choices of all OTs when it is made, in one round.
     """
 
     def __init__(
@@ -326,70 +376,47 @@ class Selection:
     ) -> None:
         self._party, self._zeros, self._bits = party, zeros, bits
         self._weights = np.array([weight % (1 << bits) for weight in weights], np.uint64)
-        count = zeros.shape[1]
-        kind = PlaneOts(bits * len(ranks))
+        count, kind = zeros.shape[1], PlaneOts(bits * len(ranks))
         self._stock = [party.pool.take(kind, count, count) for _ in zeros]
-        requests = [own ^ choices for own, (_, _, choices, _) in zip(zeros, self._stock, strict=True)]
+        requests = [
+            own ^ choices for own, (_, _, choices, _) in zip(zeros, self._stock, strict=True)
+        ]
         self._requests = party.channel.exchange("select.request", np.stack(requests))
+        # what is public is in party 0's shares: flags of 1, and L - k with L = 0
         self._flags = np.zeros((kind.planes, count), np.uint64)
         self._below = np.zeros((kind.planes, words), np.uint64)
-        # what is public is in one party's shares: a flag of 1 for everybody, and L - k = -k
         if party.number == 0:
             self._flags[::bits] = kernels.FULL
-            for rank, counts in zip(ranks, self._below.reshape(-1, bits, words), strict=True):
-                counts[[-rank >> k & 1 == 1 for k in range(bits)]] = kernels.FULL
-        # before the first bit, nobody was ruled out and nothing was added
-        self.opened = np.full((len(ranks), words), kernels.FULL)
-        self._products = np.zeros_like(self._flags)
-        self._reached = self._below.copy()
+            for plane, counts in enumerate(self._below):
+                counts[:] = kernels.FULL * np.uint64(-ranks[plane // bits] >> plane % bits & 1)
+        self._products, self._reached = np.zeros_like(self._flags), self._below.copy()
 
-    def reached(self, bit: int) -> RingShare:
-        """Return shares of L + Z - k at a bit, the elements of each rank in turn.
+    def reached(self, bit: int, opened: PublicWords) -> RingShare:
+        """Return shares of L + Z - k at a bit: the elements of each rank in turn, 64 per word.
 
-        A bit is asked for after the bits above it, and after the last of them was opened. Takes one
-        round.
+        Bits are asked for from the highest down, each with what was opened (ranks, words) at the
+        one above it. Takes one round.
         """
         zeros, asked = self._zeros[bit], self._requests[bit]
         keys0, keys1, _, keys = self._stock[bit]
+        ots = zeros, asked, keys0, keys1
         replies = np.empty_like(self._flags)
-        kernels.reply(
-            self._flags, self._products, self.opened, zeros, asked, keys0, keys1, self._bits, replies
-        )
-        got = self._party.channel.exchange("select.reply", replies)
+        kernels.reply(self._flags, self._products, opened, *ots, self._bits, replies)
+        replied = self._party.channel.exchange("select.reply", replies)
         kernels.finish(
-            self._flags,
-            self.opened,
-            zeros,
-            asked,
-            keys0,
-            keys1,
-            keys,
-            got,
-            self._weights,
-            self._bits,
-            self._products,
-            self._below,
-            self._reached,
+            *(self._flags, opened, *ots, keys, replied, self._weights, self._bits),
+            *(self._products, self._below, self._reached),
         )
-        ranks, words = self.opened.shape
-        elements = np.empty((ranks, 64 * words), ring.dtype(self._bits))
-        for planes, values in zip(self._reached.reshape(ranks, -1, words), elements, strict=True):
-            kernels.join(planes, values)
+        elements = np.empty((len(opened), 64 * opened.shape[1]), ring.dtype(self._bits))
+        for rank, values in enumerate(elements):
+            kernels.join(self._reached[rank * self._bits : (rank + 1) * self._bits], values)
         return RingShare(elements.reshape(-1))
 
 
-def _groups(ranks: int, bits: int) -> list[int]:
-    """Return how many ranks are looked for at once: as many as an OT of 64 bits has planes for."""
-    most = 64 // bits
-    return [min(most, ranks - first) for first in range(0, ranks, most)]
-
-
 def demand(dim: int, clients: int, width: int, bits: int, ranks: int = 1) -> Demand:
-    """Return the correlations of `select`."""
-    words = words_of(dim)
-    count = clients * words
-    total = Demand()
-    for together in _groups(ranks, bits):
-        ots = Demand({PlaneOts(bits * together): (count, count)})
-        total = total + ots + compare.msb_demand(64 * words * together, bits)
+    """Return the correlations of `select` for as many ranks."""
+    words, total = words_of(dim), Demand()
+    for together in _groups(range(ranks), bits):
+        ots = Demand({PlaneOts(bits * len(together)): (clients * words, clients * words)})
+        total = total + ots + compare.msb_demand(64 * words * len(together), bits)
     return total * width

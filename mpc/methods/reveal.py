@@ -8,27 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import PublicBits, PublicValues, PublicWords, RingShare, XorBits
+from securemedian.mpc.arrays import PublicBits, PublicValues, PublicWords, RingShare, Words, XorBits
 from securemedian.mpc.boolean import unpack_bits, words_of
 from securemedian.mpc.party import Party
 
 
 def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
     """Open the first `count` bits. Those beyond are blanked before anything is sent."""
-    (opened,) = open_rows(party, XorBits(shares[None]), count)
-    return PublicBits(unpack_bits(opened, count))
+    return PublicBits(unpack_bits(_opened(party, shares[None], count)[0], count))
 
 
 def open_rows(party: Party, shares: XorBits, count: int) -> PublicWords:
-    """Open the first `count` bits of each row of packed bits, and return them packed.
+    """Open the first `count` bits of each row, and return them packed, too."""
+    return PublicWords(_opened(party, shares, count))
 
-    Those beyond are blanked before anything is sent.
-    """
+
+def _opened(party: Party, shares: Words, count: int) -> Words:
     mine = shares[:, : words_of(count)].copy()
     if count % 64:
         mine[:, -1] &= np.uint64((1 << count % 64) - 1)
     theirs = party.channel.exchange("open.bits", mine.reshape(-1))
-    return PublicWords(mine ^ theirs.reshape(mine.shape))
+    return mine ^ theirs.reshape(mine.shape)
 
 
 def open_ring(party: Party, shares: RingShare, bits: int) -> PublicValues:
