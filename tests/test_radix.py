@@ -393,7 +393,7 @@ def test_a_rank_beyond_those_who_came_is_refused() -> None:
 
 
 def test_cost_is_linear_in_the_clients() -> None:
-    """A coordinate takes w (2 n + l - 1) OTs, of which further ranks take l - 1 (protocols.md 6)."""
+    """A coordinate takes w (2 n + l - 1) OTs, and w (l - 1) more for each further rank."""
     for clients in (3, 8, 15):
         bits = ring.count_bits(clients)
         for ranks in (1, 3):

@@ -56,8 +56,8 @@ from securemedian.mpc.methods.reveal import open_rows, stacked
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.party import Party
 
-# Words of a chunk that take as much memory as one comparison: a step's correlations are small.
-WORDS_PER_COMPARISON = 16
+# Bits of uploads whose correlations take as much memory as one comparison: theirs are small.
+BITS_PER_COMPARISON = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +215,7 @@ class Radix(Counting):
         return demand(dim, len(weights), self.word_width, self.bits_for(max_clients), ranks)
 
     def at_once(self, clients: int) -> int:
-        return self.word_width * clients // WORDS_PER_COMPARISON
+        return self.word_width * clients * self.most_results // BITS_PER_COMPARISON
 
     @property
     def most_results(self) -> int:
