@@ -190,6 +190,7 @@ AHEAD: tuple[Place, ...] = (
     ("tables", tables, "combine_keys", None),
     ("tables", tables, "choose_chunks", None),
     ("bit planes", packing, "bit_planes", None),
+    ("bit planes", native, "bit_planes", None),
 )
 ONLINE: tuple[Place, ...] = (
     ("leaves: requests", tables, "request_leaves", None),

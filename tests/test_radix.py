@@ -251,7 +251,7 @@ def test_several_ranks_share_the_uploads(lanes: Lanes, ring_bits: int) -> None:
     """They share the OTs too, as many at once as 64 bits have room for: 5, 3 and 1."""
     rng = np.random.default_rng(8)
     values = rng.normal(size=(8, 200)).astype(np.float32)
-    ranks = {"ranks": [1, 8], "quantiles": [0.25, 0.5, 0.75]}
+    ranks: dict[str, Any] = {"ranks": [1, 8], "quantiles": [0.25, 0.5, 0.75]}
     params, outcome = radix_round(lanes, values, ring_bits=ring_bits, **ranks)
     assert method_of(params).ranks_of(8) == [1, 8, 2, 4, 6]
     want = [reference.rank_element(values, rank) for rank in (1, 8, 2, 4, 6)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import packing
+from securemedian.mpc.kernels import native, packing
 from securemedian.mpc.ot import one_of_n
 from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
@@ -107,7 +107,9 @@ class PackedKind(Kind[HandedOut]):
 def bit_planes(keys: Blocks, count: int) -> Words:
     """Return bits 0..count-1 of every key, packed: (count, len(keys) / 64)."""
     planes = np.empty((count, len(keys) // 64), np.uint64)
-    packing.bit_planes(keys, planes)
+    # whatever AES is used: there is none in it
+    kernels = native if native.FEATURES else packing
+    kernels.bit_planes(keys, planes)
     return planes
 
 
