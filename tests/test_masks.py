@@ -550,7 +550,7 @@ MASKS: dict[str, Mask] = {
     ),
     "bits beyond an opened batch": Mask(
         "shares that pad a batch to whole words are opened with it",
-        (("open_bits", "pack_bits(unpack_bits(shares, count))", "shares.copy()"),),
+        (("_opened", "mine[:, -1] &= np.uint64((1 << count % 64) - 1)", "pass"),),
         (shares.opened_bits_alone,),
         silent=True,
     ),
