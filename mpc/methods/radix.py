@@ -57,7 +57,7 @@ from securemedian.mpc.options import as_written, check_number, check_whole, opti
 from securemedian.mpc.party import Party
 
 # Bits of uploads whose correlations take as much memory as one comparison: theirs are small.
-BITS_PER_COMPARISON = 32
+BITS_PER_COMPARISON = 24
 
 
 @dataclass(frozen=True, kw_only=True)
