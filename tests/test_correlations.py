@@ -75,6 +75,7 @@ def test_ots_in_bit_planes_agree(extension: str) -> None:
     )
     for (keys0, keys1, _, _), (_, _, choices, keys) in ((one, other), (other, one)):
         assert keys0.shape == keys1.shape == keys.shape == (9, choices.size)
+        assert all(array.flags.c_contiguous for array in (keys0, keys1, keys))
         assert (keys == keys0 ^ ((keys0 ^ keys1) & choices)).all()
         for words in (keys0 ^ keys1, choices):
             bits = boolean.unpack_bits(np.ascontiguousarray(words).reshape(-1), 64 * words.size)

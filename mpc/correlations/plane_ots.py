@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.correlations.base import Ends, Half, PackedKind, bit_planes
 
@@ -33,4 +35,6 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
     def hand_out(
         self, party_id: int, sent: Half, received: Half
     ) -> tuple[Words, Words, Words, Words]:
-        return cast(tuple[Words, Words, Words, Words], (*sent, *received))
+        # whole rows, as kernels take them: a part of a block is a view with gaps
+        whole = tuple(np.ascontiguousarray(array) for array in (*sent, *received))
+        return cast(tuple[Words, Words, Words, Words], whole)
