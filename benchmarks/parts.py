@@ -1,4 +1,4 @@
-"""`securemedian bench parts`: where the time of an OT and of a comparison goes.
+"""`securemedian bench parts`: where the time of an OT, a comparison and each method goes.
 
 The figures are printed next to what the hardware could do. One party runs alone on one core
 (`mpc.plan.lone_party`): its cryptography and kernels are real, but nobody answers. Each run is
@@ -27,17 +27,28 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
-from securemedian.mpc import compare, millionaire, plan, ring
+from securemedian.mpc import (
+    compare,
+    dealing,
+    equal,
+    millionaire,
+    pipeline,
+    plan,
+    ring,
+    share,
+)
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.kernels import extension, lpn, native, packing, tables
+from securemedian.mpc.kernels import extension, lpn, native, packing, planes, tables
+from securemedian.mpc.methods import bucketed, mean, order, pairwise, radix, trimmed_mean
+from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import ferret, leaves
 from securemedian.mpc.ot.extension import BLOCK
 from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
 from securemedian.mpc.ot.hash import Hash
 from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
+from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import warm_up
 from securemedian.mpc.prg import Stream
 from securemedian.mpc.protocol import ProtocolParams
 
@@ -59,6 +70,8 @@ TRAFFIC = 1 << 28
 # widths of the rings whose comparisons are timed; the last is that of the counts of 8 clients
 BITS = (32, 64, 4)
 OTS = 16 * BLOCK
+# of a round of each method, with its default options: the fewest of whom a trimmed mean drops any
+CLIENTS, COORDINATES = 10, 1 << 13
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 AES_NATIVE = f"AES-128 hash by the processor's own instructions, {SMALL:,} B at a time"
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
@@ -176,7 +189,8 @@ AHEAD: tuple[Place, ...] = (
     ("OT extension", SoftSpokenReceiver, "extend", None),
     ("tables", tables, "combine_keys", None),
     ("tables", tables, "choose_chunks", None),
-    ("triples", packing, "bit_planes", None),
+    ("bit planes", packing, "bit_planes", None),
+    ("bit planes", native, "bit_planes", None),
 )
 ONLINE: tuple[Place, ...] = (
     ("leaves: requests", tables, "request_leaves", None),
@@ -189,6 +203,26 @@ ONLINE: tuple[Place, ...] = (
     ("packing", packing, "pack_bits", None),
     ("ANDs", millionaire, "conjunctions", None),
 )
+# What a method does online. Functions stand where methods look them up.
+STEPS: tuple[Place, ...] = (
+    ("uploads", share, "read", None),
+    ("uploads", share, "weighted_sum", None),
+    ("uploads", dealing, "counts", None),
+    ("comparisons", compare, "msb", None),
+    ("equality", equal, "is_zero", None),
+    ("bits to numbers", order, "to_ring", None),
+    ("multiplexers", pairwise, "multiplex", None),
+    ("multiplexers", trimmed_mean, "multiplex", None),
+    ("products", planes, "reply", None),
+    ("products", planes, "finish", None),
+    ("bit planes", planes, "split", None),
+    ("bit planes", planes, "join", None),
+    ("opening", bucketed, "open_bits", None),
+    ("opening", radix, "open_rows", None),
+    ("opening", pairwise, "open_ring", None),
+    ("opening", trimmed_mean, "open_ring", None),
+    ("opening", mean, "open_ring", None),
+)
 
 
 def add_kinds(kinds: Any) -> None:
@@ -197,8 +231,9 @@ def add_kinds(kinds: Any) -> None:
         "parts",
         help="where the time goes, next to what the hardware could do",
         description="What one core does at its best (AES, memory, the encrypted link over "
-        "loopback), and where the time of a random OT and of a comparison goes, in ns of one "
-        "party: every part, the sum of the parts, and the whole, measured separately.",
+        "loopback), and where the time of a random OT, of a comparison and of a coordinate of each "
+        "method goes, in ns of one party: every part, the sum of the parts, and the whole, "
+        "measured separately.",
     )
     settings.add_extensions(parts)
     parts.add_argument(
@@ -213,6 +248,12 @@ def add_kinds(kinds: Any) -> None:
         default=COMPARE_BATCH,
         help="comparisons per repetition (default: %(default)s)",
     )
+    parts.add_argument(
+        "--coordinates",
+        type=settings.count,
+        default=COORDINATES,
+        help=f"coordinates per repetition of a method, of {CLIENTS} clients (default: %(default)s)",
+    )
     parts.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     settings.add_options(parts, chooses=False)
     settings.add_out(parts)
@@ -220,7 +261,7 @@ def add_kinds(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure everything, print three tables, save the JSON."""
+    """Measure everything, print the tables, save the JSON."""
     chosen = settings.read(options)
     file = report.check_writable(options.out / "parts.json")
     console = report.console()
@@ -230,18 +271,24 @@ def run(options: argparse.Namespace) -> None:
     ots: dict[str, Table] = {role: {} for role in ROLES}
     for name, protocol in protocols.items():
         with console.status(name), _one_core(chosen.pin):
-            warm_up(protocol)
+            pipeline.warm_up(protocol)
             for role in ROLES:
                 ots[role][name] = _ot_parts(protocol, role == "sender", options, rates)
     comparisons: Table = {}
     for bits in BITS:
         with console.status(f"comparisons, l = {bits}"), _one_core(chosen.pin):
             comparisons[f"l = {bits}"] = _comparison_parts(chosen.protocol, bits, options)
+    rounds: Table = {}
+    for name, method in METHODS.items():
+        with console.status(name), _one_core(chosen.pin):
+            params = RoundParams(method(), options.coordinates, CLIENTS)
+            rounds[name] = _round_parts(chosen.protocol, params, options)
     _measure_processes(chosen, protocols, options, rates, ots, comparisons)
     found = {
         "GB/s of one core": {"GB/s": rates},
         **{f"ns per random OT, at the {role}": table for role, table in ots.items()},
         "ns per comparison, at either party": comparisons,
+        f"ns per coordinate of {CLIENTS} clients, at either party": rounds,
     }
     points = [
         {"table": name, "column": column, "row": row, "figure": figure}
@@ -314,23 +361,44 @@ def _comparison_parts(
     count = options.comparisons
     shares = RingShare(ring.reduce(Stream(os.urandom(16)).words(count), bits))
     demand = compare.msb_demand(count, bits)
+    return _phases(
+        protocol, demand, lambda party: compare.msb(party, shares, bits), ONLINE, options, count
+    )
 
+
+def _round_parts(
+    protocol: ProtocolParams, params: RoundParams, options: argparse.Namespace
+) -> dict[str, float]:
+    """Return the parts of a round in one chunk, whose uploads are there and were checked."""
+    weights, dim = [1] * params.max_clients, params.dim
+
+    def work(party: Party) -> None:
+        plan.rehearse(party, params, weights, dim, protocol.batch)
+
+    demand = pipeline.demand(params, weights, dim)
+    return _phases(protocol, demand, work, STEPS, options, dim)
+
+
+def _phases(
+    protocol: ProtocolParams,
+    demand: Demand,
+    work: Callable[[Party], object],
+    places: Sequence[Place],
+    options: argparse.Namespace,
+    count: int,
+) -> dict[str, float]:
+    """Return the parts of making what `work` takes, and then of `work`, which has these places."""
     rows: dict[str, float] = {}
-    for phase, prepare, work, places in (
+    for phase, prepare, timed, clocked in (
         (
             "ahead",
             lambda party: party.pool.keep_only(Demand()),
             lambda party: party.pool.reserve(demand),
             AHEAD,
         ),
-        (
-            "online",
-            lambda party: party.pool.reserve(demand),
-            lambda party: compare.msb(party, shares, bits),
-            ONLINE,
-        ),
+        ("online", lambda party: party.pool.reserve(demand), work, places),
     ):
-        parts, _ = _measure(protocol, prepare, work, places, options.repeat, count)
+        parts, _ = _measure(protocol, prepare, timed, clocked, options.repeat, count)
         rows |= {f"{phase}: {part}": figure for part, figure in parts.items()}
     return rows
 

@@ -6,7 +6,7 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `ranges.registry`, `optimiser`, `wire`, `channel`, `ot.base`, `ot.extension`, `ot.scratch`,
 `ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `ot.one_of_n`, `correlations.base`, `correlations.tables`, `correlations.triples`,
-`correlations.quads`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
+`correlations.plane_ots`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
 `party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `methods.reveal`,
 `methods.bounds`, `methods.base`, `methods.bucketed`, `methods.order`, `methods.pairwise`,
 `methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.registry`, `params`, `pipeline`,

@@ -22,6 +22,7 @@ Shares, of which one party's alone says nothing:
 Public, known to both parties or to whoever put the shares together:
 
     PublicBits     bits as bytes 0 and 1
+    PublicWords    bits, packed 64 per word
     PublicValues   ring elements, words or bucket indices
 
 Only `mpc.methods.reveal` (at the servers) and `mpc.share.combine` (at the clients) make something
@@ -46,6 +47,7 @@ XorBits = NewType("XorBits", Words)
 UnpackedXorBits = NewType("UnpackedXorBits", Bits)
 
 PublicBits = NewType("PublicBits", Bits)
+PublicWords = NewType("PublicWords", Words)
 PublicValues = NewType("PublicValues", Ring)
 
 # What a method gives a server: opened results, or its share of results that go to the clients.

@@ -33,6 +33,11 @@ def columns(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.packbits(bits.T, axis=1, bitorder="little")).view(np.uint64)
 
 
+def planes(values: list[int], count: int) -> list[list[int]]:
+    """Bit k of every value, packed 64 per word: one row per k."""
+    return [pack([value >> k & 1 for value in values], 1) for k in range(count)]
+
+
 def half_tree_level(parents: np.ndarray, lefts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(children, XOR of each tree's left and right ones) of nodes (trees, width, 2)."""
     rights = parents ^ lefts

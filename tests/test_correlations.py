@@ -9,7 +9,7 @@ import pytest
 from securemedian.mpc import boolean, ring
 from securemedian.mpc.correlations.base import Demand, Ends, Half, Kind
 from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
@@ -68,14 +68,18 @@ def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
 
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
-def test_quads_agree(extension: str) -> None:
+def test_ots_in_bit_planes_agree(extension: str) -> None:
     parties = pair(extension)
     one, other = run_both(
-        lambda j: parties[j].pool.take(Quads(9), *((400, 300) if j == 0 else (300, 400)))
+        lambda j: parties[j].pool.take(PlaneOts(9), *((40, 30) if j == 0 else (30, 40)))
     )
-    for (pads, _, _), (_, positions, chosen) in ((one, other), (other, one)):
-        assert (pads[positions, np.arange(len(positions))] == chosen).all()
-        assert set(positions.tolist()) == {0, 1, 2, 3} and pads.max() < 512
+    for (keys0, keys1, _, _), (_, _, choices, keys) in ((one, other), (other, one)):
+        assert keys0.shape == keys1.shape == keys.shape == (9, choices.size)
+        assert all(array.flags.c_contiguous for array in (keys0, keys1, keys))
+        assert (keys == keys0 ^ ((keys0 ^ keys1) & choices)).all()
+        for words in (keys0 ^ keys1, choices):
+            bits = boolean.unpack_bits(np.ascontiguousarray(words).reshape(-1), 64 * words.size)
+            assert 0.4 < bits.mean() < 0.6
 
 
 def test_triples_are_taken_in_both_roles_alike() -> None:
@@ -141,10 +145,10 @@ def test_kinds_are_made_in_the_order_of_their_names_and_numbers() -> None:
     """Both parties must agree on it, so it is part of the protocol."""
     kinds: list[Kind[Any]] = [
         *(Triples(1), Tables(4, 2), Tables(4, 1), Tables(3, 1)),
-        *(RandomOts(8), Quads(4), DaBits(64), DaBits(5)),
+        *(RandomOts(8), PlaneOts(4), DaBits(64), DaBits(5)),
     ]
     ordered = sorted(kinds, key=lambda kind: kind.rank)
-    assert ordered == [DaBits(5), DaBits(64), Quads(4), RandomOts(8), *reversed(kinds[:4])]
+    assert ordered == [DaBits(5), DaBits(64), PlaneOts(4), RandomOts(8), *reversed(kinds[:4])]
 
 
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import ring
-from securemedian.mpc.kernels import extension, lpn, packing, quads, searching, tables, vectors
+from securemedian.mpc.kernels import extension, lpn, packing, planes, searching, tables, vectors
 from tests import reference
 
 RNG = np.random.default_rng(5)
@@ -371,35 +371,81 @@ def test_bytes_are_packed_as_values_are(bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "dtype"), [(4, np.uint8), (12, np.uint16), (33, np.uint64), (64, np.uint64)]
+    ("bits", "dtype"),
+    [(1, np.uint8), (7, np.uint8), (12, np.uint16), (32, np.uint32), (64, np.uint64)],
 )
-def test_quads_share_the_and_of_two_shared_bits(bits: int, dtype: Any) -> None:
-    count, top = 128, 2**bits - 1
-    mask = np.uint64(top)
-    pads = RNG.integers(0, top, (4, count), np.uint64, endpoint=True).astype(dtype)
-    choices = RNG.integers(0, 4, count).astype(np.uint8)
-    c_sent, z_sent, c_received, z_received = (words(2) for _ in range(4))
-    requests = np.empty(count, np.uint8)
-    quads.request(c_received, z_received, choices, requests)
-    messages, sent, received = (
-        np.empty((3, count), dtype),
-        np.empty(count, dtype),
-        np.empty(count, dtype),
-    )
-    quads.reply(c_sent, z_sent, pads, requests, mask, messages, sent)
-    quads.finish(c_received, z_received, pads[choices, np.arange(count)], messages, mask, received)
-    both = (c_sent ^ c_received) & (z_sent ^ z_received)
-    want = [int(both[i // 64]) >> i % 64 & 1 for i in range(count)]
-    assert [(int(a) + int(b)) % (top + 1) for a, b in zip(sent, received, strict=True)] == want
+@pytest.mark.parametrize("count", [1, 63, 64, 130])
+def test_values_in_bit_planes_and_back(bits: int, dtype: Any, count: int) -> None:
+    values = RNG.integers(0, 2**bits - 1, count, np.uint64, endpoint=True).astype(dtype)
+    found = words(bits, -(-count // 64))
+    planes.split(values, found)
+    assert found.tolist() == reference.planes(values.tolist(), bits)
+    back = np.empty_like(values)
+    planes.join(found, back)
+    assert (back == values).all()
 
 
-def test_quads_are_tables_taken_apart() -> None:
-    made = words(50, 1)
-    pads = np.empty((4, 50), np.uint8)
-    quads.split_tables(made, 4, np.uint64(15), pads)
-    assert all(
-        pads[p].tolist() == [int(table) >> 4 * p & 15 for table in made[:, 0]] for p in range(4)
+@pytest.mark.parametrize("bits", [1, 4, 33, 64])
+def test_a_step_of_the_radix_median(bits: int) -> None:
+    """Both parties' steps, on flags of any value, against whole numbers.
+
+    There are two ranks, and more words than one tile of the kernels, and one that is no tile.
+    """
+    ranks, clients, width, top = 2, 3, 65, 2**bits
+    count = clients * width
+
+    def elements(rows: np.ndarray, rank: int) -> list[int]:
+        """Return the elements of one rank in bit planes."""
+        of_rank = rows[rank * bits : (rank + 1) * bits]
+        values = np.empty(64 * of_rank.shape[1], np.uint64)
+        planes.join(np.ascontiguousarray(of_rank), values)
+        return [int(value) for value in values]
+
+    weights = RNG.integers(0, top - 1, clients, np.uint64, endpoint=True)
+    opened = words(ranks, width)
+    zeros, choices = words(2, count), words(2, count)
+    flags, products, below, reached = (
+        [words(ranks * bits, size) for _ in range(2)] for size in (count, count, width, width)
     )
+    # (rank, element) of the sums of both parties' shares, before the step
+    sums = [
+        [
+            [(a + b) % top for a, b in zip(elements(x[0], rank), elements(x[1], rank), strict=True)]
+            for rank in range(ranks)
+        ]
+        for x in (flags, products, below, reached)
+    ]
+    keys0, keys1 = ([words(ranks * bits, count) for _ in range(2)] for _ in range(2))
+    # what each party receives with, of the other's keys
+    keys = [keys0[1 - j] ^ ((keys0[1 - j] ^ keys1[1 - j]) & choices[j]) for j in (0, 1)]
+    asked = [zeros[1 - j] ^ choices[1 - j] for j in (0, 1)]
+    replies = [words(ranks * bits, count) for _ in range(2)]
+    for j in (0, 1):
+        planes.reply(
+            flags[j], products[j], opened, zeros[j], asked[j], keys0[j], keys1[j], bits, replies[j]
+        )
+    for j in (0, 1):
+        planes.finish(
+            *(flags[j], opened, zeros[j], asked[j], keys0[j], keys1[j], keys[j], replies[1 - j]),
+            *(weights, bits, products[j], below[j], reached[j]),
+        )
+    bit = np.unpackbits((zeros[0] ^ zeros[1]).view(np.uint8), bitorder="little").tolist()
+    for rank in range(ranks):
+        one = np.unpackbits(opened[rank].view(np.uint8), bitorder="little").tolist()
+        c, e, least, most = (column[rank] for column in sums)
+        c = [
+            (x - y) % top if one[i % len(one)] else y
+            for i, (x, y) in enumerate(zip(c, e, strict=True))
+        ]
+        e = [x * z for x, z in zip(c, bit, strict=True)]
+        least = [y if chosen else x for x, y, chosen in zip(least, most, one, strict=True)]
+        most = [
+            x + sum(int(w) * e[client * len(one) + i] for client, w in enumerate(weights))
+            for i, x in enumerate(least)
+        ]
+        for after, want in ((flags, c), (products, e), (below, least), (reached, most)):
+            pairs = zip(elements(after[0], rank), elements(after[1], rank), strict=True)
+            assert [(x + y) % top for x, y in pairs] == [x % top for x in want]
 
 
 @pytest.mark.parametrize("width", [1, 2, 16])

@@ -273,44 +273,26 @@ MASKS: dict[str, Mask] = {
         (shares.one_of_n_messages,),
     ),
     # A step of the radix median
-    "positions of a step": Mask(
-        "the sender reads the receiver's shares of the flag and of the bit",
-        (
-            (
-                "request",
-                "choices[i] ^ np.uint8(low | (high << np.uint64(1)))",
-                "np.uint8(low | (high << np.uint64(1)))",
-            ),
-        ),
-        (shares.received, "radix-conjunction-4"),
+    "choices of a step": Mask(
+        "the sender reads the receiver's shares of all bits of all clients",
+        (("Selection.__init__", "own ^ choices", "own"),),
+        (shares.received, "radix-products-4"),
     ),
-    "the sender's share of a step": Mask(
-        "the sender's share is its own c & z, and the receiver's the rest of the product",
+    "keys on a reply of a step": Mask(
+        "the receiver reads (1 - 2 z) c of the sender's shares",
         (
-            (
-                "reply",
-                "(own_c & own_z) + np.uint64(pads[d, i])",
-                "own_c & own_z",
-            ),
+            ("reply", "_sum(delta, pad0, first[i])", "delta"),
+            ("reply", "_sum(masked, ~pad1, second[i])", "masked"),
         ),
-        (shares.output_share, "radix-conjunction-4"),
+        (shares.received, "radix-products-4"),
     ),
-    **{
-        f"pad of message {at} of a step": Mask(
-            "beside its share the receiver reads the product for shares that it does not have",
-            (("reply", f"{product} - share + np.uint64(pads[d ^ {at}, i])", f"{product} - share"),),
-            (shares.received, "radix-conjunction-4"),
-        )
-        for at, product in (
-            (1, "((own_c ^ one) & own_z)"),
-            (2, "(own_c & (own_z ^ one))"),
-            (3, "((own_c ^ one) & (own_z ^ one))"),
-        )
-    },
-    "the receiver's pad of a step": Mask(
-        "the receiver's share is the message it read, 0 where that is message 0",
-        (("finish", "message - np.uint64(pads[i])", "message"),),
-        (shares.output_share, "radix-conjunction-4", "low"),
+    "both shares of the products of a step": Mask(
+        "a party's share of a product is 0 where its share of the bit is",
+        (
+            ("finish", "_sum(own, key[i], second[i])", "own"),
+            ("finish", "_sum(both, ~pad0, third[i])", "both"),
+        ),
+        (shares.output_share, "radix-products-4"),
     ),
     # Correlations
     "products of a triple": Mask(
@@ -320,7 +302,7 @@ MASKS: dict[str, Mask] = {
     ),
     "b of a triple, as the sender's two keys": Mask(
         "b is the key that the other party may have received",
-        (("Triples.send", "planes0 ^ self._bit_planes(keys1)", "planes0"),),
+        (("Triples.send", "planes0 ^ bit_planes(keys1, self.width)", "planes0"),),
         (shares.triples_handed_out, 1),
     ),
     "the sender's bit of a DaBit": Mask(
@@ -567,7 +549,7 @@ MASKS: dict[str, Mask] = {
     ),
     "bits beyond an opened batch": Mask(
         "shares that pad a batch to whole words are opened with it",
-        (("open_bits", "mine[-1] &= np.uint64((1 << count % 64) - 1)", "pass"),),
+        (("_opened", "mine[:, -1] &= np.uint64((1 << count % 64) - 1)", "pass"),),
         (shares.opened_bits_alone,),
         silent=True,
     ),
@@ -679,8 +661,8 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "b2a": ("the bit of a DaBit",),
     "mux.request": ("choices of a 1-of-2 OT",),
     "mux.reply": ("keys on a correlated reply",),
-    "quad.request": ("positions of a step",),
-    "quad.reply": tuple(name for name in MASKS if name.startswith("pad of message")),
+    "select.request": ("choices of a step",),
+    "select.reply": ("keys on a reply of a step",),
     "one_of_n.request": ("positions of a 1-of-N OT",),
     "one_of_n.reply": ("pads of a 1-of-N OT",),
     "dabits": ("keys on a DaBit's correction",),
@@ -707,7 +689,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
     "conjunctions": ("a of a triple", "b of a triple", "c of a triple"),
     "to_ring": ("the bit of a DaBit", "the ring share of a DaBit"),
     "multiplex": ("choices of a 1-of-2 OT", "keys on a correlated reply"),
-    "_conjunction": ("positions of a step", "the sender's share of a step"),
+    "Selection.__init__": ("choices of a step", "keys on a reply of a step"),
 }
 
 # What looks like a mask to the scans below and hides nothing: (function, expression) -> why.
@@ -969,6 +951,8 @@ def names_in(node: ast.AST) -> set[str]:
         return names_in(node.left) | names_in(node.right)
     if isinstance(node, ast.Subscript):
         return names_in(node.value)
+    if isinstance(node, ast.UnaryOp):
+        return names_in(node.operand)
     if isinstance(node, ast.Call):
         return {name for argument in node.args for name in names_in(argument)}
     if isinstance(node, ast.Name):
@@ -1040,6 +1024,9 @@ def test_every_masking_is_listed() -> None:
         masking = ast.BitXor | ast.Add | ast.Sub
         if isinstance(node, ast.AugAssign) and isinstance(node.op, masking):
             return bool((names_in(node.target) | names_in(node.value)) & LIKE_MASKS)
+        # bit planes are added by a function
+        if called(node) == "_sum":
+            return bool(names_in(node) & LIKE_MASKS)
         return (
             isinstance(node, ast.BinOp)
             and isinstance(node.op, masking)

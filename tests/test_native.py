@@ -16,7 +16,7 @@ from numba.core.errors import TypingError
 
 from securemedian.mpc import ring, share
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import native, vectors
+from securemedian.mpc.kernels import native, packing, vectors
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
@@ -37,7 +37,7 @@ RNG = np.random.default_rng(21)
 # vectors of all lanes, several of them, and blocks that fill none
 COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 # enough for kernels that are compiled in each run
-KERNELS = "vectors or leaves or hash"
+KERNELS = "vectors or leaves or hash or planes"
 
 pytestmark = pytest.mark.skipif(
     not native.taken(True), reason="this processor has no AES instructions, or nothing is compiled"
@@ -127,6 +127,15 @@ def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
     out = words(128, width), words(width), words(blocks - 1, width)
     leaves.receive(*out)
     return out
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 11, 64])
+def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
+    keys = words(3 * 64, 2)
+    one, other = words(count, 3), words(count, 3)
+    native.bit_planes(keys, one)
+    packing.bit_planes(keys, other)
+    assert (one == other).all()
 
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
@@ -306,7 +315,7 @@ def test_other_processors(processor: str, tmp_path: Path) -> None:
         pytest.skip("this processor lacks these instructions")
     program = f"""
 import re, pytest
-from securemedian.mpc.kernels import native
+from securemedian.mpc.kernels import native, packing
 assert (native.LANES, native.GFNI) == ({lanes}, {gfni}), (native.LANES, native.GFNI)
 assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", {KERNELS!r}, {__file__!r}]) == 0
 (assembly,) = native.hash_columns.inspect_asm().values()
@@ -320,7 +329,7 @@ assert ("gf2p8affineqb" in assembly) == {gfni}
 def test_the_cache_tells_processors_apart(tmp_path: Path) -> None:
     """Code for one processor is loaded on it again, and never on another."""
     program = """
-from securemedian.mpc.kernels import native
+from securemedian.mpc.kernels import native, packing
 native.round_keys(bytes(16))
 found = native.schedule.stats
 print(sum(found.cache_hits.values()), sum(found.cache_misses.values()))

@@ -11,20 +11,22 @@ tests/test_masks.py shows which mask each of them guards.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
-from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.arrays import PublicWords, RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Kind
 from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
+from securemedian.mpc.kernels import planes
 from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
@@ -86,7 +88,12 @@ def sender_of(party: Party) -> Any:
     return party.pool._ends.sender
 
 
-radix_conjunction = radix._conjunction
+def radix_products(party: Party, own: tuple[XorBits, XorBits], bits: int) -> list[RingShare]:
+    """Run two steps of the radix median, for one client with bits x and y: products x and x y."""
+    (x, y), words = own, own[0].size
+    selection = radix.Selection(party, XorBits(np.stack([y, x])), words, bits, [1], [1])
+    opened = [np.full((1, words), 2**64 - 1, np.uint64), np.zeros((1, words), np.uint64)]
+    return [selection.reached(1 - i, PublicWords(bit)) for i, bit in enumerate(opened)]
 
 
 def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:
@@ -168,8 +175,7 @@ class Protocol:
     per item; `run` gives a party's output shares, as arrays of one entry per item or of packed
     bits. `bits`: of an output share; `packed`: bits come 64 per word. `messages`: label -> (bits
     per item of each part of the message, which items these are at its receiver: the half in which
-    it is "sending" or "receiving", or the "whole" batch; "thrice" is three parts without a border
-    for the half in which it receives).
+    it is "sending" or "receiving", or the "whole" batch, which also comes in bit "planes").
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
@@ -378,12 +384,15 @@ PROTOCOLS: dict[str, Protocol] = {
         for bits in (4, 64)
     },
     **{
-        f"radix-conjunction-{bits}": Protocol(
+        f"radix-products-{bits}": Protocol(
             packed_bits,
-            on_own(radix_conjunction, bits),
+            partial(radix_products, bits=bits),
             bits,
             packed=False,
-            messages={"quad.request": ((2,), "sending"), "quad.reply": ((bits,), "thrice")},
+            messages={
+                "select.request": ((1, 1), "whole"),
+                "select.reply": ((bits, bits), "planes"),
+            },
         )
         for bits in (4, 17)
     },
@@ -447,10 +456,6 @@ def received(name: str, kind: str = "differing", extension: str = "softspoken") 
                 for columns in windows(label, row, bits, 16 - len(known)):
                     check_uniform(columns | seen, known)
                 check_uniform(beside_the_next(bits_of(label, row, 0, min(2, bits))))
-            if where == "thrice":
-                for number, (row, _) in enumerate(rows):
-                    seen |= bits_of(f"{label} {number}", row, 0, 3)
-                check_uniform(seen, known)
 
 
 def entries(protocol: Protocol, output: np.ndarray) -> np.ndarray:
@@ -467,15 +472,18 @@ def parts_of(
 ) -> tuple[slice, list[tuple[np.ndarray, int]]]:
     """Return the items that a message concerns, and its parts: an entry per item, and its bits."""
     sending, receiving = party.halves(COUNT)
-    part = {"sending": sending, "whole": slice(0, COUNT)}.get(where, receiving)
+    part = {"sending": sending, "receiving": receiving}.get(where, slice(0, COUNT))
     count = part.stop - part.start
-    if where == "thrice":
-        rows = ring.unpack(message, sizes[0], 3 * count).reshape(3, count)
-        return part, [(row, sizes[0]) for row in rows]
     parts, at = [], 0
     for bits in sizes:
         words = ring.packed_words(count, bits)
-        parts.append((ring.unpack(message[at : at + words], bits, count), bits))
+        mine = message[at : at + words]
+        values = np.empty(count, ring.dtype(bits))
+        if where == "planes":
+            planes.join(mine.reshape(bits, -1), values)
+        else:
+            values = ring.unpack(mine, bits, count)
+        parts.append((values, bits))
         at += words
     assert at == message.size, "the message is not of these parts"
     return part, parts
@@ -537,19 +545,21 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
             check_uniform(columns | bits_of("position", choice, 0, kind.index_bits))
 
 
-def quads_handed_out(bits: int, extension: str = "softspoken") -> None:
-    """Check the three unread pads beside the receiver's position and pad."""
-    for (pads, *_), (_, choice, own) in both_ways(Quads(bits), extension):
-        at = [pads[choice ^ np.uint8(i), np.arange(COUNT)] for i in range(4)]
-        assert (at[0] == own).all()
-        for first in range(0, bits, 3):
-            seen = bits_of("position", choice, 0, 2)
-            for i in range(4):
-                seen |= bits_of(f"pad {i} from the read one", at[i], first, min(first + 3, bits))
+def plane_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
+    """Check the key that was not chosen beside the choice and the chosen key."""
+    for (keys0, keys1, _, _), (_, _, choices, keys) in both_ways(
+        PlaneOts(bits), extension, COUNT // 64
+    ):
+        others = keys0 ^ ((keys0 ^ keys1) & ~choices)
+        chosen = {"choice": boolean.unpack_bits(choices, COUNT)}
+        for first in range(0, bits, 6):
+            seen = dict(chosen)
+            for k in range(first, min(first + 6, bits)):
+                seen[f"bit {k} of the chosen key"] = boolean.unpack_bits(keys[k], COUNT)
+                seen[f"bit {k} of the other key"] = boolean.unpack_bits(others[k], COUNT)
             check_uniform(seen)
-        check_uniform(
-            beside_the_next(bits_of("position", choice, 0, 1) | bits_of("pad", own, 0, 1))
-        )
+        other = {"other key": boolean.unpack_bits(others[0], COUNT)}
+        check_uniform(beside_the_next(chosen | other))
 
 
 def triples_handed_out(width: int, extension: str = "softspoken") -> None:
@@ -613,7 +623,7 @@ def dabit_corrections(bits: int = 8) -> None:
 
 HAND_OUTS: list[tuple[Callable[..., None], Any]] = [
     *((tables_handed_out, Tables(m, w)) for m, w in ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2))),
-    *((quads_handed_out, bits) for bits in (4, 17, 64)),
+    *((plane_ots_handed_out, bits) for bits in (4, 17, 64)),
     *((triples_handed_out, width) for width in (1, 2)),
     *((random_ots_handed_out, bits) for bits in (4, 64)),
     *((dabits_handed_out, bits) for bits in (2, 5, 64)),

@@ -12,6 +12,7 @@ from securemedian import cli
 from securemedian.benchmarks import parts, settings
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.kernels import extension, native
+from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import leaves
 
 
@@ -63,6 +64,8 @@ def test_the_parts_and_the_rest_are_the_whole(
         "140000",
         "--comparisons",
         "5000",
+        "--coordinates",
+        "640",
         "--repeat",
         "1",
         "--extensions",
@@ -74,14 +77,18 @@ def test_the_parts_and_the_rest_are_the_whole(
         found.setdefault((point["table"], point["column"]), {})[point["row"]] = point["figure"]
     compared = {column: rows for (table, column), rows in found.items() if "comparison" in table}
     made = {key: rows for key, rows in found.items() if "random OT" in key[0]}
+    rounds = {column: rows for (table, column), rows in found.items() if "coordinate" in table}
     assert len(made) == 4 and compared.keys() == {"l = 32", "l = 64", "l = 4"}
+    assert rounds.keys() == METHODS.keys()
+    both = [*compared.values(), *rounds.values()]
     for prefix, rows in [("", rows) for rows in made.values()] + [
-        (f"{phase}: ", rows) for phase in parts.PHASES for rows in compared.values()
+        (f"{phase}: ", rows) for phase in parts.PHASES for rows in both
     ]:
         assert rows[prefix + parts.WHOLE] == pytest.approx(
             rows[prefix + parts.SUM] + rows[prefix + parts.OTHER]
         )
-        assert rows[prefix + parts.WHOLE] > 0 and rows[parts.TWO] == 1
+        assert rows[prefix + parts.WHOLE] > 0
+    assert all(rows[parts.TWO] == 1 for rows in [*made.values(), *compared.values()])
     # what each extension encrypts for an OT: 16 trees of 256 leaves, and the hash
     assert made["ns per random OT, at the receiver", "softspoken-8"][
         parts.AES_BYTES
@@ -96,6 +103,20 @@ def test_the_parts_and_the_rest_are_the_whole(
     # a nanosecond a byte: 8 bytes an OT in one direction, 4 of a comparison's 8
     assert all(rows[parts.LINK] == pytest.approx(8) for rows in made.values())
     assert compared["l = 64"][parts.LINK] == pytest.approx(4)
+    online = {
+        name: {row.removeprefix("online: ") for row in rows if row.startswith("online: ")}
+        - {parts.SUM, parts.OTHER, parts.WHOLE}
+        for name, rows in rounds.items()
+    }
+    assert online == {
+        "bucketed": {"uploads", "comparisons", "opening"},
+        "pairwise": {
+            *("uploads", "comparisons", "bits to numbers", "equality", "multiplexers", "opening")
+        },
+        "trimmed-mean": {"uploads", "comparisons", "bits to numbers", "multiplexers", "opening"},
+        "mean": {"uploads", "opening"},
+        "radix": {"uploads", "bit planes", "products", "comparisons", "opening"},
+    }
     # 31-bit millionaires' has eight leaves and ANDs, 3-bit one leaf and none
     assert "online: ANDs" in compared["l = 32"] and "online: ANDs" not in compared["l = 4"]
     printed = capsys.readouterr().out

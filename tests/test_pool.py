@@ -18,7 +18,7 @@ from securemedian.mpc import share
 from securemedian.mpc.channel import local_pair
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
@@ -168,7 +168,7 @@ def test_kinds_say_how_much_memory_they_take() -> None:
         Tables(4, 2),
         Triples(1),
         Triples(2),
-        Quads(12),
+        PlaneOts(12),
         RandomOts(33),
         DaBits(4),
     ):

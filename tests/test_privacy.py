@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc import ring, share
-from securemedian.mpc.arrays import PublicBits, XorBits
+from securemedian.mpc import boolean, ring, share
+from securemedian.mpc.arrays import PublicBits, PublicWords, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Half, Kind
 from securemedian.mpc.correlations.dabits import DaBits
+from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.correlations.pool import Pool
-from securemedian.mpc.correlations.quads import Quads
 from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
@@ -59,8 +59,8 @@ MASKED = {
     "b2a",
     "mux.request",
     "mux.reply",
-    "quad.request",
-    "quad.reply",
+    "select.request",
+    "select.reply",
 }
 PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "verdicts", "open.bits", "open.ring"}
 ROUNDS = {
@@ -242,12 +242,14 @@ def zero_halves(kind: Kind[Any], as_sender: int, as_receiver: int) -> tuple[Half
         case Triples(width):
             planes = np.zeros((width, as_sender), np.uint64)
             return (planes, planes), (np.zeros(as_receiver, np.uint64), planes)
-        case RandomOts(bits) | Quads(bits) | DaBits(bits):
+        case PlaneOts(planes):
+            keys = np.zeros((planes, as_sender), np.uint64)
+            return (keys, keys), (np.zeros(as_receiver, np.uint64), keys[:, :as_receiver])
+        case RandomOts(bits) | DaBits(bits):
             keys, bytes_ = np.zeros(as_sender, ring.dtype(bits)), np.zeros(as_receiver, np.uint8)
             received = (bytes_, np.zeros(as_receiver, keys.dtype))
             sent: dict[type, Half] = {
                 RandomOts: (keys, keys),
-                Quads: (np.zeros((4, as_sender), keys.dtype),),
                 DaBits: (np.zeros(as_sender, np.uint8), keys),
             }
             return sent[type(kind)], received
@@ -389,13 +391,14 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[np.ndarray] = []
-    original = radix.open_bits
+    original = radix.open_rows
 
-    def record(party: Party, shares: XorBits, count: int) -> PublicBits:
-        opened.append(original(party, shares, count))
-        return PublicBits(opened[-1])
+    def record(party: Party, shares: XorBits, count: int) -> PublicWords:
+        rows = original(party, shares, count)
+        opened.extend(boolean.unpack_bits(row, count) for row in rows)
+        return rows
 
-    monkeypatch.setattr(radix, "open_bits", record)
+    monkeypatch.setattr(radix, "open_rows", record)
     params = ROUNDS["radix"]
     values = inputs(params, "random")
     pair = recorders()
@@ -425,7 +428,7 @@ PINNED = {
     "scan": "71345455c69107a771b81f617f64cd0a",
     "scan-unverified": "0b45fb740418f7d5ea1b6c4076818e5d",
     "bisect": "14f82aba1e1cdbb58851db3dd82e586a",
-    "radix": "269f6ff6727d054797cb555cacd29ccb",
+    "radix": "669190019cffa76927f506d0c16a9b91",
     "trimmed-mean": "3aa1b7c39ec3013b6d8ae92e794c66a0",
     "pairwise": "ec612517005886b89bf9ecc350c4670b",
 }

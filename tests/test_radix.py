@@ -105,7 +105,7 @@ def test_every_rank_of_random_words(clients: int) -> None:
     for rank in range(1, clients + 1):
         bits = ring.count_bits(clients, rank)
         one, other = run_both(
-            lambda j: radix.median(party[j], shares[j], width, bits, rank)  # noqa: B023
+            lambda j: radix.select(party[j], shares[j], width, bits, [rank])  # noqa: B023
         )
         assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
 
@@ -117,7 +117,7 @@ def test_every_width(width: int) -> None:
     rng = np.random.default_rng(width)
     words = random_words(rng, 5, width)
     shares = xor_shares(words, rng)
-    one, other = run_both(lambda j: radix.median(party[j], shares[j], width, ring.count_bits(5)))
+    one, other = run_both(lambda j: radix.select(party[j], shares[j], width, ring.count_bits(5)))
     assert (one == reference.lower_median(words)).all() and (one == other).all()
 
 
@@ -127,7 +127,7 @@ def test_every_count_ring(bits: int) -> None:
     rng = np.random.default_rng(bits)
     words = random_words(rng, 6, 6)
     shares = xor_shares(words, rng)
-    one, _ = run_both(lambda j: radix.median(party[j], shares[j], 6, bits))
+    one, _ = run_both(lambda j: radix.select(party[j], shares[j], 6, bits))
     assert (one == reference.lower_median(words)).all()
 
 
@@ -246,10 +246,13 @@ def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> N
     assert (one.values == 0).all()
 
 
-def test_several_ranks_share_the_uploads(lanes: Lanes) -> None:
+@pytest.mark.parametrize("ring_bits", [0, 17, 33])
+def test_several_ranks_share_the_uploads(lanes: Lanes, ring_bits: int) -> None:
+    """They share the OTs too, as many at once as 64 bits have room for: 5, 3 and 1."""
     rng = np.random.default_rng(8)
     values = rng.normal(size=(8, 200)).astype(np.float32)
-    params, outcome = radix_round(lanes, values, ranks=[1, 8], quantiles=[0.25, 0.5, 0.75])
+    ranks: dict[str, Any] = {"ranks": [1, 8], "quantiles": [0.25, 0.5, 0.75]}
+    params, outcome = radix_round(lanes, values, ring_bits=ring_bits, **ranks)
     assert method_of(params).ranks_of(8) == [1, 8, 2, 4, 6]
     want = [reference.rank_element(values, rank) for rank in (1, 8, 2, 4, 6)]
     assert (method_of(params).values(opened(outcome)) == want).all()
@@ -278,7 +281,7 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
 
         words = ring.reduce(values + 128, 8)
         shares = xor_shares(words, rng)
-        got, _ = run_both(lambda j: radix.median(party[j], shares[j], 8, bits, None, weights))  # noqa: B023
+        got, _ = run_both(lambda j: radix.select(party[j], shares[j], 8, bits, None, weights))  # noqa: B023
         assert (got.astype(int) - 128 == want).all()
 
         halves = additive(ring.reduce(values, 32), 32, rng)
@@ -390,8 +393,9 @@ def test_a_rank_beyond_those_who_came_is_refused() -> None:
 
 
 def test_cost_is_linear_in_the_clients() -> None:
-    """A coordinate takes about w (2 n + 4) OTs (protocols.md 6)."""
+    """A coordinate takes w (2 n + l - 1) OTs, and w (l - 1) more for each further rank."""
     for clients in (3, 8, 15):
-        demand = radix.demand(6400, clients, 32, ring.count_bits(clients)).counts
-        ots = sum(kind.ots * sum(pair) for kind, pair in demand.items())
-        assert 2 * clients <= ots / 6400 / 32 <= 2 * clients + 4
+        bits = ring.count_bits(clients)
+        for ranks in (1, 3):
+            ots = radix.demand(6400, clients, 32, bits, ranks).ots / 6400 / 32
+            assert ots == 2 * clients + ranks * (bits - 1)

@@ -23,8 +23,8 @@ from securemedian.mpc.methods.pairwise import Pairwise
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = Path(mpc.__file__).parent / "methods"
 # What turns shares into something public.
-OPENS = {"open_bits", "open_ring"}
-PUBLIC = {"PublicBits", "PublicValues"}
+OPENS = {"open_bits", "open_ring", "open_rows"}
+PUBLIC = {"PublicBits", "PublicValues", "PublicWords"}
 SHARES = {"RingShare", "XorWords", "XorBits", "UnpackedXorBits", "Result"}
 # Through these a function reaches shares that its parameters do not name.
 HOLDERS = {"Party", "Chunk", "Upload"}
@@ -102,7 +102,7 @@ def wrong(party: Party, x: RingShare, words: XorWords) -> None:
     boolean.multiplex(party, x, x, 16)  # error
     open_bits(party, x, x.size)  # error
     open_bits(party, words, words.size)  # error
-    radix.median(party, x, 16, 8)  # error
+    radix.select(party, x, 16, 8)  # error
 """,
     "a_plain_array_for_a_share": """
 def wrong(party: Party, x: RingShare, y: RingShare, b: XorBits) -> None:
@@ -210,6 +210,7 @@ def test_only_openings_make_something_public_of_shares() -> None:
     assert found == {
         ("methods/reveal", "open_bits"),
         ("methods/reveal", "open_ring"),
+        ("methods/reveal", "open_rows"),
         ("methods/base", "public"),
         ("share", "combine"),
     }

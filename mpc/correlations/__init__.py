@@ -6,7 +6,7 @@ kind has a module of its own, and `pool` makes, stocks and hands out what a comp
 
     Tables(m, w)   random 1-of-2^m OT of w-bit messages, for a leaf of a comparison
     Triples(w)     random AND triples of one bit with w others, 64 per word, for an AND
-    Quads(l)       random 1-of-4 OT of ring elements, for a step of the radix median
+    PlaneOts(l)    random 1-of-2 OT of ring elements in bit planes, for a step of the radix median
     RandomOts(l)   random 1-of-2 OT of ring elements, for a multiplexer
     DaBits(l)      a random bit shared over XOR and over Z_2^l, to turn a bit into a number
 """

@@ -8,10 +8,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import native, packing
 from securemedian.mpc.ot import one_of_n
-from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
 
 # The halves of some items at one party: parallel arrays, whose last axis counts the items.
@@ -89,6 +91,26 @@ class Kind(ABC, Generic[HandedOut]):
     def rank(self) -> tuple[Any, ...]:
         """Return the place of the kind in the order in which both parties make kinds."""
         return type(self).__name__, *vars(self).values()
+
+
+class PackedKind(Kind[HandedOut]):
+    """A kind whose items are 64 OTs each: what is made of them comes in words of 64 bits."""
+
+    ots = 64
+
+    def block(self, missing: int) -> int:
+        # a block is a multiple of ALIGN OTs
+        step = ALIGN // self.ots
+        return min(BLOCK // self.ots, -(-missing // step) * step)
+
+
+def bit_planes(keys: Blocks, count: int) -> Words:
+    """Return bits 0..count-1 of every key, packed: (count, len(keys) / 64)."""
+    planes = np.empty((count, len(keys) // 64), np.uint64)
+    # whatever AES is used: there is none in it
+    kernels = native if native.FEATURES else packing
+    kernels.bit_planes(keys, planes)
+    return planes
 
 
 class Demand:

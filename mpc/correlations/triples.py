@@ -9,17 +9,13 @@ other, and it adds the product of its own two bits by itself.
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
-from securemedian.mpc.arrays import Blocks, Words, XorBits
-from securemedian.mpc.correlations.base import Ends, Half, Kind
+from securemedian.mpc.arrays import Words, XorBits
+from securemedian.mpc.correlations.base import Ends, Half, PackedKind, bit_planes
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import packing
-from securemedian.mpc.ot.extension import ALIGN, BLOCK
 
 
 @dataclass(frozen=True)
-class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
+class Triples(PackedKind[tuple[XorBits, XorBits, XorBits]]):
     """XOR shares of random bits a and b_1..b_width, and of c_k = a & b_k: 64 of each per item.
 
     It hands out shares of a (words,), b (width, words) and c (width, words). A party takes as
@@ -28,26 +24,18 @@ class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
 
     width: int
 
-    # an item is the halves of 64 triples: one word
-    ots = 64
-
     @property
     def memory(self) -> tuple[int, int]:
         return 16 * self.width, 8 + 8 * self.width
 
-    def block(self, missing: int) -> int:
-        # an item takes 64 OTs, and a block is a multiple of ALIGN OTs
-        step = ALIGN // 64
-        return min(BLOCK // 64, -(-missing // step) * step)
-
     def send(self, ends: Ends, items: int) -> Half:
         keys0, keys1 = ends.sender.extend(items * self.ots)
-        planes0 = self._bit_planes(keys0)
-        return planes0 ^ self._bit_planes(keys1), planes0
+        planes0 = bit_planes(keys0, self.width)
+        return planes0 ^ bit_planes(keys1, self.width), planes0
 
     def receive(self, ends: Ends, items: int) -> Half:
         choices, keys = ends.receiver.extend(items * self.ots)
-        return choices.copy(), self._bit_planes(keys)
+        return choices.copy(), bit_planes(keys, self.width)
 
     def hand_out(
         self, party_id: int, sent: Half, received: Half
@@ -60,9 +48,3 @@ class Triples(Kind[tuple[XorBits, XorBits, XorBits]]):
             )
         c = (a & b) ^ product_sent ^ product_received
         return XorBits(a), XorBits(b), XorBits(c)
-
-    def _bit_planes(self, keys: Blocks) -> Words:
-        """Return bits 0..width-1 of every key, packed: (width, len(keys) / 64)."""
-        planes = np.empty((self.width, len(keys) // 64), np.uint64)
-        packing.bit_planes(keys, planes)
-        return planes

@@ -11,7 +11,7 @@ AES-NI alone. Which of these, and whether GFNI transposes bits, follows from the
 numba compiles for. It keeps code by the same features (and the processor's name) in its cache on
 disk, so that a processor never loads what was compiled for another.
 
-The instructions take the same time whatever they encrypt, and there is no table and no branch on
+The instructions take the same time whatever they work on, and there is no table and no branch on
 anything but sizes and positions.
 
 Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows; round keys are
@@ -780,3 +780,60 @@ def unpack_vectors(
         _unpack(words, byte, step, bits, one, ones, numbers, halves, out, positions, at)
         at, byte = at + 8, byte + step
     return at
+
+
+# Bits of keys
+
+
+def _emit_bit_planes(
+    builder: ir.IRBuilder, keys: ir.Value, count: ir.Value, planes: ir.Value, stride: ir.Value
+) -> None:
+    """Write one word of `count` planes, `stride` words apart: the low bits of 64 keys.
+
+    A vector has one byte of each key. Its bits at one place are those of a plane, which the
+    processor gathers with one instruction.
+    """
+    b = builder
+    words, octets = ir.VectorType(I64, 8), ir.VectorType(I8, 64)
+    eight = ir.Constant(I64, 8)
+
+    def shuffle(one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
+        places = ir.Constant(ir.VectorType(I32, len(order)), list(order))
+        return b.shuffle_vector(one, other, places)
+
+    def spread(value: ir.Value, kind: ir.VectorType) -> ir.Value:
+        one = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return shuffle(one, one, [0] * kind.count)
+
+    def load(at: int) -> ir.Value:
+        loaded = b.load(b.bitcast(_offset(b, keys, at), words.as_pointer()))
+        loaded.align = 8
+        return loaded
+
+    # the low words of keys, of which every other word is one
+    low = [shuffle(load(at), load(at + 8), range(0, 16, 2)) for at in range(0, 128, 16)]
+    with _loop(b, b.udiv(b.add(count, ir.Constant(I64, 7)), eight)) as octet:
+        first = b.mul(octet, eight)
+        parts = [b.trunc(b.lshr(word, spread(first, words)), ir.VectorType(I8, 8)) for word in low]
+        while len(parts) > 1:
+            size = 2 * parts[0].type.count
+            parts = [
+                shuffle(*pair, range(size)) for pair in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        rest = b.sub(count, first)
+        with _loop(b, b.select(b.icmp_unsigned("<", rest, eight), rest, eight)) as k:
+            bit = spread(b.shl(ir.Constant(I8, 1), b.trunc(k, I8)), octets)
+            set_there = b.icmp_unsigned("!=", b.and_(parts[0], bit), ir.Constant(octets, [0] * 64))
+            place = b.mul(b.add(first, k), stride)
+            b.store(b.bitcast(set_there, I64), _offset(b, planes, place))
+
+
+_bit_planes = _inline(_emit_bit_planes, 4)
+
+
+@kernel
+def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+    """Do as `packing.bit_planes` does."""
+    flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
+    for i in range(words):
+        _bit_planes(flat[128 * i :], planes.shape[0], out[i:], words)

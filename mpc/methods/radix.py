@@ -9,18 +9,24 @@ elements that are smaller. At each bit, with zero_i = c_i & ~x_i[bit] and Z = su
 
 is the result's own bit: fewer than k elements lie at or below the prefix followed by 0. m is
 opened. Then c_i = zero_i if m = 0, and otherwise c_i = c_i ^ zero_i and L = L + Z. The weights W_i
-are public, 1 by default, and L + Z - k is compared in the count ring of the total weight.
+are public, 1 by default.
 
-One 1-of-4 OT of ring elements gives both zero_i and its share in the ring, because the low bit of
-an additive share is an XOR share. The receiver's shares of both bits choose.
+The flags are shared additively in the ring of the counts, c = c_0 + c_1, and the bits z = ~x as
+XOR shares, z = z_0 ^ z_1. So a product takes two correlated OTs, one each way, as in a multiplexer:
+
+    zero = c z = sum over the parties j of  z_j c_j + z_j (1 - 2 z_{1-j}) c_{1-j},
+
+in which each last product has party 1-j as the sender and the *input* z_j as the choice. So all
+choices are sent at once, before the first bit, and several ranks take the same OTs, whose keys have
+bits for all of them. L + Z - k is compared in the count ring.
 
 The w bits of the element of the rank asked for are opened, and nothing else. (For the midpoint of
 an even number, both middle elements are opened, though only their mean is published.) Any w-bit
 word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish
 values.
 
-Each of the w bits takes 2 rounds for the OTs, those of one comparison, and 1 to open. It takes 2
-OTs per client and one comparison.
+Each of the w bits takes 1 round for the products, those of one comparison, and 1 to open. It takes
+2 OTs per client, and one comparison per rank.
 """
 
 from collections.abc import Sequence
@@ -32,19 +38,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import compare, encode, ring
-from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare, XorBits, XorWords
-from securemedian.mpc.boolean import invert, pack_bits
+from securemedian.mpc.arrays import (
+    PublicValues,
+    PublicWords,
+    Ring,
+    RingShare,
+    XorBits,
+    XorWords,
+)
+from securemedian.mpc.boolean import invert, words_of
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.correlations.quads import Quads
+from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import packing, quads
+from securemedian.mpc.kernels import planes as kernels
 from securemedian.mpc.methods.base import Chunk, Counting, Published
-from securemedian.mpc.methods.reveal import open_bits, stacked
+from securemedian.mpc.methods.reveal import open_rows, stacked
 from securemedian.mpc.options import as_written, check_number, check_whole, option
-from securemedian.mpc.party import Party, half_counts
+from securemedian.mpc.party import Party
 
-# Words of a chunk that take as much memory as one comparison: a step's correlations are small.
-WORDS_PER_COMPARISON = 16
+# Bits of uploads whose correlations take as much memory as one comparison: theirs are small.
+BITS_PER_COMPARISON = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,19 +207,15 @@ class Radix(Counting):
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         words, bits = chunk.xor_rows(party), self.bits_for(chunk.max_clients)
-        return stacked(
-            [
-                median(party, words, self.word_width, bits, rank, chunk.weights)
-                for rank in self.ranks_of(chunk.total)
-            ]
-        )
+        ranks = self.ranks_of(chunk.total)
+        return select(party, words, self.word_width, bits, ranks, chunk.weights)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        one = demand(dim, len(weights), self.word_width, self.bits_for(max_clients))
-        return one * len(self.ranks_of(sum(weights)))
+        ranks = len(self.ranks_of(sum(weights)))
+        return demand(dim, len(weights), self.word_width, self.bits_for(max_clients), ranks)
 
     def at_once(self, clients: int) -> int:
-        return self.word_width * clients // WORDS_PER_COMPARISON
+        return self.word_width * clients * self.most_results // BITS_PER_COMPARISON
 
     @property
     def most_results(self) -> int:
@@ -271,99 +280,143 @@ class Radix(Counting):
         return f"{self.encoding} b={self.buckets}" if self.uses_range else self.encoding
 
 
-def median(
+def select(
     party: Party,
     shares: XorWords,
     width: int,
     bits: int,
-    rank: int | None = None,
+    ranks: Sequence[int] | None = None,
     weights: Sequence[int] | None = None,
 ) -> PublicValues:
-    """Return the element of rank k in each coordinate, opened.
+    """Return the element of each rank in each coordinate, opened: shape (ranks, d).
 
     `shares` are of words of `width` bits (1..64), shape (n, d). `bits` are those of the count ring.
-    `rank` is 1..total weight, by default ceil(total / 2). `weights` are whole numbers >= 1, one per
-    client, by default 1.
+    Each rank is 1..total weight; by default there is one, ceil(total / 2). `weights` are whole
+    numbers >= 1, one per client, by default 1.
     """
     clients, dim = shares.shape
-    counted = np.asarray(weights if weights is not None else [1] * clients, ring.dtype(bits))[
-        :, None
-    ]
-    rank = ring.median_rank(int(counted.sum(dtype=np.uint64))) if rank is None else rank
-    # whole words of flags per client; the columns beyond `dim` are nobody's and never opened
-    columns = -(-dim // 64) * 64
-    values = np.zeros((clients, columns), shares.dtype)
-    values[:, :dim] = shares
-    ones = ~np.uint64(0) if party.number == 0 else np.uint64(0)
-    flags = XorBits(np.full(clients * columns // 64, ones))
-    below = np.zeros(columns, ring.dtype(bits))
-    # L - k: only one party takes k off its share
-    if party.number == 0:
-        below = ring.reduce(below - below.dtype.type(rank), bits)
-    result = _zeros(dim, width)
-    plane = np.empty_like(flags)
-    for bit in range(width - 1, -1, -1):
-        packing.pack_plane(values.reshape(-1), bit, plane)
-        in_ring = _conjunction(party, flags, invert(party, plane), bits)
-        zero = np.empty_like(flags)
-        packing.pack_plane(in_ring, 0, zero)
-        weighed = (in_ring.reshape(clients, columns) * counted).sum(axis=0, dtype=below.dtype)
-        reached = RingShare(ring.reduce(below + weighed, bits))
-        opened = _padded(open_bits(party, compare.msb(party, reached, bits), dim), columns)
-        flags = XorBits(zero ^ (flags.reshape(clients, -1) & pack_bits(opened)).reshape(-1))
-        below = np.where(opened.astype(bool), reached, below)
-        _put(opened, bit, result)
-    return result
+    weights = [1] * clients if weights is None else weights
+    ranks = [ring.median_rank(sum(weights))] if ranks is None else ranks
+    # whole words of bits per client; the columns beyond `dim` are nobody's and never opened
+    words = words_of(dim)
+    planes = np.empty((width, clients * words), np.uint64)
+    kernels.split(np.pad(shares, ((0, 0), (0, 64 * words - dim))).reshape(-1), planes)
+    zeros = invert(party, XorBits(planes))
+    found: list[PublicValues] = []
+    for together in _groups(ranks, bits):
+        found += _select_together(party, zeros, dim, bits, together, weights)
+    return stacked(found)
 
 
-def _zeros(dim: int, width: int) -> PublicValues:
-    """Return words of which no bit is known yet."""
-    return PublicValues(np.zeros(dim, ring.dtype(width)))
+def _groups(ranks: Sequence[int], bits: int) -> list[Sequence[int]]:
+    """Return groups of ranks whose keys, one of `bits` bits for each, fit into 64 bits."""
+    most = 64 // bits
+    return [ranks[first : first + most] for first in range(0, len(ranks), most)]
 
 
-def _put(opened: PublicBits, bit: int, result: PublicValues) -> None:
-    """Put the opened bits into the words of the result, at position `bit`."""
-    result |= opened[: result.size].astype(result.dtype) << result.dtype.type(bit)
+def _select_together(
+    party: Party,
+    zeros: XorBits,
+    dim: int,
+    bits: int,
+    ranks: Sequence[int],
+    weights: Sequence[int],
+) -> list[PublicValues]:
+    """Return the elements of ranks that share their OTs, as `select` does.
+
+    `zeros` are shares of the complements of all clients' bits, as `Selection` takes them.
+    """
+    words = words_of(dim)
+    selection = Selection(party, zeros, words, bits, ranks, weights)
+    found = _unknown(len(zeros), len(ranks), words)
+    opened = _nothing_opened(len(ranks), words)
+    for bit in reversed(range(len(zeros))):
+        signs = compare.msb(party, selection.reached(bit, opened), bits)
+        opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
+        found[bit] = opened
+    return _elements(found, dim)
 
 
-def _padded(opened: PublicBits, columns: int) -> PublicBits:
-    """Return opened bits, followed by zeros for the columns that are nobody's."""
-    return PublicBits(np.pad(opened, (0, columns - opened.size)))
+def _unknown(width: int, ranks: int, words: int) -> PublicWords:
+    """Return bit planes of results (width, ranks, words), of which no bit is known yet."""
+    return PublicWords(np.zeros((width, ranks, words), np.uint64))
 
 
-def _conjunction(party: Party, c: XorBits, z: XorBits, bits: int) -> RingShare:
-    """Return additive shares over Z_2^bits of c & z, for all 64 bits of every word. Two rounds."""
-    count = 64 * c.size
-    sending, receiving = party.halves(count)
-    sent, received = party.roles(count)
-    (c_sent, z_sent), (c_received, z_received) = (
-        (c[half.start // 64 : half.stop // 64], z[half.start // 64 : half.stop // 64])
-        for half in (sending, receiving)
-    )
-    pads, choices, chosen = party.pool.take(Quads(bits), sent, received)
-    mask = np.uint64((1 << bits) - 1)
-
-    request = np.empty(received, np.uint8)
-    quads.request(c_received, z_received, choices, request)
-    asked = party.channel.exchange(
-        "quad.request", ring.pack(request, 2), (ring.packed_words(sent, 2),)
-    )
-
-    shares = np.empty(count, ring.dtype(bits))
-    messages = np.empty((3, sent), shares.dtype)
-    quads.reply(c_sent, z_sent, pads, ring.unpack(asked, 2, sent), mask, messages, shares[sending])
-    answered = party.channel.exchange(
-        "quad.reply", ring.pack(messages, bits), (ring.packed_words(3 * received, bits),)
-    )
-
-    replies = ring.unpack(answered, bits, 3 * received).reshape(3, received)
-    quads.finish(c_received, z_received, chosen, replies, mask, shares[receiving])
-    return RingShare(shares)
+def _nothing_opened(ranks: int, words: int) -> PublicWords:
+    """Return what stands for the bits above the first (ranks, words): 1s, which rule nobody out."""
+    return PublicWords(np.full((ranks, words), kernels.FULL))
 
 
-def demand(dim: int, clients: int, width: int, bits: int) -> Demand:
-    """Return the correlations of `median`."""
-    columns = -(-dim // 64) * 64
-    return (
-        Demand({Quads(bits): half_counts(clients * columns)}) + compare.msb_demand(columns, bits)
-    ) * width
+def _elements(found: PublicWords, dim: int) -> list[PublicValues]:
+    """Return the words (dim,) of each rank, of their bit planes (width, ranks, words)."""
+    results = []
+    for rank in range(found.shape[1]):
+        values = np.empty(dim, ring.dtype(len(found)))
+        kernels.join(np.ascontiguousarray(found[:, rank]), values)
+        results.append(PublicValues(values))
+    return results
+
+
+class Selection:
+    """A party's shares of all clients' flags, and of the counts, for ranks that share their OTs.
+
+    `zeros` are its shares of the complements of the clients' bits: (width, n `words`), the lowest
+    bit first. Flags, their products and counts are ring elements in bit planes
+    (`mpc.kernels.planes`). Sends the choices of all OTs when it is made, in one round.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        zeros: XorBits,
+        words: int,
+        bits: int,
+        ranks: Sequence[int],
+        weights: Sequence[int],
+    ) -> None:
+        self._party, self._zeros, self._bits = party, zeros, bits
+        self._weights = np.array([weight % (1 << bits) for weight in weights], np.uint64)
+        count, kind = zeros.shape[1], PlaneOts(bits * len(ranks))
+        self._stock = [party.pool.take(kind, count, count) for _ in zeros]
+        requests = [
+            own ^ choices for own, (_, _, choices, _) in zip(zeros, self._stock, strict=True)
+        ]
+        self._requests = party.channel.exchange("select.request", np.stack(requests))
+        # what is public is in party 0's shares: flags of 1, and L - k with L = 0
+        self._flags = np.zeros((kind.planes, count), np.uint64)
+        self._below = np.zeros((kind.planes, words), np.uint64)
+        if party.number == 0:
+            self._flags[::bits] = kernels.FULL
+            for plane, counts in enumerate(self._below):
+                counts[:] = kernels.FULL * np.uint64(-ranks[plane // bits] >> plane % bits & 1)
+        self._products, self._reached = np.zeros_like(self._flags), self._below.copy()
+
+    def reached(self, bit: int, opened: PublicWords) -> RingShare:
+        """Return shares of L + Z - k at a bit: the elements of each rank in turn, 64 per word.
+
+        Bits are asked for from the highest down, each with what was opened (ranks, words) at the
+        one above it. Takes one round.
+        """
+        zeros, asked = self._zeros[bit], self._requests[bit]
+        keys0, keys1, _, keys = self._stock[bit]
+        ots = zeros, asked, keys0, keys1
+        replies = np.empty_like(self._flags)
+        kernels.reply(self._flags, self._products, opened, *ots, self._bits, replies)
+        replied = self._party.channel.exchange("select.reply", replies)
+        kernels.finish(
+            *(self._flags, opened, *ots, keys, replied, self._weights, self._bits),
+            *(self._products, self._below, self._reached),
+        )
+        elements = np.empty((len(opened), 64 * opened.shape[1]), ring.dtype(self._bits))
+        for rank, values in enumerate(elements):
+            kernels.join(self._reached[rank * self._bits : (rank + 1) * self._bits], values)
+        return RingShare(elements.reshape(-1))
+
+
+def demand(dim: int, clients: int, width: int, bits: int, ranks: int = 1) -> Demand:
+    """Return the correlations of `select` for as many ranks."""
+    words, total = words_of(dim), Demand()
+    for together in _groups(range(ranks), bits):
+        ots = Demand({PlaneOts(bits * len(together)): (clients * words, clients * words)})
+        total = total + ots + compare.msb_demand(64 * words * len(together), bits)
+    return total * width

@@ -8,18 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits
+from securemedian.mpc.arrays import PublicBits, PublicValues, PublicWords, RingShare, Words, XorBits
 from securemedian.mpc.boolean import unpack_bits, words_of
 from securemedian.mpc.party import Party
 
 
 def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
     """Open the first `count` bits. Those beyond are blanked before anything is sent."""
-    mine = shares[: words_of(count)].copy()
+    return PublicBits(unpack_bits(_opened(party, shares[None], count)[0], count))
+
+
+def open_rows(party: Party, shares: XorBits, count: int) -> PublicWords:
+    """Open the first `count` bits of each row, and return them packed, too."""
+    return PublicWords(_opened(party, shares, count))
+
+
+def _opened(party: Party, shares: Words, count: int) -> Words:
+    mine = shares[:, : words_of(count)].copy()
     if count % 64:
-        mine[-1] &= np.uint64((1 << count % 64) - 1)
-    theirs = party.channel.exchange("open.bits", mine)
-    return PublicBits(unpack_bits(mine ^ theirs, count))
+        mine[:, -1] &= np.uint64((1 << count % 64) - 1)
+    theirs = party.channel.exchange("open.bits", mine.reshape(-1))
+    return mine ^ theirs.reshape(mine.shape)
 
 
 def open_ring(party: Party, shares: RingShare, bits: int) -> PublicValues:

@@ -15,7 +15,6 @@ from securemedian.mpc import ring
 from securemedian.mpc.arrays import Bits, Ring, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import quads
 from securemedian.mpc.kernels import tables as kernels
 from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 
@@ -85,18 +84,6 @@ def receiver_pads(
     pads = np.empty(items, ring.dtype(width))
     kernels.choose_chunks(keys, choice_words, slot_bits(width), width, choices, pads)
     return choices, pads
-
-
-def sender_quads(extension: RandomOtSender, width: int, items: int) -> Ring:
-    """Make random 1-of-4 tables and take them apart: pads (4, items) of `width` bits."""
-    pads = np.empty((4, items), ring.dtype(width))
-    quads.split_tables(
-        sender_tables(extension, 2, width, items),
-        slot_bits(width),
-        np.uint64((1 << width) - 1),
-        pads,
-    )
-    return pads
 
 
 class OneOfNSender:

@@ -1,5 +1,7 @@
 """Work arrays that are allocated once and used again."""
 
+import math
+
 import numpy as np
 
 from securemedian.mpc.arrays import Words
@@ -13,7 +15,7 @@ class Scratch:
 
     def array(self, name: str, *shape: int) -> Words:
         """Return a contiguous array over the memory of a name, which still holds what was there."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         if name not in self._memory or self._memory[name].size < size:
             self._memory[name] = np.empty(size, np.uint64)
         return self._memory[name][:size].reshape(shape)
