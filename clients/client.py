@@ -16,7 +16,7 @@ restarted, too.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -83,6 +83,15 @@ def _say(text: str) -> None:
 def _part_sent(progress: Progress, before: int, total: int, sent: int, _: int) -> None:
     """Tell how much of two halves has been sent; `sent` are bytes of the one that is under way."""
     progress(min(total, before + sent), total)
+
+
+def _is_uploaded(server: Connection, round_id: str, patience_s: float) -> bool:
+    """Return whether a server has this client's upload for a round."""
+    try:
+        found = server.ask("round", patience_s=patience_s).fields
+    except UnknownRound:
+        return False
+    return found["round"] == round_id and bool(found["submitted"])
 
 
 class _Limit:
@@ -273,7 +282,7 @@ class Client(_Member):
             if (made := self._memory.submission(current.round_id)) is None:
                 break
             try:
-                self._send_again(made, limit.left_s)
+                self._send(made, limit.left_s, again=True)
                 current = replace(current, submitted=True)
                 break
             except _REFUSED as error:
@@ -323,33 +332,26 @@ class Client(_Member):
         """
         vector, spec = updates.flatten(update)
         current = self._round_for(round_id)
-        made = self._memory.submission(current.round_id)
+        made, again = self._memory.submission(current.round_id), True
         if made is None:
             self._check_free(current)
             values = self.encode(vector, current)
             self._check_parties()
+            halves, again = self._halves(values, current, progress), False
+            made = Submission(current.round_id, current.params.digest, fingerprint(vector), halves)
         elif made.update != fingerprint(vector):
             raise DuplicateUpload(
                 f"another update of yours is on its way to round {current.round_id}, which takes "
                 "one: submit that one again, or wait for the next round"
             )
+        self._remember(current, spec)
+        self._memory.keep(made)
+        self._stop_dealing()
         try:
-            if made is None:
-                halves = self._halves(values, current, progress)
-                made = Submission(
-                    current.round_id, current.params.digest, fingerprint(vector), halves
-                )
-            self._remember(current, spec)
-            self._memory.keep(made)
-            self._stop_dealing()
-            self._send(made, self.servers, self.config.retry_limit_s, progress)
-        except _REFUSED:
-            self._remember(current, spec)
-            self._memory.forget(current.round_id)
-            self._stop_dealing()
-            self._open = None
-            raise
-        self._open = None
+            self._send(made, self.config.retry_limit_s, progress, again)
+        finally:
+            if self._memory.submission(current.round_id) is None:
+                self._open = None
 
     def fit(
         self,
@@ -460,11 +462,20 @@ class Client(_Member):
     def _halves(
         self, values: NDArray[Any], current: Round, progress: Progress
     ) -> tuple[ShareHalf, ShareHalf]:
-        """Return what S0 and S1 get of encoded values, once both have the dealing for them."""
+        """Return what S0 and S1 get of encoded values, once both have the dealing for them.
+
+        Raises what a server answers to the dealing, which is then forgotten.
+        """
         dealer = self._dealer_for(current)
         if dealer is None:
             return upload.split(values, current)
-        return upload.rotate(dealer.join(progress), values)
+        try:
+            return upload.rotate(dealer.join(progress), values)
+        except _REFUSED:
+            self._memory.forget(current.round_id)
+            self._stop_dealing()
+            self._open = None
+            raise
 
     def _remember(self, current: Round, spec: updates.Spec) -> None:
         """Note that an update was shared for a round, and the form that it had."""
@@ -476,42 +487,33 @@ class Client(_Member):
     def _send(
         self,
         made: Submission,
-        servers: Sequence[Connection],
         patience_s: float,
         progress: Progress = unseen,
+        again: bool = False,
     ) -> None:
-        """Send an upload to these servers, and forget it once they have acknowledged it."""
+        """Send an upload to both servers, and forget it once they have acknowledged it.
+
+        With `again` a server that has it is left out. Raises what a server answers; an upload that
+        is refused is forgotten, too.
+        """
         total, before = sum(half.share.nbytes for half in made.halves), 0
-        for server, half in zip(self.servers, made.halves, strict=True):
-            if server in servers:
-                fields = {"round": made.round_id, "params": made.params, "form": half.form}
-                server.ask(
-                    "upload",
-                    fields,
-                    {"share": half.share},
-                    patience_s,
-                    partial(_part_sent, progress, before, total),
-                )
-            before += half.share.nbytes
-            progress(before, total)
-        self._memory.forget(made.round_id)
-        self._submitted = made.round_id
-
-    def _send_again(self, made: Submission, patience_s: float) -> None:
-        """Send an upload to the servers that lack it. Raises what they answer, and forgets it."""
-
-        def lacks(server: Connection) -> bool:
-            try:
-                found = server.ask("round", patience_s=patience_s).fields
-            except UnknownRound:
-                return True
-            return found["round"] != made.round_id or not found["submitted"]
-
         try:
-            self._send(made, [server for server in self.servers if lacks(server)], patience_s)
+            for server, half in zip(self.servers, made.halves, strict=True):
+                if not (again and _is_uploaded(server, made.round_id, patience_s)):
+                    server.ask(
+                        "upload",
+                        {"round": made.round_id, "params": made.params, "form": half.form},
+                        {"share": half.share},
+                        patience_s,
+                        partial(_part_sent, progress, before, total),
+                    )
+                before += half.share.nbytes
+                progress(before, total)
         except _REFUSED:
             self._memory.forget(made.round_id)
             raise
+        self._memory.forget(made.round_id)
+        self._submitted = made.round_id
 
     def _dealer_for(self, current: Round) -> Dealer | None:
         """Return what deals for a round, or None if nobody deals. It begins at the first call.
@@ -591,7 +593,7 @@ class Client(_Member):
         except UnknownRound:
             found = {}
         if made := self._memory.submission(found.get("round", "")):
-            self._send_again(made, self.config.retry_limit_s)
+            self._send(made, self.config.retry_limit_s, again=True)
         elif not found.get("submitted"):
             raise InputError(
                 "there is no result to ask for before a submit(): "

@@ -71,7 +71,7 @@ class Connection:
         It is tried if this server does not prove its own, to find out whether they are exchanged.
         `report` is told once when the server is away and is waited for, and when it is back.
         """
-        self._label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
+        self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other_key = server, keys, other_key
         self._report, self._told = report, False
         self._numbers = itertools.count(1)
@@ -122,7 +122,7 @@ class Connection:
             self._cancelled.wait(next(pauses))
         if reply.type == "error":
             raise from_code(
-                str(reply.fields.get("code")), f"{self._label}: {reply.fields.get('message')}"
+                str(reply.fields.get("code")), f"{self.label}: {reply.fields.get('message')}"
             )
         return reply
 

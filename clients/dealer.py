@@ -86,7 +86,7 @@ class Dealer:
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
                 if not self._is_dealt(server):
                     self._send(server, half, limit)
-            self._outcome = dealt
+            self.sent, self._outcome = self.total, dealt
         except SecureMedianError as error:
             self._outcome = error
         finally:
