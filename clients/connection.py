@@ -35,6 +35,8 @@ _WATCHED = (
 TRIAL_S = 5.0
 # how often a wait for an answer looks whether it has been cancelled, and how much has been sent
 SLICE_S = 0.2
+# the longest that a server takes for one message
+MESSAGE_S = 1800.0
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
@@ -189,14 +191,18 @@ class Connection:
     ) -> wire.Message:
         """Return the answer to a request of `size` bytes.
 
-        Its limit begins anew whenever the other end takes more of the request: a slow line is no
-        server that is away. `before` are the bytes that it had taken before the request.
+        Its limit begins anew whenever the other end takes more of the request, up to MESSAGE_S: a
+        slow line is no server that is away. `before` are the bytes that it had taken before the
+        request.
         """
-        deadline, sent = time.monotonic() + self._timeout_s, 0
+        begun = time.monotonic()
+        deadline, sent = begun + self._timeout_s, 0
         while (left := deadline - time.monotonic()) > 0:
             self._check_cancelled()
             if (taken := min(size, self._acknowledged() - before)) > sent:
-                deadline, sent = time.monotonic() + self._timeout_s, taken
+                sent = taken
+                latest = begun + max(self._timeout_s, MESSAGE_S)
+                deadline = min(time.monotonic() + self._timeout_s, latest)
                 progress(sent, size)
             ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
             if self._socket in ready:

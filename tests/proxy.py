@@ -11,25 +11,28 @@ from securemedian.clients.config import ServerAddress
 
 SLICE_S = 0.02
 CHUNK = 1 << 16
+# what a slow line takes at a time, and how long that takes
+SLOW_CHUNK, SLOW_S = 1 << 12, 0.02
 
 
 class Proxy:
     """Passes connections on to `server`, at `address`.
 
-    `refuse` makes it hang up on all connections, `stall` makes it pass nothing on, and `mute`
-    nothing of what the server says. With `cut_after` it hangs up on everybody once so many bytes
-    have come from clients, and `stall_after` stalls likewise. All may be set at any time.
+    `refuse` makes it hang up on all connections, `stall` makes it pass nothing on, `mute` nothing
+    of what the server says, and `slow` makes it take time. With `cut_after` it hangs up once so
+    many bytes have come from clients. All may be set at any time.
     """
 
     def __init__(self, server: ServerAddress) -> None:
         host, _, port = server.address.removeprefix("tcp://").rpartition(":")
         self._server = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        # what waits here counts as arrived
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_CHUNK)
         self._listener.settimeout(SLICE_S)
         self.address = replace(server, address=f"tcp://127.0.0.1:{self._port}")
-        self.refuse = self.stall = self.mute = False
+        self.refuse = self.stall = self.mute = self.slow = False
         self.cut_after: int | None = None
-        self.stall_after: int | None = None
         # the bytes that have come from clients, and the connections
         self.sent, self.connections = 0, 0
         self._stop = threading.Event()
@@ -65,7 +68,8 @@ class Proxy:
                         self._stop.wait(SLICE_S)
                         continue
                     for source in select.select([client, server], [], [], SLICE_S)[0]:
-                        data = source.recv(CHUNK)
+                        data = source.recv(SLOW_CHUNK if self.slow else CHUNK)
+                        self._stop.wait(SLOW_S if self.slow else 0)
                         if not data:
                             return
                         if source is client:
@@ -73,9 +77,6 @@ class Proxy:
                             if self.cut_after is not None and self.sent >= self.cut_after:
                                 self.cut_after = None
                                 return
-                            if self.stall_after is not None and self.sent >= self.stall_after:
-                                self.stall = True
-                                break
                         elif self.mute:
                             continue
                         (server if source is client else client).sendall(data)

@@ -222,6 +222,24 @@ def test_waits_outlast_a_server_that_is_away_and_say_so_once(pair: Pair, line: L
     finish(pair, client, round_id)
 
 
+def test_a_slow_line_is_no_server_that_is_away(pair: Pair, line: Line) -> None:
+    """The limit of an answer begins anew with whatever has arrived."""
+    round_id = open_round(pair, "shares")
+    client = line.client()
+    client.wait_for_round()
+    line.s0.slow = line.s1.slow = True
+    seen: list[tuple[int, int]] = []
+    start = time.monotonic()
+    client.submit(update(1), progress=lambda sent, total: seen.append((sent, total)))
+    assert time.monotonic() - start > line.config.reply_timeout_s
+    line.s0.slow = line.s1.slow = False
+    assert line.told == []
+    sent, totals = zip(*seen, strict=True)
+    assert len(set(sent)) > 3 and list(sent) == sorted(sent)
+    assert set(totals) == {16 + 8 * DIM} and sent[-1] == totals[0]
+    finish(pair, client, round_id)
+
+
 # Clients that are killed
 
 # submits, and sleeps before the request OP number NUMBER to SERVER, or at the end
