@@ -8,11 +8,11 @@ from securemedian.mpc import ring
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.training import Training, finish
 from securemedian.servers import logs, training
 from securemedian.servers.register import Entry
 from securemedian.servers.results import Result
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training
 
 
 class TrainingKeeper:
@@ -58,13 +58,13 @@ class TrainingKeeper:
         result = Result(outcome.cost.to_dict())
         packed = ring.pack(outcome.values, params.opened_bits)
         if params.result_to == "clients":
-            entry.after = replace(entry.before, published=entry.before.number)
+            entry.after = entry.before.counted()
             entry.result = replace(result, share=packed)
             return
         opened = params.method.public(outcome.values)
         result = replace(result, opened=packed, outermost=params.method.outermost(opened))
         if self._party == 0:
             total = sum(params.weights_of(entry.server_round.included))
-            entry.after, results = training.finish(entry.before, params, opened, total)
+            entry.after, results = finish(entry.before, params, opened, total)
             result = replace(result, results=results)
         entry.result = result

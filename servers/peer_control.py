@@ -15,6 +15,7 @@ from securemedian.mpc.errors import (
     cut,
 )
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Bye, Hello, Message, Open, RoundMessage
@@ -23,7 +24,6 @@ from securemedian.servers.peer import Change, PeerWatch
 from securemedian.servers.register import Register
 from securemedian.servers.round_state import Failure
 from securemedian.servers.runner import RoundRunner
-from securemedian.servers.training import Training
 
 # the time between two hellos of this server
 HELLO_S = 1.0

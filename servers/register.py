@@ -12,12 +12,12 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
 from securemedian.servers.results import Result
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Spool, Store
-from securemedian.servers.training import Training
 
 # the number of rounds whose status and result can still be asked for
 KEPT_ROUNDS = 4
