@@ -77,7 +77,7 @@ class _Member:
         """Return new connections to S0 and S1."""
         config = self.config
         return tuple(
-            Connection(label, server, self._keys, config.reply_timeout_s, other.public_key)
+            Connection(label, server, self._keys, config.reply_timeout_s, other)
             for label, server, other in (
                 ("S0", config.s0, config.s1),
                 ("S1", config.s1, config.s0),

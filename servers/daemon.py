@@ -33,7 +33,7 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair, load_keys
+from securemedian.settings.keys import KeyPair, load_keys, load_signing_key
 
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
@@ -190,7 +190,8 @@ def serve(config: ServerConfig) -> None:
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     keys = load_keys(config.key_file)
-    check_own_key(config, keys.public.decode())
+    signing = load_signing_key(config.key_file)
+    check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own)
     start = time.monotonic()
