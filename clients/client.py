@@ -11,7 +11,8 @@ buckets of a bucketed round lie around that model.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,11 +20,12 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import results, upload
 from securemedian.clients import update as updates
-from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, ask_parties
 from securemedian.clients.dealer import Dealer
+from securemedian.clients.results import Trainings
 from securemedian.clients.upload import Round
 from securemedian.mpc import dealing, wire
 from securemedian.mpc.dealing import Dealing, Dealt
@@ -33,7 +35,6 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotAllowed,
-    PeerProtocolError,
     RoundClosed,
     RoundFailed,
     ServerUnreachable,
@@ -43,8 +44,9 @@ from securemedian.mpc.methods.base import Published
 from securemedian.mpc.optimiser import Optimiser
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.ranges.registry import policy_from
+from securemedian.mpc.training import Training, finish
 from securemedian.settings.keys import load_keys
+from securemedian.settings.receipts import Receipt
 
 T = TypeVar("T")
 
@@ -65,6 +67,17 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """A round that an update was made for."""
+
+    params: RoundParams
+    # the form of the update
+    spec: updates.Spec
+    # the digest of the training run that it was trained from
+    start: bytes
+
+
 class _Member:
     """What a client and the coordinator have in common: a key, and a connection to each server."""
 
@@ -72,6 +85,10 @@ class _Member:
         self._keys = load_keys(config.key_file)
         self.config = config
         self.servers = self._connect()
+        self._trainings = Trainings()
+        # which server is asked for values: one or the other, as the key has it, so that both
+        # servers' links carry the same load
+        self._first = self._keys.public[-1] % 2
 
     def _connect(self) -> tuple[Connection, ...]:
         """Return new connections to S0 and S1."""
@@ -113,13 +130,74 @@ class _Member:
 
         Only rounds on buckets have a scale and a policy; other rounds may have no model either.
         """
-        answer = self.servers[0].ask("model", {"round": round_id})
-        policy = answer.fields.get("policy")
-        return Published(
-            answer.arrays.get("model"),
-            answer.arrays.get("range"),
-            policy_from(policy) if policy else None,
-        )
+        status = self.servers[0].ask("status", {"round": round_id}).fields
+        training = self._training(round_id, bytes.fromhex(status["start"]))
+        return training.published_for(RoundParams.from_dict(status["params"]))
+
+    def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
+        """Wait for a round's result and return its receipt, with the signatures of both servers.
+
+        Raises what `results` raises.
+        """
+        answers = self._answers(round_id, timeout_s, values=False)
+        return self._checked(round_id, answers, self._params(round_id))
+
+    def _training(self, round_id: str, digest: bytes) -> Training:
+        """Return the training run that a round starts from, which has this digest.
+
+        It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
+        """
+        training = self._trainings.find(digest)
+        if training is None:
+            answer = self.servers[0].ask("model", {"round": round_id})
+            training = results.training_of(answer, round_id, digest)
+        self._trainings.keep(training)
+        return training
+
+    def _params(self, round_id: str) -> RoundParams:
+        """Return the parameters that a server gives for a round, to be compared with its record."""
+        try:
+            answer = self.servers[0].ask("status", {"round": round_id})
+        except ServerUnreachable:
+            answer = self.servers[1].ask("status", {"round": round_id})
+        return RoundParams.from_dict(answer.fields["params"])
+
+    def _checked(
+        self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
+    ) -> Receipt:
+        """Return the receipt in the answers, which fits the round as this side knows it."""
+        signing_keys = [self.config.s0.signing_key, self.config.s1.signing_key]
+        receipt = results.agreed(answers, signing_keys)
+        results.check_record(receipt.record, round_id, params, *self._trained(round_id))
+        return receipt
+
+    def _trained(self, round_id: str) -> tuple[bytes | None, str]:
+        """Return the digest of what this side trained from for a round, and its own public key.
+
+        Each is empty where it has not trained, or both servers have not confirmed its upload.
+        """
+        return None, ""
+
+    def _fetch(
+        self, round_id: str, timeout_s: float | None, params: RoundParams
+    ) -> NDArray[np.float32] | NDArray[np.float64]:
+        """Wait for all results of a round and return them, checked, shape (results, d).
+
+        Those of a round that is for the clients alone are float64.
+        """
+        private = params.result_to == "clients"
+        answers = self._answers(round_id, timeout_s, both=private)
+        record = self._checked(round_id, answers, params).record
+        start = self._training(round_id, record.start)
+        if private:
+            one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
+            self._trainings.keep(start.counted())
+            return upload.combine(one, other, params)[None]
+        party = next(iter(answers))
+        opened = results.opened_of(answers[party], party, record, params)
+        after, published = finish(start, params, opened, results.total_of(record, params))
+        self._trainings.keep(after)
+        return published
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
@@ -150,22 +228,46 @@ class _Member:
                 raise ChannelTimeout(f"{what} within {limit:g} s")
             time.sleep(self.config.poll_interval_s)
 
-    def _published(
-        self, server: Connection, round_id: str, timeout_s: float | None
-    ) -> wire.Message:
-        """Return a server's answer once the round is published.
+    def _answers(
+        self, round_id: str, timeout_s: float | None, values: bool = True, both: bool = False
+    ) -> dict[int, wire.Message]:
+        """Return the answers by party once a round is published, of both servers if they are there.
 
-        Raises RoundFailed, with the reason, if the round has failed.
+        The first one has the values if `values`, and with `both` the other one as well: then both
+        servers must answer. Otherwise one is enough, because it has the signatures of both. Raises
+        RoundFailed, with the reason, if the round has failed.
         """
+        what = f"round {round_id} was not published"
 
-        def look() -> wire.Message | None:
+        def ask(party: int, wanted: bool) -> dict[int, wire.Message] | None:
+            fields = {"round": round_id, "values": wanted}
             try:
-                message = server.ask("result", {"round": round_id})
+                message = self.servers[party].ask("result", fields)
             except RoundFailed as error:
                 raise RoundFailed(f"round {round_id} has no result: {error}") from None
-            return None if message.fields["form"] == "pending" else message
+            return None if message.fields["form"] == "pending" else {party: message}
 
-        return self._wait(server, look, timeout_s, f"round {round_id} was not published")
+        def first() -> dict[int, wire.Message] | None:
+            try:
+                return ask(self._first, values)
+            except (ServerUnreachable, UnknownRound) as error:
+                try:
+                    return ask(1 - self._first, values)
+                except (ServerUnreachable, UnknownRound):
+                    raise error from None
+
+        answers = self._wait(self.servers[self._first], first, timeout_s, what)
+        (party,) = answers
+
+        def second() -> dict[int, wire.Message] | None:
+            try:
+                return ask(1 - party, both)
+            except (ServerUnreachable, UnknownRound, RoundFailed):
+                if both:
+                    raise
+                return {}
+
+        return answers | self._wait(self.servers[1 - party], second, timeout_s, what)
 
 
 class Client(_Member):
@@ -181,8 +283,8 @@ class Client(_Member):
         self._dealer: Dealer | None = None
         # the id of the round last submitted to, which holds this client's upload
         self._submitted = ""
-        # the latest rounds to which this object has tried to submit, and the form of the update
-        self._attempts: dict[str, tuple[RoundParams, updates.Spec]] = {}
+        # the latest rounds to which this object has tried to submit
+        self._attempts: dict[str, _Attempt] = {}
         # whether both servers have said which party they are
         self._parties_known = False
 
@@ -258,7 +360,7 @@ class Client(_Member):
         dealer = self._dealer_for(current)
         self._open, self._dealer = None, None
         self._seen, self._submitted = current.round_id, ""
-        self._attempts[current.round_id] = current.params, spec
+        self._attempts[current.round_id] = _Attempt(current.params, spec, current.start)
         while len(self._attempts) > _KEPT_ROUNDS:
             del self._attempts[next(iter(self._attempts))]
         halves = upload.rotate(dealer.join(), values) if dealer else upload.split(values, current)
@@ -371,21 +473,22 @@ class Client(_Member):
         vectors = self._vectors(round_id, timeout_s)
         if round_id not in self._attempts:
             return vectors
-        spec = self._attempts[round_id][1]
+        spec = self._attempts[round_id].spec
         return [updates.unflatten(vector, spec) for vector in vectors]
 
     def _vectors(self, round_id: str, timeout_s: float | None) -> list[NDArray[Any]]:
         """Wait for all results of a round and return them as flat vectors."""
         if round_id in self._attempts:
-            params = self._attempts[round_id][0]
+            params = self._attempts[round_id].params
         else:
-            status = self.servers[0].ask("status", {"round": round_id}).fields
-            params = RoundParams.from_dict(status["params"])
-        if params.result_to == "servers":
-            return list(_results(self._published(self.servers[0], round_id, timeout_s)))
-        answers = [self._published(server, round_id, timeout_s) for server in self.servers]
-        one, other = (answer.arrays.get("share", np.empty(0)) for answer in answers)
-        return [upload.combine(one, other, params)]
+            params = self._params(round_id)
+        return list(self._fetch(round_id, timeout_s, params))
+
+    def _trained(self, round_id: str) -> tuple[bytes | None, str]:
+        if round_id not in self._attempts:
+            return None, ""
+        confirmed = round_id == self._submitted
+        return self._attempts[round_id].start, self._keys.public.decode() if confirmed else ""
 
     def _submitted_before(self) -> str:
         """Return the id of the latest round if it holds an upload from before a restart.
@@ -439,15 +542,18 @@ class Client(_Member):
         """Return the round that S0 describes, with its model and range."""
         submitted = bool(found.get("submitted"))
         ours = self._dealer is not None and self._dealer.round_id == found["round"]
-        published = self.model(found["round"])
+        params = RoundParams.from_dict(found["params"])
+        training = self._training(found["round"], bytes.fromhex(found["start"]))
+        published = training.published_for(params)
         return Round(
             found["round"],
             found["number"],
-            RoundParams.from_dict(found["params"]),
+            params,
             found["index"],
             published.model,
             published.scale,
             published.policy,
+            training.digest,
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not ours,
         )
@@ -521,12 +627,5 @@ class Coordinator(_Member):
 
         They are in the order in which the ranks were asked for. Otherwise this is `result`.
         """
-        return _results(self._published(self.servers[0], round_id, timeout_s))
-
-
-def _results(message: wire.Message) -> NDArray[np.float32]:
-    """Return the results in S0's answer. Raises PeerProtocolError if there are none."""
-    results = message.arrays.get("results")
-    if results is None or results.dtype != np.float32 or results.ndim != 2 or not len(results):
-        raise PeerProtocolError("S0 published a result without a model in it")
-    return np.asarray(results)
+        fetched = self._fetch(round_id, timeout_s, self._params(round_id))
+        return np.asarray(fetched, np.float32)

@@ -16,6 +16,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.servers import config as server_config
 from securemedian.settings.keys import (
+    SERVERS,
     KeyPlace,
     check_public_key,
     check_signing_key,
@@ -28,8 +29,6 @@ from securemedian.settings.keys import (
 from securemedian.settings.toml import read_toml
 
 ROLES = ("s0", "s1", "coordinator", "client")
-# those with a signing key
-SERVERS = ("s0", "s1")
 # a party's name becomes a file name, and is written into TOML
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"
 # the tables that are there once, and not once per party

@@ -117,6 +117,7 @@ class Register:
             floor=config.min_clients,
             answer_s=config.peer_timeout_s,
             run_s=config.round_limit_s,
+            signing_key=config.peer.signing_key,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
         )
         spool = self._store.spool(asked.round, params.layout, params.dealing)

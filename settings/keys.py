@@ -19,6 +19,8 @@ from zmq.utils import z85
 
 from securemedian.mpc.errors import ConfigError, cut, quoted
 
+# who has a signing key, and under which names they sign
+SERVERS = ("s0", "s1")
 # what `keygen` writes, before a party's name, where a public key is still missing
 MARK = "PASTE HERE the public key of "
 # what it writes where a server's signing key is still missing

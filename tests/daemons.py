@@ -33,6 +33,7 @@ from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
 from securemedian.settings.keys import KeyPair, load_keys
+from securemedian.settings.receipts import Record
 
 # the first start compiles
 START_S = 240.0
@@ -354,11 +355,14 @@ class Pair:
         return wait_until(reached)
 
     def result(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
-        """Return the published model, or what the clients put together from both shares."""
+        """Return the first result, or what the clients put together from both shares."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
-        if reply.fields["form"] == "model":
-            return reply.arrays["results"][0]
         params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
+        if reply.fields["form"] == "opened":
+            total = sum(params.weights_of(Record.decode(reply.fields["record"]).included))
+            values = params.unpack_opened(reply.arrays["opened"], total)
+            decoded = params.method.decode(values, total, self.published(name, round_id))
+            return decoded[0].astype(np.float32)
         halves = [
             self.caller(name, server).ask("result", round=round_id).arrays["share"]
             for server in ("s0", "s1")
