@@ -32,8 +32,10 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from securemedian.settings.keys import KeyPair, SigningKey
+from securemedian.settings.receipts import SERVICE, Receipt, Record
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow
@@ -251,6 +253,9 @@ def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
     assert asked == ["first"]
 
 
+ROUND, START = "1-0000000a", Training()
+
+
 class Pair:
     """Two servers with one round whose result is the first update; what they get is kept."""
 
@@ -267,25 +272,37 @@ class Pair:
             return "info", {"party": self.parties[party]}, {}
         if message.type == "round":
             fields = {
-                "round": "1-a",
+                "round": ROUND,
                 "number": 1,
                 "params": self.params.to_dict(),
                 "index": 0,
                 "state": self.state,
+                "start": START.digest.hex(),
             }
             return "round", fields, {}
         if message.type == "model":
-            return "model", {}, {}
+            policy, optimiser = START.policy.to_dict(), START.optimiser.to_dict()
+            fields = {"number": 1, "policy": policy, "optimiser": optimiser}
+            return "model", fields, {"range": START.scale}
         if message.type == "upload":
             if self.refusal:
                 return "error", self.refusal, {}
             self.uploads.append(message)
             return "upload", {}, {}
-        return (
-            "result",
-            {"form": "share"},
-            {"share": ring.pack(self.share(party), self.params.ring_bits)},
+        share = ring.pack(self.share(party), self.params.ring_bits)
+        return "result", {"form": "share", **self.receipt()}, {"share": share}
+
+    def receipt(self) -> dict[str, Any]:
+        """Return the receipt of a round with MEMBER and two more, as an answer has it."""
+        included = sorted([MEMBER.public.decode(), "x", "y"])
+        digest = self.params.digest
+        record = Record(
+            SERVICE, "1", "default", ROUND, 1, digest, included, {}, START.digest, opened=b""
         )
+        receipt = Receipt(record.encode())
+        for name, keys in (("s0", SERVER), ("s1", OTHER)):
+            receipt = receipt.signed(name, SIGNING[keys.public])
+        return {"record": receipt.encoded, "signatures": dict(receipt.signatures)}
 
     def share(self, party: int) -> np.ndarray:
         """Return a party's share of the one update."""
@@ -436,7 +453,7 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
     with serving(lambda message: pair.handle(message, 0), endpoint=server.address):
         waiting.join(60)
     client.close()
-    assert found == ["1-a"]
+    assert found == [ROUND]
     with (
         Client(replace(config, s0=nowhere)) as lost,
         pytest.raises(ServerUnreachable, match="is it running"),
