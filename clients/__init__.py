@@ -1,5 +1,6 @@
 """The side of the clients and the coordinator: local models become shares, rounds are opened.
 
 Read the modules in dependency order: `config`, `connection`, `update`, `upload`, `dealer`,
-`results`, `client`, `start`, `files`, `flags`, `cli`.
+`results`, `client`, `start`, `files`, `flags`,
+`receipts`, `cli`.
 """
