@@ -16,9 +16,9 @@ restarted, too.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +27,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import results, upload
 from securemedian.clients import update as updates
-from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import (
     Connection,
@@ -39,6 +39,7 @@ from securemedian.clients.connection import (
 )
 from securemedian.clients.dealer import Dealer
 from securemedian.clients.memory import Memory, Submission, fingerprint
+from securemedian.clients.results import Trainings
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc import dealing, wire
 from securemedian.mpc.dealing import Dealing, Dealt
@@ -49,7 +50,6 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotAllowed,
-    PeerProtocolError,
     RoundClosed,
     RoundFailed,
     ServerUnreachable,
@@ -60,8 +60,9 @@ from securemedian.mpc.optimiser import Optimiser
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.prg import Entropy
 from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.ranges.registry import policy_from
+from securemedian.mpc.training import Training, finish
 from securemedian.settings.keys import load_keys
+from securemedian.settings.receipts import Receipt
 
 T = TypeVar("T")
 
@@ -83,6 +84,17 @@ def _say(text: str) -> None:
 def _part_sent(progress: Progress, before: int, total: int, sent: int, _: int) -> None:
     """Tell how much of two halves has been sent; `sent` are bytes of the one that is under way."""
     progress(min(total, before + sent), total)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A round for which an update was shared."""
+
+    params: RoundParams
+    # the form of the update, or None if an earlier process made it
+    spec: updates.Spec | None
+    # the digest of the training run that it was trained from
+    start: bytes
 
 
 def _is_uploaded(server: Connection, round_id: str, patience_s: float) -> bool:
@@ -120,6 +132,10 @@ class _Member:
         self._keys = load_keys(config.key_file)
         self.config, self.report = config, report
         self.servers = self._connect()
+        self._trainings = Trainings()
+        # which server is asked for values: one or the other, as the key has it, so that both
+        # servers' links carry the same load
+        self._first = self._keys.public[-1] % 2
 
     def _connect(self) -> tuple[Connection, ...]:
         """Return new connections to S0 and S1."""
@@ -130,7 +146,7 @@ class _Member:
                 server,
                 self._keys,
                 config.reply_timeout_s,
-                other.public_key,
+                other,
                 lambda text: self.report(text),
             )
             for label, server, other in (
@@ -169,16 +185,77 @@ class _Member:
 
         Only rounds on buckets have a scale and a policy; other rounds may have no model either.
         """
-        return self._published_for(round_id, self.config.retry_limit_s)
+        patience_s = self.config.retry_limit_s
+        status = self._status(round_id, patience_s)
+        training = self._training(round_id, bytes.fromhex(status["start"]), patience_s)
+        return training.published_for(RoundParams.from_dict(status["params"]))
 
-    def _published_for(self, round_id: str, patience_s: float) -> Published:
-        answer = self.servers[0].ask("model", {"round": round_id}, patience_s=patience_s)
-        policy = answer.fields.get("policy")
-        return Published(
-            answer.arrays.get("model"),
-            answer.arrays.get("range"),
-            policy_from(policy) if policy else None,
-        )
+    def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
+        """Wait for a round's result and return its receipt, with the signatures of both servers.
+
+        Raises what `results` raises.
+        """
+        limit = self._limit(timeout_s)
+        answers = self._answers(round_id, limit, values=False)
+        return self._checked(round_id, answers, self._params(round_id, limit.left_s))
+
+    def _training(self, round_id: str, digest: bytes, patience_s: float) -> Training:
+        """Return the training run that a round starts from, which has this digest.
+
+        It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
+        """
+        training = self._trainings.find(digest)
+        if training is None:
+            answer = self.servers[0].ask("model", {"round": round_id}, patience_s=patience_s)
+            training = results.training_of(answer, round_id, digest)
+        self._trainings.keep(training)
+        return training
+
+    def _params(self, round_id: str, patience_s: float) -> RoundParams:
+        """Return the parameters that a server gives for a round, to be compared with its record."""
+        try:
+            status = self._status(round_id, 0.0)
+        except ServerUnreachable:
+            answer = self.servers[1].ask("status", {"round": round_id}, patience_s=patience_s)
+            status = answer.fields
+        return RoundParams.from_dict(status["params"])
+
+    def _checked(
+        self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
+    ) -> Receipt:
+        """Return the receipt in the answers, which fits the round as this side knows it."""
+        signing_keys = [self.config.s0.signing_key, self.config.s1.signing_key]
+        receipt = results.agreed(answers, signing_keys)
+        results.check_record(receipt.record, round_id, params, *self._trained(round_id))
+        return receipt
+
+    def _trained(self, round_id: str) -> tuple[bytes | None, str]:
+        """Return the digest of what this side trained from for a round, and its own public key.
+
+        Each is empty where it has not trained, or both servers have not confirmed its upload.
+        """
+        return None, ""
+
+    def _fetch(
+        self, round_id: str, limit: _Limit, params: RoundParams
+    ) -> NDArray[np.float32] | NDArray[np.float64]:
+        """Wait for all results of a round and return them, checked, shape (results, d).
+
+        Those of a round that is for the clients alone are float64.
+        """
+        private = params.result_to == "clients"
+        answers = self._answers(round_id, limit, both=private)
+        record = self._checked(round_id, answers, params).record
+        start = self._training(round_id, record.start, limit.left_s)
+        if private:
+            one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
+            self._trainings.keep(start.counted())
+            return upload.combine(one, other, params)[None]
+        party = next(iter(answers))
+        opened = results.opened_of(answers[party], party, record, params)
+        after, published = finish(start, params, opened, results.total_of(record, params))
+        self._trainings.keep(after)
+        return published
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
@@ -213,23 +290,46 @@ class _Member:
                 raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
             time.sleep(self.config.poll_interval_s)
 
-    def _published(
-        self, server: Connection, round_id: str, timeout_s: float | None
-    ) -> wire.Message:
-        """Return a server's answer once the round is published.
+    def _answers(
+        self, round_id: str, limit: _Limit, values: bool = True, both: bool = False
+    ) -> dict[int, wire.Message]:
+        """Return the answers by party once a round is published, of both servers if they are there.
 
-        Raises RoundFailed, with the reason, if the round has failed.
+        The first one has the values if `values`, and with `both` the other one as well: then both
+        servers must answer. Otherwise one is enough, because it has the signatures of both. Raises
+        RoundFailed, with the reason, if the round has failed.
         """
+        what = f"round {round_id} was not published"
 
-        def look() -> wire.Message | None:
+        def ask(party: int, wanted: bool) -> dict[int, wire.Message] | None:
+            fields = {"round": round_id, "values": wanted}
             try:
-                message = server.ask("result", {"round": round_id})
+                message = self.servers[party].ask("result", fields)
             except RoundFailed as error:
                 raise RoundFailed(f"round {round_id} has no result: {error}") from None
-            return None if message.fields["form"] == "pending" else message
+            return None if message.fields["form"] == "pending" else {party: message}
 
-        limit = self._limit(timeout_s)
-        return self._wait(server, look, limit, f"round {round_id} was not published")
+        def first() -> dict[int, wire.Message] | None:
+            try:
+                return ask(self._first, values)
+            except (ServerUnreachable, UnknownRound) as error:
+                try:
+                    return ask(1 - self._first, values)
+                except (ServerUnreachable, UnknownRound):
+                    raise error from None
+
+        answers = self._wait(self.servers[self._first], first, limit, what)
+        (party,) = answers
+
+        def second() -> dict[int, wire.Message] | None:
+            try:
+                return ask(1 - party, both)
+            except (ServerUnreachable, UnknownRound, RoundFailed):
+                if both:
+                    raise
+                return {}
+
+        return answers | self._wait(self.servers[1 - party], second, limit, what)
 
 
 class Client(_Member):
@@ -254,8 +354,8 @@ class Client(_Member):
         self._dealer: Dealer | None = None
         # the id of the round last submitted to, which holds this client's upload
         self._submitted = ""
-        # the latest rounds for which this object has shared an update, and the form of the update
-        self._shared: dict[str, tuple[RoundParams, updates.Spec]] = {}
+        # the latest rounds for which this object has shared an update
+        self._shared: dict[str, _Shared] = {}
         # whether both servers have said which party they are
         self._parties_known = False
 
@@ -281,6 +381,7 @@ class Client(_Member):
             )
             if (made := self._memory.submission(current.round_id)) is None:
                 break
+            self._remember(made, current.params)
             try:
                 self._send(made, limit.left_s, again=True)
                 current = replace(current, submitted=True)
@@ -338,13 +439,19 @@ class Client(_Member):
             values = self.encode(vector, current)
             self._check_parties()
             halves, again = self._halves(values, current, progress), False
-            made = Submission(current.round_id, current.params.digest, fingerprint(vector), halves)
+            made = Submission(
+                current.round_id,
+                current.params.digest,
+                current.start,
+                fingerprint(vector),
+                halves,
+            )
         elif made.update != fingerprint(vector):
             raise DuplicateUpload(
                 f"another update of yours is on its way to round {current.round_id}, which takes "
                 "one: submit that one again, or wait for the next round"
             )
-        self._remember(current, spec)
+        self._remember(made, current.params, spec)
         self._memory.keep(made)
         self._stop_dealing()
         try:
@@ -477,10 +584,13 @@ class Client(_Member):
             self._open = None
             raise
 
-    def _remember(self, current: Round, spec: updates.Spec) -> None:
+    def _remember(
+        self, made: Submission, params: RoundParams, spec: updates.Spec | None = None
+    ) -> None:
         """Note that an update was shared for a round, and the form that it had."""
-        self._seen, self._submitted = current.round_id, ""
-        self._shared[current.round_id] = current.params, spec
+        self._seen, self._submitted = made.round_id, ""
+        if spec is not None or made.round_id not in self._shared:
+            self._shared[made.round_id] = _Shared(params, spec, made.start)
         while len(self._shared) > _KEPT_ROUNDS:
             del self._shared[next(iter(self._shared))]
 
@@ -567,21 +677,24 @@ class Client(_Member):
         vectors = self._vectors(round_id, timeout_s)
         if round_id not in self._shared:
             return vectors
-        spec = self._shared[round_id][1]
+        if (spec := self._shared[round_id].spec) is None:
+            return vectors
         return [updates.unflatten(vector, spec) for vector in vectors]
 
     def _vectors(self, round_id: str, timeout_s: float | None) -> list[NDArray[Any]]:
         """Wait for all results of a round and return them as flat vectors."""
+        limit = self._limit(timeout_s)
         if round_id in self._shared:
-            params = self._shared[round_id][0]
+            params = self._shared[round_id].params
         else:
-            status = self._status(round_id, self._limit(timeout_s).left_s)
-            params = RoundParams.from_dict(status["params"])
-        if params.result_to == "servers":
-            return list(_results(self._published(self.servers[0], round_id, timeout_s)))
-        answers = [self._published(server, round_id, timeout_s) for server in self.servers]
-        one, other = (answer.arrays.get("share", np.empty(0)) for answer in answers)
-        return [upload.combine(one, other, params)]
+            params = self._params(round_id, limit.left_s)
+        return list(self._fetch(round_id, limit, params))
+
+    def _trained(self, round_id: str) -> tuple[bytes | None, str]:
+        if round_id not in self._shared:
+            return None, ""
+        confirmed = round_id == self._submitted
+        return self._shared[round_id].start, self._keys.public.decode() if confirmed else ""
 
     def _submitted_before(self) -> str:
         """Return the id of the latest round if it holds an upload from before a restart.
@@ -593,6 +706,7 @@ class Client(_Member):
         except UnknownRound:
             found = {}
         if made := self._memory.submission(found.get("round", "")):
+            self._remember(made, RoundParams.from_dict(found["params"]))
             self._send(made, self.config.retry_limit_s, again=True)
         elif not found.get("submitted"):
             raise InputError(
@@ -640,15 +754,18 @@ class Client(_Member):
         self._forget_ended(found["round"], patience_s)
         submitted = bool(found.get("submitted"))
         kept = found["round"] in self._memory.rounds
-        published = self._published_for(found["round"], patience_s)
+        params = RoundParams.from_dict(found["params"])
+        training = self._training(found["round"], bytes.fromhex(found["start"]), patience_s)
+        published = training.published_for(params)
         return Round(
             found["round"],
             found["number"],
-            RoundParams.from_dict(found["params"]),
+            params,
             found["index"],
             published.model,
             published.scale,
             published.policy,
+            training.digest,
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
@@ -734,12 +851,6 @@ class Coordinator(_Member):
 
         They are in the order in which the ranks were asked for. Otherwise this is `result`.
         """
-        return _results(self._published(self.servers[0], round_id, timeout_s))
-
-
-def _results(message: wire.Message) -> NDArray[np.float32]:
-    """Return the results in S0's answer. Raises PeerProtocolError if there are none."""
-    results = message.arrays.get("results")
-    if results is None or results.dtype != np.float32 or results.ndim != 2 or not len(results):
-        raise PeerProtocolError("S0 published a result without a model in it")
-    return np.asarray(results)
+        limit = self._limit(timeout_s)
+        fetched = self._fetch(round_id, limit, self._params(round_id, limit.left_s))
+        return np.asarray(fetched, np.float32)

@@ -10,7 +10,12 @@ from typing import Self
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.keys import check_key_places, check_public_key
+from securemedian.settings.keys import (
+    check_key_places,
+    check_public_key,
+    check_signing_key,
+    fingerprint,
+)
 from securemedian.settings.toml import read_toml
 
 
@@ -22,10 +27,18 @@ class ServerAddress:
     address: str
     # the line `public-key` of the server's .key file
     public_key: str
+    # the line `signing-key` there, with which the server signs what it vouches for
+    signing_key: str
 
     def __post_init__(self) -> None:
         check_endpoint(self.address)
         check_public_key(self.public_key)
+        check_signing_key(self.signing_key)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the server's keys, to compare with who runs it."""
+        return fingerprint(self.public_key, self.signing_key)
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class ClientConfig:
                     f"{name} must be more than 0 seconds and finite, "
                     f"not {quoted(getattr(self, name))}"
                 )
-        for what in ("address", "public_key"):
+        for what in ("address", "public_key", "signing_key"):
             if getattr(self.s0, what) == getattr(self.s1, what):
                 raise ConfigError(
                     f"[s0] and [s1] have the same {what}: they must name two servers, because "

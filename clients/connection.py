@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 from securemedian.clients.config import ServerAddress
 from securemedian.mpc import wire
 from securemedian.mpc.errors import ConfigError, ServerUnreachable, from_code
-from securemedian.settings.keys import KeyPair, fingerprint
+from securemedian.settings.keys import KeyPair
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -65,16 +65,17 @@ class Connection:
         server: ServerAddress,
         keys: KeyPair,
         timeout_s: float,
-        other_key: str = "",
+        other: ServerAddress | None = None,
         report: Report = lambda text: None,
     ) -> None:
-        """Connect to `server`; `other_key` is the key that the configuration has for the other one.
+        """Connect to `server`; `other` is what the configuration has for the other one.
 
-        It is tried if this server does not prove its own, to find out whether they are exchanged.
-        `report` is told once when the server is away and is waited for, and when it is back.
+        The key of that one is tried if this server does not prove its own, to find out whether they
+        are exchanged. `report` is told once when the server is away and is waited for, and when it
+        is back.
         """
         self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
-        self._server, self._keys, self._other_key = server, keys, other_key
+        self._server, self._keys, self._other = server, keys, other
         self._report, self._told = report, False
         self._numbers = itertools.count(1)
         self._cancelled = threading.Event()
@@ -273,9 +274,9 @@ class Connection:
 
     def _try_other_key(self) -> None:
         """Raise ConfigError if the server proves the key that belongs to the other server."""
-        if self.reached or not self._other_key:
+        if self.reached or self._other is None:
             return
-        trial = _dealer(self._keys, self._other_key)
+        trial = _dealer(self._keys, self._other.public_key)
         # Both tell that the server has this key: it read our handshake, and judged our own key.
         proved = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         monitor = trial.get_monitor_socket(proved | _FAILED)
@@ -290,7 +291,7 @@ class Connection:
             trial.close()
         if exchanged:
             raise ConfigError(
-                f"{self._where} has the key {fingerprint(self._other_key)}, which is that of the "
+                f"{self._where} has the key {self._other.fingerprint}, which is that of the "
                 "other server here: the public keys of [s0] and [s1] are exchanged, or their "
                 "addresses"
             )
@@ -304,7 +305,7 @@ class Connection:
         if self._unproved:
             return ServerUnreachable(
                 f"{self._where} can be reached, but has not proved the key "
-                f"{fingerprint(self._server.public_key)} within {self._timeout_s:g} s: compare "
+                f"{self._server.fingerprint} within {self._timeout_s:g} s: compare "
                 "this fingerprint with who runs the server, and check the address here"
             )
         return ServerUnreachable(

@@ -80,6 +80,8 @@ class Submission:
     round_id: str
     # the digest of the parameters that the update was encoded for
     params: bytes
+    # the digest of the training run that it was trained from
+    start: bytes
     # `fingerprint` of the update
     update: bytes
     # for S0 and for S1
@@ -166,6 +168,7 @@ class Memory:
         one, other = submission.halves
         fields = {
             "params": submission.params,
+            "start": submission.start,
             "update": submission.update,
             "forms": [one.form, other.form],
         }
@@ -255,6 +258,7 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
     return Submission(
         round_id,
         message.fields["params"],
+        message.fields["start"],
         message.fields["update"],
         (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
     )

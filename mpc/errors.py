@@ -151,6 +151,12 @@ class RoundFailed(SecureMedianError):
     code = "round-failed"
 
 
+class ReceiptInvalid(SecureMedianError):
+    """What a server says of a round is not what both servers have signed."""
+
+    code = "receipt-invalid"
+
+
 class ServerUnreachable(SecureMedianError):
     """A server did not answer within the limit, or refused the key."""
 

@@ -10,7 +10,7 @@ from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.keys import check_key_places, check_public_key
+from securemedian.settings.keys import check_key_places, check_public_key, check_signing_key
 from securemedian.settings.toml import read_toml
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
@@ -40,6 +40,8 @@ class Peer:
     """The other server: S1 listens, S0 connects."""
 
     public_key: str
+    # the line `signing-key` of its .key file, with which it signs what it vouches for
+    signing_key: str
     # at S0: where S1 listens
     address: str = ""
     # at S1: where S0 connects
@@ -47,6 +49,7 @@ class Peer:
 
     def __post_init__(self) -> None:
         check_public_key(self.public_key)
+        check_signing_key(self.signing_key)
         if bool(self.address) == bool(self.listen):
             raise ConfigError("[peer] needs `address` at S0 or `listen` at S1, and not both")
         check_endpoint(self.endpoint)
@@ -152,9 +155,9 @@ def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ..
     )
 
 
-def check_own_key(config: ServerConfig, public_key: str) -> None:
-    """Raise ConfigError if this server's own public key is listed as somebody else's."""
-    if public_key == config.peer.public_key:
+def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> None:
+    """Raise ConfigError if this server's own public keys are listed as somebody else's."""
+    if public_key == config.peer.public_key or signing_key == config.peer.signing_key:
         raise ConfigError(
             f"[peer] has {config.name}'s own public key: paste the key of the other server, "
             "which another organisation runs"

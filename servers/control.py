@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from securemedian.mpc import wire
-from securemedian.mpc.canonical import build
+from securemedian.mpc.canonical import DIGEST_BYTES, build
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.party import SESSION_BYTES
 
@@ -78,6 +78,8 @@ class Open(RoundMessage):
     # whether the coordinator starts from another model or resets, so that no earlier attempt at the
     # number binds its clients
     start_over: bool
+    # the digest of the training run that the round starts from, for which both servers vouch
+    start: bytes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +87,8 @@ class Open(RoundMessage):
             raise ConfigError(f"round {self.round} cannot have the number {self.number}")
         if len(self.session) != SESSION_BYTES:
             raise ConfigError(f"`session` has {len(self.session)} bytes, not {SESSION_BYTES}")
+        if len(self.start) != DIGEST_BYTES:
+            raise ConfigError(f"`start` has {len(self.start)} bytes, not {DIGEST_BYTES}")
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,10 @@ class Ready(RoundMessage):
 
 @dataclass(frozen=True)
 class Done(RoundMessage):
-    """Either server has its result."""
+    """Either server has its result, and vouches for it."""
+
+    # of the record that both servers have of the round (`settings.receipts`)
+    signature: bytes
 
 
 @dataclass(frozen=True)

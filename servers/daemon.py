@@ -33,7 +33,7 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair, load_keys
+from securemedian.settings.keys import KeyPair, SigningKey, load_keys, load_signing_key
 
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
@@ -45,7 +45,12 @@ class Daemon:
     """One server with its sockets."""
 
     def __init__(
-        self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
+        self,
+        config: ServerConfig,
+        keys: KeyPair,
+        signing: SigningKey,
+        store: Store,
+        descriptors: Descriptors,
     ) -> None:
         self._config, self._store, self._descriptors = config, store, descriptors
         self._context = zmq.Context(io_threads=2)
@@ -74,7 +79,7 @@ class Daemon:
             self._lane,
             self._wake,
         )
-        self._rounds = Rounds(config, store, self._engine, self._send)
+        self._rounds = Rounds(config, store, self._engine, signing, self._send)
         self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
         self._stop_asked = False
 
@@ -190,14 +195,15 @@ def serve(config: ServerConfig) -> None:
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     keys = load_keys(config.key_file)
-    check_own_key(config, keys.public.decode())
+    signing = load_signing_key(config.key_file)
+    check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own)
     start = time.monotonic()
     logs.event("compiling")
     pipeline.warm_up(config.protocol)
     logs.event("compiled", seconds=round(time.monotonic() - start, 1))
-    daemon = Daemon(config, keys, store, descriptors)
+    daemon = Daemon(config, keys, signing, store, descriptors)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)
     signal.set_wakeup_fd(daemon.wake_fd)

@@ -15,6 +15,7 @@ from securemedian.mpc.errors import (
     cut,
 )
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Bye, Hello, Message, Open, RoundMessage
@@ -23,7 +24,6 @@ from securemedian.servers.peer import Change, PeerWatch
 from securemedian.servers.register import Register
 from securemedian.servers.round_state import Failure
 from securemedian.servers.runner import RoundRunner
-from securemedian.servers.training import Training
 
 # the time between two hellos of this server
 HELLO_S = 1.0
@@ -38,12 +38,18 @@ class PeerControl:
         register: Register,
         runner: RoundRunner,
         engine: Engine,
+        signing_key: str,
         send: Callable[[Message], None],
         clock: Callable[[], float],
     ) -> None:
         self._config, self._register, self._runner = config, register, runner
         self._engine, self._send, self._clock = engine, send, clock
-        agreement = config.protocol.agreement() | {"release": securemedian.__version__}
+        signing_keys = [signing_key, config.peer.signing_key]
+        agreement = config.protocol.agreement() | {
+            "release": securemedian.__version__,
+            # those of S0 and S1: a wrong one in [peer] shows before a round depends on it
+            "signing_keys": signing_keys if config.party == 0 else signing_keys[::-1],
+        }
         self._hello = Hello(os.urandom(8).hex(), agreement)
         self._next_hello = clock()
         self.watch = PeerWatch(

@@ -1,14 +1,9 @@
 """The register of a server's rounds, and of the clients whom an earlier attempt binds."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import (
     ConfigError,
     RoundBusy,
@@ -17,11 +12,12 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
+from securemedian.servers.results import Result
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Spool, Store
-from securemedian.servers.training import Training
 
 # the number of rounds whose status and result can still be asked for
 KEPT_ROUNDS = 4
@@ -46,13 +42,8 @@ class Entry:
     when_opened: WhenOpened | None = None
     # S0's training run as the round leaves it
     after: Training | None = None
-    # what S0 publishes, float32 of shape (results, d)
-    results: Float32s | None = field(default=None, repr=False)
-    # this server's share of a result that is for the clients alone
-    share: NDArray[np.uint64] | None = field(default=None, repr=False)
-    cost: Mapping[str, Any] = field(default_factory=dict)
-    # the coordinates whose result is in an outermost bucket; S0 counts them
-    outermost: int = 0
+    # what the protocol has given
+    result: Result | None = None
 
 
 class Register:
@@ -126,6 +117,7 @@ class Register:
             floor=config.min_clients,
             answer_s=config.peer_timeout_s,
             run_s=config.round_limit_s,
+            signing_key=config.peer.signing_key,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
         )
         spool = self._store.spool(asked.round, params.layout, params.dealing)

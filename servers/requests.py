@@ -44,6 +44,7 @@ NO_ROUND: dict[str, Any] = {
     "params": {},
     "reason": "",
     "opened": "nothing",
+    "start": "",
     "clients": {},
     "dealt": {},
     "included": [],
@@ -84,6 +85,14 @@ class OneRound:
 
     def __post_init__(self) -> None:
         _check_round_id(self.round)
+
+
+@dataclass(frozen=True)
+class ResultFields(OneRound):
+    """The fields with which the result of a round is asked for."""
+
+    # whether the values are sent, or the receipt alone
+    values: bool = True
 
 
 @dataclass(frozen=True)
@@ -295,14 +304,15 @@ class Desk:
             "params": server_round.params.to_dict(),
             "reason": server_round.reason,
             "opened": server_round.opened,
+            "start": server_round.asked.start.hex(),
             "clients": server_round.whereabouts(),
             "dealt": server_round.whereabouts_of_dealings(),
             "included": [server_round.names[key] for key in server_round.included],
             "left_out": server_round.left_out,
             "phase": self._engine.phase if busy else "",
             "progress": list(self._engine.progress) if busy else [0, 0],
-            "cost": entry.cost,
-            "outermost": entry.outermost,
+            "cost": entry.result.cost if entry.result else {},
+            "outermost": entry.result.outermost if entry.result else 0,
             "deadline_in_s": self._rounds.left_s(entry),
         }
 
@@ -318,6 +328,7 @@ class Desk:
                 "params": server_round.params.to_dict(),
                 "index": list(server_round.names).index(call.key),
                 "state": server_round.state.value,
+                "start": server_round.asked.start.hex(),
                 "dealt": call.key in server_round.dealt_here,
                 "submitted": call.key in server_round.here,
                 "left_out": server_round.left_out.get(call.name, ""),
@@ -326,14 +337,13 @@ class Desk:
 
     def _model(self, call: Call) -> Answer:
         entry = self._find(call)
-        published = entry.before.published_for(entry.server_round.params)
-        named = {"model": published.model, "range": published.scale}
-        policy = published.policy.to_dict() if published.policy else {}
+        before = entry.before
+        named = {"model": before.model, "range": before.scale, "moments": before.moments}
         return Answer(
             {
-                "number": entry.server_round.number,
-                "policy": policy,
-                "optimiser": entry.before.optimiser.to_dict(),
+                "number": before.number,
+                "policy": before.policy.to_dict(),
+                "optimiser": before.optimiser.to_dict(),
             },
             {name: array for name, array in named.items() if array is not None},
         )
@@ -353,19 +363,23 @@ class Desk:
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
         server_round = entry.server_round
-        if server_round.params.result_to == "clients" and call.role != CLIENT:
+        private = server_round.params.result_to == "clients"
+        if private and call.fields.values and call.role != CLIENT:
             raise NotAllowed(
                 f"the result of round {server_round.round_id} is for its clients alone"
             )
         if server_round.state is State.FAILED:
             raise RoundFailed(server_round.reason)
-        if server_round.state is not State.PUBLISHED:
+        result = entry.result
+        if server_round.state is not State.PUBLISHED or result is None:
             return Answer({"form": "pending", "state": server_round.state.value})
-        if entry.share is not None:
-            return Answer({"form": "share"}, {"share": entry.share})
-        if entry.results is None:
-            raise NotAllowed("s0 publishes the model of this round: ask there")
-        return Answer({"form": "model"}, {"results": entry.results})
+        form = "share" if private else "opened"
+        fields = {
+            "form": form,
+            "record": result.receipt.encoded,
+            "signatures": dict(result.receipt.signatures),
+        }
+        return Answer(fields, {form: result.values} if call.fields.values else {})
 
     def _open(self, call: Call) -> None:
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
@@ -455,7 +469,7 @@ OPS: dict[str, Op] = {
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
-    "result": Op(Desk._result, OneRound, logged=False),
+    "result": Op(Desk._result, ResultFields, logged=False),
     "open": Op(Desk._open, OpenFields, (COORDINATOR,), frozenset({"model"}), leader_only=True),
     "close": Op(Desk._close, OneRound, (COORDINATOR,), leader_only=True),
     "abort": Op(Desk._abort, AbortFields, (COORDINATOR,), leader_only=True),

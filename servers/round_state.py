@@ -45,6 +45,7 @@ from securemedian.mpc.errors import (
     NotAllowed,
     ParametersDiffer,
     PeerProtocolError,
+    ReceiptInvalid,
     RoundClosed,
     TooFewClients,
     cut,
@@ -65,6 +66,7 @@ from securemedian.servers.control import (
     Run,
     Uploaded,
 )
+from securemedian.settings.receipts import Receipt
 
 
 class State(StrEnum):
@@ -142,6 +144,9 @@ class CloseAsked:
 @dataclass(frozen=True)
 class Computed:
     """Our run of the protocol has a result."""
+
+    # with the record of the round, and our signature of it
+    receipt: Receipt
 
 
 @dataclass(frozen=True)
@@ -221,6 +226,8 @@ class ServerRound:
     # the clients whose uploads are stored here, and at the other server, with the uploads' digests
     here: dict[str, bytes] = field(default_factory=dict)
     there: dict[str, bytes] = field(default_factory=dict)
+    # clients that are not on this server's list, and whose uploads the other server holds
+    unlisted: list[str] = field(default_factory=list)
     # the clients of the check that is under way, and which have failed it here and at S1
     under_check: list[str] = field(default_factory=list)
     failed_here: list[str] | None = None
@@ -234,11 +241,19 @@ class ServerRound:
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
     left_out: dict[str, str] = field(default_factory=dict)
+    # those of them that have failed a check or of whom a server holds an upload, on its list or
+    # not: their keys by the reason, alike at both servers
+    excluded: dict[str, list[str]] = field(default_factory=dict)
     # why the round has failed
     code: str = ""
     reason: str = ""
-    computed_here: bool = False
-    computed_there: bool = False
+    # the public signing key of the other server
+    signing_key: str = ""
+    # the record that this server has of the round, once it has computed: signed by itself, and once
+    # the other server has computed by that one, too
+    receipt: Receipt | None = None
+    # the other server's signature, once it has computed
+    vouched: bytes | None = None
     # whether the round has ever been running here
     ran: bool = False
 
@@ -283,7 +298,7 @@ class ServerRound:
     @property
     def digest(self) -> bytes:
         """The digest of what must be alike at both servers before they run."""
-        agreed = self.included, sorted(self.failed)
+        agreed = self.included, sorted(self.failed), sorted(self.excluded.items())
         return digest(self.round_id, self.number, self.params.to_dict(), *agreed)
 
     @property
@@ -438,6 +453,7 @@ class ServerRound:
                 self.there[event.client] = event.digest
             case Close() | Held():
                 self.there = {key: event.held[key] for key in event.held.keys() & self.names.keys()}
+                self.unlisted = sorted(event.held.keys() - self.names.keys())
                 self._choose()
             case Check() if self._may_check(event.clients):
                 self.under_check = event.clients
@@ -452,9 +468,11 @@ class ServerRound:
                 self.failed_here = event.failed
                 self._judge()
             case Computed():
-                self.computed_here = True
+                self.receipt = event.receipt
+                self._countersign()
             case Done():
-                self.computed_there = True
+                self.vouched = event.signature
+                self._countersign()
 
     def _message(self, kind: type[RoundMessage], event: Event) -> RoundMessage:
         """Return the message of this kind that this server sends at `event`."""
@@ -472,9 +490,16 @@ class ServerRound:
             return kind(self.round_id, dict(sorted(self.here.items())))
         if kind is Run:
             return Run(self.round_id, self.digest)
+        if kind is Done and self.receipt:
+            return Done(self.round_id, self.receipt.signatures[f"s{self.party}"])
         if kind is Failed:
             return Failed(self.round_id, self.code, cut(f"s{self.party}: {self.reason}"))
         return kind(self.round_id)
+
+    def _countersign(self) -> None:
+        """Add the other server's signature to the record, once both are there."""
+        if self.receipt and self.vouched is not None:
+            self.receipt = self.receipt.with_signature(f"s{1 - self.party}", self.vouched)
 
     def _judge(self) -> None:
         """Take over the verdicts of the check under way, at S0 once both servers have theirs."""
@@ -510,6 +535,18 @@ class ServerRound:
             name: self._why_left_out(key)
             for key, name in self.names.items()
             if key not in self.included
+        }
+        excluded = {
+            key: self._why_left_out(key)
+            for key in self.here.keys() | self.there.keys() | self.failed
+            if key not in self.included
+        }
+        # as the other server says it: nothing of them can be here
+        what = "dealing" if self.dealt else "upload"
+        excluded |= dict.fromkeys(self.unlisted, f"its {what} reached only s{1 - self.party}")
+        self.excluded = {
+            reason: sorted(key for key, why in excluded.items() if why == reason)
+            for reason in sorted(set(excluded.values()))
         }
 
     def _why_left_out(self, key: str) -> str:
@@ -588,7 +625,16 @@ class ServerRound:
 
     def both_computed(self, _: Event) -> bool:
         """Return whether both servers have their result."""
-        return self.computed_here and self.computed_there
+        return self.receipt is not None and self.vouched is not None
+
+    def disputed(self, event: Event) -> bool:
+        """Return whether both have their result, and do not vouch for the same."""
+        other = f"s{1 - self.party}"
+        return (
+            self.both_computed(event)
+            and self.receipt is not None
+            and not self.receipt.is_signed(other, self.signing_key)
+        )
 
     def obstructed(self, event: Event) -> bool:
         """Return whether the round cannot run with the chosen clients."""
@@ -604,6 +650,12 @@ class ServerRound:
                 return Failure(ChannelTimeout.code, reason)
             case _ if self.discord:
                 return Failure(PeerProtocolError.code, self.discord)
+            case Computed() | Done():
+                reason = (
+                    f"s{1 - self.party} vouches for another result of round {self.round_id} than "
+                    f"s{self.party} has: nothing is published"
+                )
+                return Failure(ReceiptInvalid.code, reason)
             case Run() if self.under_check or (
                 self.checks and not self.passed.issuperset(self.included)
             ):
@@ -697,12 +749,16 @@ _DISCORD_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.di
 _OBSTRUCTED = Transition(State.FAILED, (*_FAIL, Failed), ServerRound.obstructed)
 _OBSTRUCTED_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.obstructed)
 
+_DISPUTED = Transition(State.FAILED, (*_FAIL, Failed), ServerRound.disputed)
+
 _BOTH: Table = {
     (State.RUNNING, Computed): (
+        _DISPUTED,
         Transition(State.PUBLISHED, (*_PUBLISH, Done), ServerRound.both_computed),
         Transition(State.RUNNING, (Done,)),
     ),
     (State.RUNNING, Done): (
+        _DISPUTED,
         Transition(State.PUBLISHED, _PUBLISH, ServerRound.both_computed),
         Transition(State.RUNNING),
     ),

@@ -41,12 +41,13 @@ from securemedian.servers.round_state import (
 )
 from securemedian.servers.runner import RoundRunner
 from securemedian.servers.store import Store
+from securemedian.settings.keys import SigningKey
 
 
 class Rounds:
     """The rounds of one server, of which the latest may be live. Used by one thread.
 
-    `send` sends a message to the peer.
+    `signing` is this server's signing key, and `send` sends a message to the peer.
     """
 
     def __init__(
@@ -54,14 +55,17 @@ class Rounds:
         config: ServerConfig,
         store: Store,
         engine: Engine,
+        signing: SigningKey,
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._engine, self._clock = config, engine, clock
         self.register = Register(config, store, clock)
-        self._keeper = TrainingKeeper(config.party, store)
+        self._keeper = TrainingKeeper(config.party, store, signing)
         self._runner = RoundRunner(self.register, self._keeper, engine, send, clock)
-        self._peer_control = PeerControl(config, self.register, self._runner, engine, send, clock)
+        self._peer_control = PeerControl(
+            config, self.register, self._runner, engine, signing.public, send, clock
+        )
 
     @property
     def live(self) -> Entry | None:
@@ -119,6 +123,7 @@ class Rounds:
             kept or os.urandom(SESSION_BYTES),
             new_session=kept is None,
             start_over=reset or model is not None,
+            start=before.digest,
         )
         entry = self.register.admit(asked, params, before)
         entry.when_opened = when_opened
@@ -189,11 +194,12 @@ class Rounds:
             if isinstance(result, Checked):
                 self._runner.feed(entry, self._verdicts(entry, result))
                 return
-            self._keeper.finish(entry, result)
+            finished = self._keeper.finish(entry, result)
         except SecureMedianError as error:
             self._runner.feed(entry, Failure(error.code, str(error)))
             return
-        self._runner.feed(entry, Computed())
+        entry.result = finished
+        self._runner.feed(entry, Computed(finished.receipt))
 
     def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
         clients = list(entry.server_round.under_check)

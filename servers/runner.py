@@ -5,6 +5,7 @@ It acts on the peer, the engine, the disk, the log and the coordinator.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from securemedian.mpc.errors import (
@@ -120,6 +121,8 @@ class RoundRunner:
         )
 
     def _publish(self, entry: Entry) -> None:
+        if entry.result and entry.server_round.receipt:
+            entry.result = replace(entry.result, receipt=entry.server_round.receipt)
         if entry.after:
             self._keeper.keep(entry.after)
 
@@ -145,7 +148,7 @@ class RoundRunner:
                 "left_out": server_round.left_out,
             }
         if server_round.state is State.PUBLISHED:
-            details |= {"cost": entry.cost}
+            details |= {"cost": entry.result.cost if entry.result else {}}
         if server_round.state is State.FAILED:
             details |= {
                 "code": server_round.code,

@@ -30,8 +30,8 @@ from securemedian.mpc.optimiser import optimiser_from
 from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload
+from securemedian.mpc.training import Training
 from securemedian.servers.control import is_round_id
-from securemedian.servers.training import Training
 
 _TRAINING = "training.npz"
 

@@ -34,6 +34,7 @@ from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
 from securemedian.settings.keys import KeyPair, load_keys
+from securemedian.settings.receipts import Record
 
 # the first start compiles
 START_S = 240.0
@@ -377,19 +378,25 @@ class Pair:
         return wait_until(reached)
 
     def result(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
-        """Return the published model, or what the clients put together from both shares."""
+        """Return the first result."""
+        return self.results(round_id, name)[0]
+
+    def results(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
+        """Return what S0's opened values stand for, or both shares put together."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
-        if reply.fields["form"] == "model":
-            return reply.arrays["results"][0]
         params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
+        if reply.fields["form"] == "opened":
+            total = sum(params.weights_of(Record.decode(reply.fields["record"]).included))
+            values = params.unpack_opened(reply.arrays["opened"], total)
+            decoded = params.method.decode(values, total, self.published(name, round_id))
+            return decoded.astype(np.float32)
         halves = [
             self.caller(name, server).ask("result", round=round_id).arrays["share"]
             for server in ("s0", "s1")
         ]
         one, other = (RingShare(ring.unpack(half, params.ring_bits, params.dim)) for half in halves)
-        return params.method.decode(
-            share.combine(one, other, params.ring_bits), params.max_total, Published()
-        )
+        values = share.combine(one, other, params.ring_bits)
+        return params.method.decode(values, params.max_total, Published())[None]
 
 
 @contextmanager

@@ -23,13 +23,14 @@ from securemedian.mpc.pipeline import Checked, Cost, Outcome
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import config, control
-from securemedian.servers.control import Hello, Message, Open, Opened
+from securemedian.servers.control import Done, Hello, Message, Open, Opened
 from securemedian.servers.engine import Engine
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import Entry
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
+from securemedian.settings.keys import SigningKey
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
@@ -37,7 +38,12 @@ PARAMS = RoundParams(Mean(), DIM, 3)
 # a round in which clients deal
 DEALT = RoundParams(Bucketed(uploads="dealt"), DIM, 3)
 MODEL = np.zeros(DIM, np.float32)
-ALIKE = ProtocolParams().agreement() | {"release": securemedian.__version__}
+# with which S0 and S1 sign
+SIGNING = SigningKey.new(), SigningKey.new()
+ALIKE = ProtocolParams().agreement() | {
+    "release": securemedian.__version__,
+    "signing_keys": [key.public for key in SIGNING],
+}
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -97,7 +103,9 @@ class FakeEngine:
 @functools.cache
 def _sample(party: int) -> config.ServerConfig:
     # without the sample's policy, so that tests may open whatever rounds they like
-    return replace(config.load(SAMPLES / f"s{party}.toml"), policy=Policy())
+    loaded = config.load(SAMPLES / f"s{party}.toml")
+    peer = replace(loaded.peer, signing_key=SIGNING[1 - party].public)
+    return replace(loaded, policy=Policy(), peer=peer)
 
 
 class Server:
@@ -115,7 +123,9 @@ class Server:
         self.replies: list[wire.Message] = []
         self.store = Store(folder)
         engine = cast(Engine, self.engine)
-        self.rounds = Rounds(self.config, self.store, engine, self.sent.append, lambda: self.now)
+        self.rounds = Rounds(
+            self.config, self.store, engine, SIGNING[party], self.sent.append, lambda: self.now
+        )
         self.desk = Desk(
             self.config,
             self.rounds,
@@ -123,6 +133,14 @@ class Server:
             lambda address, parts: self.replies.append(wire.unpack(parts)),
         )
         self.hear(Hello("one", ALIKE))
+
+    def done(self) -> Done:
+        """Return what the other server says once it has the same result as this one."""
+        receipt = self.latest.server_round.receipt
+        assert receipt is not None, "there is no result here"
+        other = f"s{1 - self.config.party}"
+        signature = receipt.signed(other, SIGNING[1 - self.config.party]).signatures[other]
+        return Done(self.latest.server_round.round_id, signature)
 
     def hear(self, *messages: Message) -> None:
         """Take messages of the other server."""

@@ -195,12 +195,18 @@ def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair: Pa
             pair.caller("coordinator", server).ask("result", round=round_id)
 
 
-def test_results_and_models_are_at_s0(pair: Pair) -> None:
+def test_results_are_at_both_servers_and_models_at_s0(pair: Pair) -> None:
     round_id = run(pair, updates(), **PAIRWISE)
     pair.wait("published", "s1")
-    for op in ("result", "model"):
-        with pytest.raises(NotAllowed, match="s0"):
-            pair.caller("client-1", "s1").ask(op, round=round_id)
+    answers = [
+        pair.caller("client-1", server).ask("result", round=round_id) for server in ("s0", "s1")
+    ]
+    one, other = answers
+    assert one.fields == other.fields | {"id": one.fields["id"]}
+    assert set(one.fields["signatures"]) == {"s0", "s1"}
+    assert np.array_equal(one.arrays["opened"], other.arrays["opened"])
+    with pytest.raises(NotAllowed, match="s0"):
+        pair.caller("client-1", "s1").ask("model", round=round_id)
 
 
 def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
@@ -209,7 +215,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
     round_id = run(
         pair, values, method="radix", dim=DIM, max_clients=3, ranks=[1, 3], quantiles=[0.5]
     )
-    results = pair.caller("client-1", "s0").ask("result", round=round_id).arrays["results"]
+    results = pair.results(round_id)
     assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
     assert RoundParams.from_dict(pair.status()["params"]).ring_bits == 3
     round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)

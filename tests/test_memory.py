@@ -15,13 +15,13 @@ from securemedian.mpc import dealing
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
 
-ROUND, PARAMS = "7-3fa9c1d2", bytes(range(32))
+ROUND, PARAMS, START = "7-3fa9c1d2", bytes(range(32)), bytes(range(32, 64))
 VECTOR = np.arange(5, dtype=np.float32)
 HALVES = (
     ShareHalf("seed", np.arange(16, dtype=np.uint8)),
     ShareHalf("words", np.arange(6, dtype=np.uint64).reshape(2, 3)),
 )
-SUBMISSION = Submission(ROUND, PARAMS, fingerprint(VECTOR), HALVES)
+SUBMISSION = Submission(ROUND, PARAMS, START, fingerprint(VECTOR), HALVES)
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def test_an_upload_outlasts_the_process_and_is_deleted(folder: Path) -> None:
     kept = again(kept, folder)
     found = kept.submission(ROUND)
     assert found is not None and kept.rounds == [ROUND]
-    assert (found.round_id, found.params, found.update) == (ROUND, PARAMS, fingerprint(VECTOR))
+    assert (found.round_id, found.params, found.start) == (ROUND, PARAMS, START)
+    assert found.update == fingerprint(VECTOR)
     for half, before in zip(found.halves, HALVES, strict=True):
         assert (half.form, half.share.dtype) == (before.form, before.share.dtype)
         assert np.array_equal(half.share, before.share)
@@ -91,14 +92,14 @@ def test_a_dealing_that_has_rotated_rotates_no_other_update(folder: Path, keeps:
     with pytest.raises(LocalProtocolError, match="one update only"):
         kept.draw(ROUND, PARAMS, 0)
     with pytest.raises(LocalProtocolError, match="another upload"):
-        kept.keep(Submission(ROUND, PARAMS, bytes(32), HALVES))
+        kept.keep(Submission(ROUND, PARAMS, START, bytes(32), HALVES))
 
 
 def test_another_release_does_not_draw(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dealing could be another one, and the rotations then those of nobody's update."""
     kept = Memory(folder)
     draw = kept.draw(ROUND, PARAMS, 0)
-    kept.keep(Submission("8-3fa9c1d2", PARAMS, fingerprint(VECTOR), HALVES))
+    kept.keep(Submission("8-3fa9c1d2", PARAMS, START, fingerprint(VECTOR), HALVES))
     monkeypatch.setattr(memory.securemedian, "__version__", "9.9")
     kept = again(kept, folder)
     assert kept.rounds == ["8-3fa9c1d2"]

@@ -4,6 +4,7 @@ servers.peer and servers.control are tested here, too.
 """
 
 import copy
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from securemedian.mpc.errors import (
     ParametersDiffer,
     PeerProtocolError,
     PeerUnavailable,
+    ReceiptInvalid,
     RoundClosed,
     SecureMedianError,
 )
@@ -68,6 +70,8 @@ from securemedian.servers.round_state import (
     always,
     is_message,
 )
+from securemedian.settings.keys import SigningKey
+from securemedian.settings.receipts import Receipt, Record
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
@@ -93,13 +97,24 @@ def a_round(
     repeats: tuple[str, ...] = (),
     **changes: Any,
 ) -> ServerRound:
-    asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False)
+    asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False, bytes(32))
     made = ServerRound(
         party, asked, params(**changes), NAMES, floor, ANSWER_S, RUN_S, frozenset(repeats)
     )
+    made.signing_key = SIGNING[1 - party].public
     if state:
         made._enter(state, 0.0)
     return made
+
+
+SIGNING = SigningKey.new(), SigningKey.new()
+
+
+@functools.cache
+def receipt(party: int, opened: bytes = b"values") -> Receipt:
+    """Return what a server makes of its result."""
+    record = Record("securemedian", "1", "default", ID, 1, b"?", ["key-a"], {}, bytes(32), opened)
+    return Receipt(record.encode()).signed(f"s{party}", SIGNING[party])
 
 
 MESSAGES: tuple[RoundMessage, ...] = (
@@ -113,7 +128,7 @@ MESSAGES: tuple[RoundMessage, ...] = (
     Held(ID, {}),
     Run(ID, b"?"),
     Ready(ID),
-    Done(ID),
+    Done(ID, bytes(64)),
     Failed(ID, "closed", "why"),
 )
 OWN: tuple[Event, ...] = (
@@ -122,7 +137,8 @@ OWN: tuple[Event, ...] = (
     Stored("key-a"),
     CheckEnded(["key-a"], []),
     CloseAsked(),
-    Computed(),
+    # as if it were any server's own
+    Computed(receipt(0).signed("s1", SIGNING[1])),
     Failure("closed", "why"),
     Overdue(),
 )
@@ -208,13 +224,67 @@ def test_a_round_from_opening_to_result() -> None:
     assert {round_.opened for round_ in both.rounds} == {"maybe"}
     # S1's lanes are there before S0's
     assert both.started == [1, 0]
-    both.feed(0, Computed())
+    both.feed(0, Computed(receipt(0)))
     assert both.states == (State.RUNNING, State.RUNNING)
-    both.feed(1, Computed())
+    both.feed(1, Computed(receipt(1)))
     assert both.states == (State.PUBLISHED, State.PUBLISHED)
     assert {round_.opened for round_ in both.rounds} == {"result"}
     assert both.rounds[0].included == both.rounds[1].included == ["key-a", "key-b", "key-c"]
     assert both.rounds[0].left_out == {"dora": "its upload reached neither server"}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("what", ["other values", "another key", "nothing"])
+def test_a_result_for_which_the_other_server_does_not_vouch_is_not_published(
+    first: int, what: str
+) -> None:
+    both = Both()
+    for client in ("key-a", "key-b", "key-c"):
+        both.upload(client)
+    wrong = {
+        "other values": receipt(1, b"others"),
+        "another key": Receipt(receipt(1).encoded).signed("s1", SigningKey.new()),
+        "nothing": receipt(1).with_signature("s1", b""),
+    }[what]
+    for party in (first, 1 - first):
+        both.feed(party, Computed(receipt(0) if party == 0 else wrong))
+    # S1 may have taken S0's signature for good before S0 sees its own
+    assert both.rounds[0].state is State.FAILED and both.rounds[0].code == ReceiptInvalid.code
+    assert "vouches for another result" in both.rounds[0].reason
+    if what == "other values":
+        assert both.rounds[1].state is State.FAILED
+
+
+def test_both_servers_end_with_the_same_receipt() -> None:
+    both = Both()
+    for client in ("key-a", "key-b", "key-c"):
+        both.upload(client)
+    for party in (0, 1):
+        both.feed(party, Computed(receipt(party)))
+    one, other = (round_.receipt for round_ in both.rounds)
+    assert one is not None and one == other
+    one.check([key.public for key in SIGNING])
+
+
+@pytest.mark.parametrize("kind", [PLAIN, DEALT], ids=["upload", "dealing"])
+def test_the_servers_agree_on_who_is_excluded_and_why(kind: dict[str, Any]) -> None:
+    both = Both(max_clients=4, **kind)
+    # each has a client on its list that the other one does not know
+    for party, stranger in ((0, "key-x"), (1, "key-y")):
+        both.rounds[party].names = NAMES | {stranger: "somebody"}
+    places = {"key-a": (0, 1), "key-b": (0, 1), "key-c": (0,), "key-x": (0,), "key-y": (1,)}
+    for client, parties in places.items():
+        if kind is DEALT:
+            both.deal(client, *parties)
+        both.upload(client, *parties)
+    both.feed(0, CloseAsked())
+    assert both.states == (State.RUNNING, State.RUNNING)
+    what = "dealing" if kind is DEALT else "upload"
+    expected = {
+        f"its {what} reached only s0": ["key-c", "key-x"],
+        f"its {what} reached only s1": ["key-y"],
+    }
+    assert both.rounds[0].excluded == both.rounds[1].excluded == expected
 
 
 def test_a_client_that_reached_one_server_is_left_out_and_named() -> None:
@@ -256,7 +326,7 @@ def test_s1_refuses_a_digest_that_is_not_its_own() -> None:
     assert both.rounds[0].code == ParametersDiffer.code
     digests = {a_round(0).digest, a_round(0, buckets=9).digest}
     number = a_round(0)
-    number.asked = Open("2-0000000a", 2, {}, bytes(SESSION_BYTES), True, False)
+    number.asked = Open("2-0000000a", 2, {}, bytes(SESSION_BYTES), True, False, bytes(32))
     included = a_round(0)
     included.included = ["key-a"]
     assert len(digests | {number.digest, included.digest}) == 4
@@ -675,8 +745,8 @@ class Walk:
                 frozenset(here.passed),
                 frozenset(here.failed),
                 tuple(here.included),
-                here.computed_here,
-                here.computed_there,
+                here.receipt is None,
+                here.vouched is None,
             )
             for here in self.rounds
         ]
@@ -715,8 +785,8 @@ class Walk:
                 clients = list(here.under_check)
                 failed = [key for key in clients if key in self.scenario.wrong]
                 yield party, CheckEnded(clients, failed)
-            if here.state is State.RUNNING and not here.computed_here:
-                yield party, Computed()
+            if here.state is State.RUNNING and here.receipt is None:
+                yield party, Computed(receipt(party))
             if here.live and self.scenario.failures:
                 yield party, Failure("closed", "why")
                 yield party, Overdue()
@@ -773,6 +843,7 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int]:
         if leader.ran and follower.ran:
             assert leader.included == follower.included and len(leader.included) == 2
             assert not out & set(leader.included) and leader.left_out == follower.left_out
+            assert leader.excluded == follower.excluded
             if leader.checks:
                 assert leader.passed == follower.passed >= set(leader.included)
         more = list(now.events())
@@ -807,7 +878,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
         for party in (0, 1)
         for pair in TABLE[party]
         for line in TABLE[party][pair]
-        if line.when is not ServerRound.discordant
+        if line.when not in (ServerRound.discordant, ServerRound.disputed)
     }
     assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
     # S1 refuses clients whom S0 takes only where their configurations or parameters differ
@@ -964,6 +1035,7 @@ OPEN_FIELDS = {
     "session": bytes(SESSION_BYTES),
     "new_session": True,
     "start_over": False,
+    "start": bytes(32),
 }
 WRONG = "x" * 900_000
 
@@ -1002,6 +1074,9 @@ WRONG = "x" * 900_000
         wire.pack("open", OPEN_FIELDS | {"number": 2}),
         wire.pack("open", OPEN_FIELDS | {"session": bytes(300)}),
         wire.pack("open", OPEN_FIELDS | {"start_over": 1}),
+        wire.pack("open", OPEN_FIELDS | {"start": bytes(31)}),
+        wire.pack("done", {"round": ID}),
+        wire.pack("done", {"round": ID, "signature": "text"}),
     ],
 )
 def test_control_refuses_what_is_no_message(parts: list[wire.Part]) -> None:

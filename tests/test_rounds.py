@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from zmq.utils import z85
 
+from securemedian.clients.results import receipt_of
 from securemedian.mpc import pipeline, wire
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import MAX_TEXT, ChannelTimeout, RoundBusy, SecureMedianError
@@ -45,7 +46,8 @@ from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held
+from securemedian.settings.receipts import digest_of
+from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, SIGNING, Server, held
 
 
 @pytest.fixture
@@ -104,11 +106,21 @@ def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
         PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost(ots=5)
     )
     s0.rounds.engine_ended()
-    assert s0.sent[-1] == Done(round_id) and s0.state == ("running", "")
-    s0.hear(Done(round_id))
+    assert s0.state == ("running", "")
+    signed = s0.latest.server_round.receipt
+    assert signed is not None and signed.is_signed("s0", SIGNING[0].public)
+    assert s0.sent[-1] == Done(round_id, signed.signatures["s0"])
+    s0.hear(s0.done())
     assert s0.state == ("published", "")
     client = s0.config.clients[0].public_key
-    assert s0.ask(client, "result", round=round_id).arrays["results"].tolist() == [[3.0] * DIM]
+    answer = s0.ask(client, "result", round=round_id)
+    assert answer.arrays["opened"].tolist() == [9 << 24] * DIM
+    receipt = receipt_of(answer)
+    receipt.check([key.public for key in SIGNING])
+    assert receipt.record.opened == digest_of(answer.arrays["opened"])
+    assert receipt.record.included == s0.keys and receipt.record.left_out == {}
+    again = s0.ask(client, "result", round=round_id, values=False)
+    assert receipt_of(again) == receipt and not again.arrays
     assert s0.ask(client, "status", round=round_id).fields["cost"]["ots"] == 5
     kept = s0.engine.session_id
     s0.open()
@@ -152,15 +164,15 @@ def test_a_run_that_fails_says_why_and_drops_the_session(s0: Server, how: str) -
 
 
 def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1: Server) -> None:
-    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), False, False))
+    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), False, False, bytes(32)))
     assert isinstance(s1.sent[-1], Failed) and "no session to keep" in s1.sent[-1].reason
-    s1.hear(Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False))
+    s1.hear(Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)))
     assert s1.sent[-1] == Opened("1-0000000b") and s1.state == ("open", "")
 
 
 def test_s1_refuses_a_round_that_it_cannot_prepare(s1: Server) -> None:
     s1.engine.refusal = RoundBusy("the last run has not stopped")
-    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False))
+    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)))
     assert s1.state == ("failed", "the last run has not stopped")
     assert isinstance(s1.sent[-1], Failed) and not any(
         isinstance(message, Opened) for message in s1.sent
@@ -175,13 +187,31 @@ def test_s0_fails_a_round_that_it_cannot_prepare(s0: Server) -> None:
 
 
 def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
-    s1.hear(Open("1-0000000a", 1, PARAMS.to_dict() | {"min_clients": 1}, bytes(16), True, False))
+    s1.hear(
+        Open(
+            "1-0000000a",
+            1,
+            PARAMS.to_dict() | {"min_clients": 1},
+            bytes(16),
+            True,
+            False,
+            bytes(32),
+        )
+    )
     assert s1.sent[-1].code == "bad-config"
     s1.hear(
-        Open("1-0000000b", 1, RoundParams(Pairwise(), DIM, 2).to_dict(), bytes(16), True, False)
+        Open(
+            "1-0000000b",
+            1,
+            RoundParams(Pairwise(), DIM, 2).to_dict(),
+            bytes(16),
+            True,
+            False,
+            bytes(32),
+        )
     )
     assert s1.sent[-1].code == "bad-config" and "at least 3" in s1.sent[-1].reason
-    s1.hear(Open("1-0000000c", 1, PARAMS.to_dict(), bytes(16), True, False))
+    s1.hear(Open("1-0000000c", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)))
     s1.upload_all("1-0000000c")
     s1.hear(Close("1-0000000c", held(s1.keys)))
     assert s1.sent[-1] == Held("1-0000000c", held(s1.keys))
@@ -191,8 +221,8 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
 
 def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
     s1.hear(
-        Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False),
-        Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False),
+        Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)),
+        Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)),
     )
     assert s1.rounds.register.find("1-0000000a").server_round.state == "failed" and s1.state == (
         "open",
@@ -203,7 +233,7 @@ def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
 def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1: Server) -> None:
     s1.hear(
         Hello("one", ALIKE | {"lanes": 7}),
-        Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False),
+        Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)),
     )
     assert (
         s1.sent[-1].code == "parameters-differ" and "lanes: 2 here, 7 there" in s1.sent[-1].reason
@@ -211,14 +241,14 @@ def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1: Server)
 
 
 def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> None:
-    round_id = run_until_started(s0)
+    run_until_started(s0)
     s0.rounds.stop()
     assert s0.state == ("running", "")
     s0.engine.result = pipeline.Outcome(
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
     )
     s0.rounds.engine_ended()
-    s0.hear(Done(round_id))
+    s0.hear(s0.done())
     assert s0.state == ("published", "") and s0.rounds.live is None
     refused = s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
     assert refused.fields["code"] == "round-busy" and "being stopped" in refused.fields["message"]
@@ -304,7 +334,7 @@ def test_unfinished_dealings_take_one_dealing_of_disk_per_client_and_nothing_els
     s1 = Server(1, tmp_path, DEALT)
     shape, round_id = DEALT.dealing, "1-0000000a"
     assert shape
-    s1.hear(Open(round_id, 1, DEALT.to_dict(), bytes(16), True, False))
+    s1.hear(Open(round_id, 1, DEALT.to_dict(), bytes(16), True, False, bytes(32)))
     words = np.arange(shape.layout.words, dtype=np.uint64)
     file = tmp_path / "spool" / round_id / "uploads.words"
 
@@ -382,7 +412,7 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
 
 def test_a_check_that_fails_ends_the_round(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, DEALT)
-    s1.hear(Open("1-0000000a", 1, DEALT.to_dict(), bytes(16), True, False))
+    s1.hear(Open("1-0000000a", 1, DEALT.to_dict(), bytes(16), True, False, bytes(32)))
     s1.deal(s1.keys[0], "1-0000000a")
     s1.hear(Check("1-0000000a", s1.keys[:1]))
     s1.engine.result = ChannelTimeout("nothing for 60 s")
@@ -429,7 +459,7 @@ def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> 
     params = RoundParams(Bucketed(weights=dict.fromkeys(keys, 1000)), DIM, MAX_CLIENTS)
     s1 = Server(1, tmp_path, params, clients=clients)
     round_id = "1-0000000a"
-    s1.hear(Open(round_id, 1, params.to_dict(), bytes(16), True, False))
+    s1.hear(Open(round_id, 1, params.to_dict(), bytes(16), True, False, bytes(32)))
     server_round = s1.latest.server_round
     longest = "its upload is complete, but max_clients is 65536"
     server_round.left_out = {client.name: longest for client in clients}
@@ -459,20 +489,21 @@ def test_hellos_are_sent_each_second(s0: Server) -> None:
 def test_a_bad_frame_of_the_peer_changes_nothing(s0: Server) -> None:
     s0.open()
     s0.rounds.control([b"junk"])
-    s0.hear(Done("9-0000000f"))
+    s0.hear(Done("9-0000000f", bytes(64)))
     assert s0.state == ("open", "")
 
 
 # What the table says cannot come
 
 
-@pytest.mark.parametrize("message", [Ready, Done])
+@pytest.mark.parametrize("kind", [Ready, Done])
 def test_a_message_that_cannot_come_fails_a_live_round_and_is_logged(
-    s0: Server, caplog: pytest.LogCaptureFixture, message: type[RoundMessage]
+    s0: Server, caplog: pytest.LogCaptureFixture, kind: type[RoundMessage]
 ) -> None:
     round_id = s0.open()
+    message = Done(round_id, bytes(64)) if kind is Done else kind(round_id)
     with caplog.at_level(logging.INFO, "securemedian"):
-        s0.hear(message(round_id))
+        s0.hear(message)
     state, reason = s0.state
     assert state == "failed" and "cannot come while" in reason and s0.engine.dropped
     assert s0.sent[-1].code == "peer-protocol"
@@ -497,9 +528,9 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     with caplog.at_level(logging.INFO, "securemedian"):
         s0.hear(Close(round_id, {}), Run(round_id, bytes(32)))
         # these are late
-        s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))
+        s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id, b""))
         # of no round here
-        s0.hear(Done("9-0000000f"))
+        s0.hear(Done("9-0000000f", bytes(64)))
     assert s0.state == ("failed", "s0 had enough") and not s0.sent
     assert caplog.messages == ["message-refused"] * 2 + ["message-late"]
 
@@ -595,7 +626,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
     )
     s0.rounds.engine_ended()
-    s0.hear(Done(round_id))
+    s0.hear(s0.done())
     assert s0.state[0] == "published"
     assert s0.upload(third, s0.open()).type == "upload"
 
@@ -630,7 +661,7 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
     *two, third = s1.keys
 
     def attempt(round_id: str, keys: list[str], start_over: bool = False) -> None:
-        s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over))
+        s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over, bytes(32)))
         for key in keys:
             s1.upload(key, round_id)
         s1.hear(Close(round_id, held(keys)))
@@ -730,7 +761,7 @@ def test_a_refusal_that_cannot_be_sent_does_not_end_the_server(
 
 def test_an_abort_with_a_long_reason_reaches_s1(s0: Server, s1: Server) -> None:
     round_id = s0.open()
-    s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, False))
+    s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)))
     assert s0.ask(s0.coordinator, "abort", round=round_id, reason=LONG).type == "abort"
     s1.hear(s0.sent[-1])
     for server in (s0, s1):
@@ -824,7 +855,7 @@ def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
         if party == 0:
             server.open()
         else:
-            server.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False))
+            server.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)))
         if missing:
             assert server.rounds.live is None
             refusal = server.replies[-1].fields["message"] if party == 0 else server.sent[-1].reason

@@ -17,8 +17,9 @@ from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.l1 import L1Range
 from securemedian.mpc.ranges.mean import MeanRange
+from securemedian.mpc.training import Training, finish
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training, begin, finish
+from securemedian.servers.training import begin
 
 DIM = 5
 BUCKETED = RoundParams(Bucketed(buckets=8), DIM, 3)

@@ -21,10 +21,10 @@ from securemedian.laboratory.processes import Processes
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
