@@ -328,7 +328,7 @@ def write_keys(folder: Path) -> str:
 
 
 @contextmanager
-def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]:
+def client_of(pair: Pair, tmp_path: Path, **settings: Any) -> Iterator[Client]:
     key_file = write_keys(tmp_path)
     with (
         serving(lambda message: pair.handle(message, 0)) as s0,

@@ -141,16 +141,15 @@ def test_a_connection_that_stalls_is_replaced(
     client.wait_for_round()
 
     def release() -> None:
+        wait_until(lambda: line.s1.stall)
         before = line.s1.connections
         wait_until(lambda: line.s1.connections > before)
         line.s1.stall = False
 
     at_upload(monkeypatch, "S1", lambda: setattr(line.s1, "stall", True))
-    wait_until_stalled = in_background(
-        lambda: wait_until(lambda: line.s1.stall) and release(),
-    )
+    released = in_background(release)
     client.submit(update(1), round_id)
-    wait_until_stalled()
+    released()
     where = f"S1 at {line.config.s1.address}"
     assert line.told[0].startswith(f"{where} did not answer 'upload' within 0.5 s")
     assert "Trying again for 60 s" in line.told[0]

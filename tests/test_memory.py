@@ -113,10 +113,14 @@ def test_a_damaged_file_is_named_with_what_to_do(folder: Path, damage: str) -> N
     kept.keep(SUBMISSION)
     kept.close()
     path = folder / f"{ROUND}.kept"
-    data = bytearray(path.read_bytes())
-    if damage == "flip":
-        data[-1] ^= 1
-    path.write_bytes({"cut": data[:-1], "empty": b"", "other": b"x" * 100}.get(damage, data))
+    data = path.read_bytes()
+    damaged = {
+        "flip": data[:-1] + bytes([data[-1] ^ 1]),
+        "cut": data[:-1],
+        "empty": b"",
+        "other": b"x" * 100,
+    }
+    path.write_bytes(damaged[damage])
     with pytest.raises(ConfigError, match=f"{ROUND}.kept is damaged: remove it"):
         Memory(folder)
     path.unlink()
