@@ -239,6 +239,36 @@ def test_a_slow_line_is_no_server_that_is_away(pair: Pair, line: Line) -> None:
     finish(pair, client, round_id)
 
 
+def test_servers_that_are_killed_and_restarted_cost_nothing(
+    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One while the client deals, in the midst of the pieces, and the other while it submits."""
+    round_id = open_round(pair, "dealt")
+    words_to = "S1" if pair.round("client-1")[0]["index"] % 2 == 0 else "S0"
+    killed: list[tuple[str, int]] = []
+    ask = Connection.ask
+
+    def restart(server: str, request: int) -> None:
+        killed.append((server, request))
+        pair.stop(server.lower(), signal.SIGKILL)
+        pair.start(server.lower())
+
+    def killing(connection: Connection, op: str, *given: Any, **named: Any) -> Any:
+        if not killed and op == "deal" and given[0]["piece"] == 1:
+            restart(connection.label, 1)
+        elif len(killed) == 1 and op == "upload":
+            restart(connection.label, 0)
+        return ask(connection, op, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "ask", killing)
+        client = line.client()
+        client.wait_for_round()
+        client.submit(update(1))
+    assert killed == [(words_to, 1), ("S0", 0)]
+    finish(pair, client, round_id)
+
+
 # Clients that are killed
 
 # submits, and sleeps before the request OP number NUMBER to SERVER, or at the end
