@@ -81,9 +81,14 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _part_sent(progress: Progress, before: int, total: int, sent: int, _: int) -> None:
-    """Tell how much of two halves has been sent; `sent` are bytes of the one that is under way."""
-    progress(min(total, before + sent), total)
+def _part_sent(
+    progress: Progress, before: int, half: int, total: int, sent: int, size: int
+) -> None:
+    """Tell how much of `total` bytes has been sent, where a request of `size` is under way.
+
+    It has `half` of the bytes in it, and the rest of it is small.
+    """
+    progress(before + min(half, sent), total)
 
 
 @dataclass(frozen=True)
@@ -615,7 +620,7 @@ class Client(_Member):
                         {"round": made.round_id, "params": made.params, "form": half.form},
                         {"share": half.share},
                         patience_s,
-                        partial(_part_sent, progress, before, total),
+                        partial(_part_sent, progress, before, half.share.nbytes, total),
                     )
                 before += half.share.nbytes
                 progress(before, total)

@@ -81,8 +81,8 @@ class Connection:
         self._cancelled = threading.Event()
         # whether the server has been reached before, so that it is worth waiting for
         self.reached = False
-        # how many requests got no answer
-        self.losses = 0
+        # how many connections there have been to it
+        self.links = 0
         # whether the other end has hung up during a handshake since it last proved its key
         self._unproved = False
         self._connect()
@@ -153,17 +153,17 @@ class Connection:
         parts = wire.pack(op, {**fields, "id": number}, arrays)
         try:
             # what happened to the connection before this request does not concern it
-            while self._monitor.poll(0):
-                self._event()
+            self._take_events()
             before = self._acknowledged()
             try:
                 self._socket.send_multipart(parts)
             except zmq.Again:
                 raise self._no_answer(op) from None
             reply = self._reply(op, number, wire.size(parts), before, progress)
+            # such as that of the connection on which the answer came
+            self._take_events()
         except ServerUnreachable:
             # What is still to be sent goes with the old connection, and so does one that stalls.
-            self.losses += 1
             self._disconnect()
             self._connect()
             raise
@@ -245,6 +245,11 @@ class Connection:
         if self._cancelled.is_set():
             raise ServerUnreachable(f"the connection to {self._where} was closed here")
 
+    def _take_events(self) -> None:
+        """Take all events that have happened to the connection. Raises what `_event` raises."""
+        while self._monitor.poll(0):
+            self._event()
+
     def _event(self) -> int:
         """Take the next event of the connection, and return it.
 
@@ -260,6 +265,7 @@ class Connection:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.reached = self._proven = True
             self._unproved = False
+            self.links += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.reached = False
             raise ServerUnreachable(

@@ -114,7 +114,7 @@ class Dealer:
         size = -(-share.size // pieces)
         # in pieces of that size there may be fewer
         pieces = -(-share.size // size)
-        before, piece, losses = self.sent, 0, server.losses
+        before, piece, links = self.sent, 0, 0
         while piece < pieces:
             fields = {
                 "round": self.round_id,
@@ -126,12 +126,12 @@ class Dealer:
             array = {"share": share[piece * size : (piece + 1) * size]}
             try:
                 server.ask("deal", fields, array, patience_s=self._patience_s)
-                piece += 1
+                piece, links = piece + 1, links or server.links
             except BadUpload:
-                # A server that was restarted has forgotten an incomplete dealing. One that was not
-                # has another reason.
-                if piece == 0 or losses == server.losses:
+                # A server that was restarted has forgotten an incomplete dealing. One whose
+                # connection has lasted since the first piece has another reason.
+                if piece == 0 or links == server.links:
                     raise
-                piece, losses = 0, server.losses
+                piece = links = 0
             if half.form == "words":
                 self.sent = before + min(share.nbytes, piece * size * share.itemsize)

@@ -152,7 +152,7 @@ def test_a_connection_that_stalls_is_replaced(
     released()
     where = f"S1 at {line.config.s1.address}"
     assert line.told[0].startswith(f"{where} did not answer 'upload' within 0.5 s")
-    assert "Trying again for 60 s" in line.told[0]
+    assert "Trying again for" in line.told[0]
     assert line.told[1:] == [f"{where} is back"]
     finish(pair, client, round_id)
 
@@ -166,7 +166,7 @@ def test_an_answer_that_is_lost_costs_nothing(
     client.wait_for_round()
 
     def release() -> None:
-        wait_until(lambda: pair.status()["clients"]["client-1"] == "s0")
+        wait_until(lambda: pair.status()["clients"]["client-1"] != "none")
         wait_until(lambda: line.told)
         line.s0.mute = False
 
