@@ -50,6 +50,7 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotAllowed,
+    NotStored,
     RoundClosed,
     RoundFailed,
     ServerUnreachable,
@@ -71,7 +72,7 @@ _KEPT_ROUNDS = 4
 # answers with which a server takes nothing more of a client for a round
 _REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
 # what costs a client one round, and nothing beyond it
-_ROUND_LOST = (*_REFUSED, ServerUnreachable)
+_ROUND_LOST = (*_REFUSED, NotStored, ServerUnreachable)
 
 
 _log = logging.getLogger("securemedian")

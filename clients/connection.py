@@ -18,7 +18,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ServerAddress
 from securemedian.mpc import wire
-from securemedian.mpc.errors import ConfigError, ServerUnreachable, from_code
+from securemedian.mpc.errors import (
+    ConfigError,
+    NotStored,
+    SecureMedianError,
+    ServerUnreachable,
+    from_code,
+)
 from securemedian.settings.keys import KeyPair
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
@@ -111,25 +117,26 @@ class Connection:
         """Send one request and return its answer.
 
         If it gets none, and the server has been reached before, it is sent again for `patience_s`
-        seconds, with growing pauses. Raises the error that the server answers with, or
-        ServerUnreachable if it does not answer.
+        seconds, with growing pauses, and likewise if the server has no room to store it. Raises the
+        error that the server answers with, or ServerUnreachable if it does not answer.
         """
         deadline = time.monotonic() + patience_s
-        pauses = _pauses()
-        while True:
+        for pause in _pauses():
             try:
                 reply = self._ask_once(op, fields or {}, arrays, progress)
+                if self._told and not _is_error(reply, NotStored):
+                    self._told = False
+                    self._report(f"{self._where} is back")
+                if reply.type == "error":
+                    code, message = reply.fields.get("code"), reply.fields.get("message")
+                    raise from_code(str(code), f"{self.label}: {message}")
                 break
-            except ServerUnreachable as error:
+            except (ServerUnreachable, NotStored) as error:
                 self.outlast(error, deadline)
-            self._cancelled.wait(next(pauses))
-        if reply.type == "error":
-            raise from_code(
-                str(reply.fields.get("code")), f"{self.label}: {reply.fields.get('message')}"
-            )
+            self._cancelled.wait(pause)
         return reply
 
-    def outlast(self, error: ServerUnreachable, deadline: float) -> None:
+    def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
         """Tell the user that this server is away and is asked again, if that has not been told.
 
         Raises `error` if the server has never been reached, or if `deadline` has passed.
@@ -167,9 +174,6 @@ class Connection:
             self._disconnect()
             self._connect()
             raise
-        if self._told:
-            self._told = False
-            self._report(f"{self._where} is back")
         return reply
 
     @property
@@ -328,6 +332,10 @@ def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = server_key.encode()
     return socket
+
+
+def _is_error(reply: wire.Message, kind: type[SecureMedianError]) -> bool:
+    return reply.type == "error" and reply.fields.get("code") == kind.code
 
 
 def _pauses() -> Iterator[float]:
