@@ -35,7 +35,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.servers import config
 from securemedian.servers.register import ENVELOPE_BYTES
-from securemedian.settings.keys import KeyPair
+from securemedian.settings.keys import KeyPair, load_signing_key
 from tests.daemons import SETTINGS, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -483,10 +483,12 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     alone.start("s1")
     s0 = alone.intruder("s0")
     here = config.load(alone.folder / "s1.toml").protocol.agreement()
+    secrets = (alone.folder / f"{server}.key_secret" for server in ("s0", "s1"))
+    here |= {"signing_keys": [load_signing_key(secret).public for secret in secrets]}
     hello = {"instance": "x", "agreement": here | {"release": securemedian.__version__}}
     asked = RoundParams.from_dict(PAIRWISE).to_dict()
     fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
-    fields["start_over"] = False
+    fields |= {"start_over": False, "start": bytes(32)}
     before = set(alone.folder.rglob("*"))
     frames: list[Sequence[wire.Part]] = [
         [b"junk"],
