@@ -51,14 +51,16 @@ class PeerControl:
             agreement,
             config.peer_wait_s,
             config.peer_timeout_s,
-            clock(),
         )
 
     def receive(self, parts: Sequence[wire.Part]) -> None:
         """Take one message.
 
         A wrong message is logged and changes nothing, or fails its round. It never ends the server.
+        Before this server is ready it takes none.
         """
+        if not self._ready():
+            return
         try:
             self._take(control.decode(parts))
         except FrameError as error:
@@ -73,11 +75,25 @@ class PeerControl:
 
         Raises PeerUnavailable if the peer has not appeared within its limit.
         """
+        if not self._ready():
+            return
         now = self._clock()
         if now >= self._next_hello:
             self._send(self._hello)
             self._next_hello = now + HELLO_S
         self._changed(self.watch.tick(now))
+
+    def _ready(self) -> bool:
+        """Return whether this server can take part in a round, and once it can, begin to wait.
+
+        Until then it says no hello and takes none, so that the two servers are linked only when
+        both have compiled: no limit for an answer ever runs while a compiler does.
+        """
+        if not self.watch.begun and self._engine.ready:
+            config = self._config
+            logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
+            self.watch.begin(self._clock())
+        return self.watch.begun
 
     def _take(self, message: Message) -> None:
         match message:
