@@ -76,6 +76,7 @@ class Daemon:
         self._rounds = Rounds(config, store, self._engine, self._send)
         self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
         self._stop_asked = False
+        self._log = logs.BoundedLog()
 
     def run(self) -> None:
         """Serve until `ask_to_stop` is called and the round has ended.
@@ -124,7 +125,7 @@ class Daemon:
         except zmq.ZMQError as error:
             # trouble with a socket, above all a lack of descriptors, ends the round and not the
             # server
-            logs.event("socket-error", logging.ERROR, error)
+            self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:

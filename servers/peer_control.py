@@ -46,6 +46,7 @@ class PeerControl:
         agreement = config.protocol.agreement() | {"release": securemedian.__version__}
         self._hello = Hello(os.urandom(8).hex(), agreement)
         self._next_hello = clock()
+        self._log = logs.BoundedLog(clock)
         self.watch = PeerWatch(
             f"s{1 - config.party}",
             agreement,
@@ -64,10 +65,10 @@ class PeerControl:
         try:
             self._take(control.decode(parts))
         except FrameError as error:
-            logs.event("control-refused", logging.WARNING, reason=str(error))
+            self._log.event("control-refused", self.watch.name, reason=str(error))
         except Exception as error:
             # a defect in this server, which a message has brought to light
-            logs.event("control-error", logging.ERROR, error)
+            self._log.event("control-error", self.watch.name, logging.ERROR, error)
             self._fail(f"met a defect when {self.watch.name} sent a message: see its log")
 
     def tick(self) -> None:
@@ -109,8 +110,13 @@ class PeerControl:
                 self._open(message)
             case _:
                 # a message about a round from before our start, or about one that we refused
-                logs.event(
-                    "message-late", round=message.round, message=type(message).__name__.lower()
+                kind = type(message).__name__.lower()
+                self._log.event(
+                    "message-late",
+                    self.watch.name,
+                    logging.INFO,
+                    round=message.round,
+                    message=kind,
                 )
 
     def _open(self, asked: Open) -> None:
@@ -128,9 +134,9 @@ class PeerControl:
             entry = self._register.admit(asked, RoundParams.from_dict(asked.params), Training())
         except SecureMedianError as error:
             reason = cut(f"{self._config.name}: {error}")
-            logs.event(
+            self._log.event(
                 "open-refused",
-                logging.WARNING,
+                self.watch.name,
                 round=asked.round,
                 code=error.code,
                 reason=reason,
