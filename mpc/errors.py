@@ -163,6 +163,12 @@ class NotStored(SecureMedianError):
     code = "not-stored"
 
 
+class NoSocket(SecureMedianError):
+    """A server cannot open a socket now: it has too many connections."""
+
+    code = "no-socket"
+
+
 class DamagedUpload(SecureMedianError):
     """What a server reads from its disk is not what a client has sent."""
 

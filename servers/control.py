@@ -43,11 +43,15 @@ class Hello:
     peer: str
     # how many messages about rounds this instance has sent, by which a lost one is noticed
     sent: int
+    # the ids of the rounds that are live at the sender
+    rounds: list[str]
     agreement: dict[str, Any]
 
     def __post_init__(self) -> None:
         if not all(type(name) is str for name in self.agreement):
             raise ConfigError("`agreement` has a name that is not text")
+        if not all(type(name) is str for name in self.rounds):
+            raise ConfigError("`rounds` has an id that is not text")
 
 
 @dataclass(frozen=True)

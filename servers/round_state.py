@@ -623,7 +623,9 @@ class ServerRound:
         """Return whether a message is from before both servers have told where they are."""
         if self.party == 0 and isinstance(event, Resume) and self.live:
             return not self.resuming or event.session != self.session
-        return self.adrift and isinstance(event, OF_A_LINK)
+        # S1 asks to be asked once more
+        anew = self.resuming and isinstance(event, Again) and event.attempt == 0
+        return self.adrift and isinstance(event, OF_A_LINK) and not anew
 
     def _enter(self, state: State, now: float) -> None:
         self.state = state
@@ -747,9 +749,6 @@ class ServerRound:
                 self._drift(now)
             case Interrupted():
                 self._note_break(event.code, event.reason, now)
-            case Again() if self.state is State.OPENING:
-                # S1 has still to hear the latest `open`, which ends what broke off
-                pass
             case Again() if event.attempt == 0:
                 # S1 has not been asked to run the protocol, and is adrift
                 self._set_back(event.code, event.reason, now)
@@ -1028,7 +1027,7 @@ class ServerRound:
         match event:
             case Failure() | Failed():
                 return Failure(event.code, event.reason)
-            case Interrupted() if self.state is State.OPENING:
+            case Interrupted() | Again() if not self.begun:
                 return Failure(event.code, event.reason)
             case _ if self.discord:
                 return Failure(PeerProtocolError.code, self.discord)
@@ -1217,19 +1216,16 @@ _LEADER: Table = (
     | {
         (State.NEW, OpenAsked): (Transition(State.OPENING, (Effect.LOG, Open)),),
         **_alike(
-            ((State.OPENING, Interrupted), (State.OPENING, Overdue)),
+            ((State.OPENING, Interrupted), (State.OPENING, Again), (State.OPENING, Overdue)),
             Transition(State.FAILED, (*_FAIL_ASKED, Failed)),
         ),
         (State.OPENING, Turn): (Transition(State.OPENING, (Open,)),),
         # S1 has heard an earlier `open`
-        **_alike(
-            ((State.OPENING, Dealt), (State.OPENING, Uploaded), (State.OPENING, Again)),
-            Transition(State.OPENING),
-        ),
+        **_alike(((State.OPENING, Dealt), (State.OPENING, Uploaded)), Transition(State.OPENING)),
         (State.OPENING, Opened): (
             Transition(
                 State.OPEN,
-                (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Effect.ANSWER),
+                (Effect.LOG, Effect.BEGIN, Effect.ANSWER, Effect.PREPARE),
                 ServerRound.of_session,
             ),
             Transition(State.OPENING),

@@ -105,9 +105,7 @@ def a_round(
     **changes: Any,
 ) -> ServerRound:
     asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False)
-    made = ServerRound(
-        party, asked, params(**changes), NAMES, floor, LIMITS, frozenset(repeats)
-    )
+    made = ServerRound(party, asked, params(**changes), NAMES, floor, LIMITS, frozenset(repeats))
     if state:
         made._enter(state, 0.0)
     return made
@@ -179,7 +177,9 @@ class Both:
         for action in self.rounds[party].handle(event, now):
             if action is Effect.START:
                 self.started.append(party)
-            elif action is Effect.CHECK and self.rounds[party].dealt and not self.rounds[party].coin:
+            elif (
+                action is Effect.CHECK and self.rounds[party].dealt and not self.rounds[party].coin
+            ):
                 self.feed(party, Tossed(COIN), now)
             elif action is Effect.CHECK:
                 self.checks[party].append(self.rounds[party].under_check)
@@ -776,10 +776,15 @@ class Walk:
             )
             for here in self.rounds
         ]
-        queues = [
-            [(type(m), *map(str, vars(m).values())) for m in queue] for queue in self.queues
-        ]
-        more = tuple(self.prepared), self.breaks, self.crashes, self.opened, self.runs, self.included
+        queues = [[(type(m), *map(str, vars(m).values())) for m in queue] for queue in self.queues]
+        more = (
+            tuple(self.prepared),
+            self.breaks,
+            self.crashes,
+            self.opened,
+            self.runs,
+            self.included,
+        )
         return tuple(rounds), tuple(map(tuple, queues)), tuple(self.busy), more
 
     def copy(self) -> "Walk":
@@ -821,9 +826,9 @@ class Walk:
             if here.live and self.breaks:
                 yield party, Interrupted("closed", "why")
                 waits = here.adrift and not here.resuming if party == 0 else here.computed_here
-                if (here.state, Overdue) in TABLE[party] and not waits:
-                    if party == 0 or here.state is State.RUNNING:
-                        yield party, Overdue()
+                leads = party == 0 or here.state is State.RUNNING
+                if (here.state, Overdue) in TABLE[party] and leads and not waits:
+                    yield party, Overdue()
             if here.live and self.scenario.failures:
                 yield party, Failure("closed", "why")
 
@@ -1170,6 +1175,19 @@ OPEN_FIELDS = {
     "new_session": True,
     "start_over": False,
 }
+HELLO = {"instance": "a", "peer": "", "sent": 0, "rounds": [], "agreement": {}}
+RESUME = {
+    "round": ID,
+    "session": bytes(SESSION_BYTES),
+    "state": "open",
+    "attempt": 0,
+    "computed": False,
+    "held": {},
+    "dealt": [],
+    "passed": [],
+    "failed": [],
+    "coins": {},
+}
 WRONG = "x" * 900_000
 
 
@@ -1181,7 +1199,7 @@ WRONG = "x" * 900_000
         wire.pack("nonsense", {}),
         wire.pack(WRONG, {}),
         wire.pack("opened", {}),
-        wire.pack("opened", {"round": ID, "more": 1}),
+        wire.pack("opened", {"round": ID, "session": bytes(SESSION_BYTES), "more": 1}),
         wire.pack("opened", {"round": ID, WRONG: 1}),
         wire.pack("opened", {"round": 7}),
         wire.pack("opened", {"round": WRONG}),
@@ -1201,8 +1219,13 @@ WRONG = "x" * 900_000
         wire.pack("checked", {"round": ID, "clients": ["a", "b"], "failed": ["b", "a"]}),
         wire.pack("uploaded", {"round": ID, "client": "a", "digest": "text"}),
         wire.pack("held", {"round": ID, "held": None}),
-        wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2}}),
-        wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2, "lanes": 2}}),
+        wire.pack("hello", HELLO | {"agreement": {b"lanes": 2}}),
+        wire.pack("hello", HELLO | {"agreement": {b"lanes": 2, "lanes": 2}}),
+        wire.pack("hello", HELLO | {"rounds": [7]}),
+        wire.pack("resume", RESUME | {"session": b"short"}),
+        wire.pack("resume", RESUME | {"coins": {"a": "text"}}),
+        wire.pack("resume", RESUME | {"dealt": [7]}),
+        wire.pack("run", {"round": ID, "digest": b"", "attempt": 1, "session": b""}),
         wire.pack("open", OPEN_FIELDS | {"round": "1-../../../etc"}),
         wire.pack("open", OPEN_FIELDS | {"number": 2}),
         wire.pack("open", OPEN_FIELDS | {"session": bytes(300)}),
@@ -1211,6 +1234,8 @@ WRONG = "x" * 900_000
 )
 def test_control_refuses_what_is_no_message(parts: list[wire.Part]) -> None:
     control.decode(wire.pack("open", OPEN_FIELDS))
+    control.decode(wire.pack("hello", HELLO))
+    control.decode(wire.pack("resume", RESUME))
     with pytest.raises(FrameError) as caught:
         control.decode([bytes(part) for part in parts])
     assert len(str(caught.value)) < 2 * MAX_TEXT
@@ -1254,12 +1279,18 @@ def test_the_peer_is_watched() -> None:
     assert watch.tick(29.0) is None
     with pytest.raises(PeerUnavailable, match="not appeared"):
         watch.require()
-    assert watch.hello(Hello("first", {"lanes": 2}), 29.0) is Change.LINKED and watch.problem == ""
+    assert (
+        watch.hello(Hello("first", "", 0, [], {"lanes": 2}), 29.0, "us") is Change.LINKED
+        and watch.problem == ""
+    )
     watch.require()
-    assert watch.hello(Hello("first", {"lanes": 2}), 30.0) is None and watch.tick(34.9) is None
+    assert (
+        watch.hello(Hello("first", "us", 0, [], {"lanes": 2}), 30.0, "us") is None
+        and watch.tick(34.9) is None
+    )
     assert watch.tick(35.0) is Change.LOST and watch.tick(36.0) is None and "5 s" in watch.problem
-    assert watch.hello(Hello("second", {"lanes": 2}), 37.0) is Change.LINKED
-    assert watch.hello(Hello("third", {"lanes": 3}), 38.0) is Change.RESTARTED
+    assert watch.hello(Hello("second", "", 0, [], {"lanes": 2}), 37.0, "us") is Change.LINKED
+    assert watch.hello(Hello("third", "", 0, [], {"lanes": 3}), 38.0, "us") is Change.RESTARTED
     with pytest.raises(ParametersDiffer, match="lanes: 2 here, 3 there"):
         watch.require()
     assert watch.bye() is Change.LOST and watch.bye() is None
