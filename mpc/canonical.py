@@ -12,9 +12,6 @@ import msgpack
 
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 
-# of `digest`
-DIGEST_BYTES = 32
-
 T = TypeVar("T")
 
 

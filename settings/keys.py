@@ -235,7 +235,7 @@ def check_key_places(values: dict[str, Any], where: str) -> None:
         )
     if unsigned:
         raise ConfigError(
-            f"{where}: {' and '.join(unsigned)} without `signing_key`: fill it in with "
+            f"{where}: {' and '.join(unsigned)} without signing_key: fill it in with "
             "`securemedian keygen --join` and the server's new .key file (who runs the server "
             "makes it with `keygen --add-signing`)"
         )

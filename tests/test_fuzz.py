@@ -64,7 +64,7 @@ def test_frames(fuzz_examples: int) -> None:
 CONTROL = [
     control.Hello("instance", {"release": "1"}),
     control.Bye(),
-    control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, bytes(32)),
+    control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, "0" * 64),
     control.Uploaded("1-00000000", "key"),
     control.Close("1-00000000", {"key": b""}),
     control.Held("1-00000000", {"key": b""}),

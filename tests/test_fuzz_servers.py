@@ -106,7 +106,7 @@ def _leading(s0: Server) -> Iterator[str]:
 
 
 def _following(s1: Server) -> Iterator[str]:
-    s1.hear(Open(ROUND, 1, PARAMS.to_dict(), bytes(16), True, False, bytes(32)))
+    s1.hear(Open(ROUND, 1, PARAMS.to_dict(), bytes(16), True, False, "0" * 64))
     yield "open"
     s1.upload_all(ROUND)
     s1.hear(Close(ROUND, held(s1.keys)))
@@ -121,7 +121,7 @@ def _dealt(server: Server) -> Iterator[str]:
         round_id = server.open()
     else:
         round_id = ROUND
-        server.hear(Open(ROUND, 1, server.params.to_dict(), bytes(16), True, False, bytes(32)))
+        server.hear(Open(ROUND, 1, server.params.to_dict(), bytes(16), True, False, "0" * 64))
     server.deal(server.keys[0], round_id)
     server.hear(Dealt(round_id, server.keys[0]))
     if server.config.party == 1:
@@ -302,13 +302,13 @@ def all_messages(server: Server) -> list[control.Message]:
     latest = server.rounds.register.latest
     round_id = latest.server_round.round_id if latest else ROUND
     digest = latest.server_round.digest if latest else bytes(32)
-    another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False, bytes(32))
+    another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False, "0" * 64)
     return [
         Hello("one", ALIKE),
         Hello("two", ALIKE),
         Bye(),
         another,
-        *(Open("3-0000000c", 3, params, bytes(16), True, True, bytes(32)) for params in ROUNDS),
+        *(Open("3-0000000c", 3, params, bytes(16), True, True, "0" * 64) for params in ROUNDS),
         Opened(round_id),
         *(Dealt(round_id, key) for key in server.keys),
         *(Uploaded(round_id, key) for key in server.keys),
@@ -318,7 +318,7 @@ def all_messages(server: Server) -> list[control.Message]:
         Held(round_id, held(server.keys)),
         Run(round_id, digest),
         Ready(round_id),
-        Done(round_id, bytes(64)),
+        Done(round_id, 1, bytes(64)),
         Failed(round_id, "timeout", "why"),
     ]
 
@@ -376,7 +376,7 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
                 Held(rounds[0], {own: own.encode()}),
                 Failed(rounds[0], own, own),
                 Hello("one", ALIKE | {own: own}),
-                Open(f"{number}-0000000b", number, {own: own}, bytes(16), True, False, bytes(32)),
+                Open(f"{number}-0000000b", number, {own: own}, bytes(16), True, False, "0" * 64),
             ):
                 server.hear(message)
                 server.sent.clear()

@@ -445,7 +445,7 @@ def test_a_configuration_of_an_earlier_release_gets_the_signing_keys(tmp_path: P
         f'public_key = "{KEYS[0]}" # as of May\n[s1]\n  public_key = "{KEYS[1]}"\n'
         '  address = "tcp://127.0.0.1:2"\n'
     )
-    with pytest.raises(ConfigError, match=r"\[s0\] and \[s1\] without `signing_key`.*--join"):
+    with pytest.raises(ConfigError, match=r"\[s0\] and \[s1\] without signing_key.*--join"):
         ClientConfig.load(path)
     exchange.join(path, [handed("s0", "s0", KEYS[0]), handed("s1", "s1", KEYS[1])])
     config = ClientConfig.load(path)
