@@ -15,6 +15,7 @@ restarted, too.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -802,9 +803,10 @@ class Coordinator(_Member):
     ) -> str:
         """Open a round and return its id.
 
-        A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
-        The optimiser makes the next round's model of this one's result.
+        If S0 is away for a while, it is asked again, and opens one round only. A `model` (flat)
+        starts a new training run, and so does `reset`; without them the last training run goes on.
+        Without a `range_policy` or an `optimiser` the current one is kept. The optimiser makes the
+        next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
@@ -812,8 +814,10 @@ class Coordinator(_Member):
             "range": range_policy.to_dict() if range_policy else {},
             "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
+            "request": os.urandom(16).hex(),
         }
-        return str(self.servers[0].ask("open", fields, arrays).fields["round"])
+        answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
+        return str(answer.fields["round"])
 
     def dim(self) -> int:
         """Return how many values the model has that S0 keeps, or otherwise the latest round.

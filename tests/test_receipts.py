@@ -357,9 +357,9 @@ def downloads(member: Client | Coordinator, monkeypatch: pytest.MonkeyPatch) -> 
     for server in member.servers:
         ask = server.ask
 
-        def noting(op: str, *given: Any, ask: Any = ask) -> wire.Message:
+        def noting(op: str, *given: Any, ask: Any = ask, **named: Any) -> wire.Message:
             asked.append(op)
-            return ask(op, *given)
+            return ask(op, *given, **named)
 
         monkeypatch.setattr(server, "ask", noting)
     return asked
