@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -35,22 +34,19 @@ from securemedian.clients.connection import (
     Connection,
     Progress,
     Report,
-    ask_parties,
     unseen,
 )
-from securemedian.clients.dealer import Dealer
 from securemedian.clients.memory import Memory, Submission, fingerprint
 from securemedian.clients.results import Trainings
-from securemedian.clients.upload import Round, ShareHalf
+from securemedian.clients.sender import REFUSED, Sender
+from securemedian.clients.upload import Round
 from securemedian.mpc import dealing, wire
 from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import (
-    BadUpload,
     ChannelTimeout,
     ConfigError,
     DuplicateUpload,
     InputError,
-    NotAllowed,
     NotStored,
     RoundClosed,
     RoundFailed,
@@ -70,10 +66,8 @@ T = TypeVar("T")
 
 # the rounds whose results a client can give the form of its update: servers keep no more of them
 _KEPT_ROUNDS = 4
-# answers with which a server takes nothing more of a client for a round
-_REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
 # what costs a client one round, and nothing beyond it
-_ROUND_LOST = (*_REFUSED, NotStored, ServerUnreachable)
+_ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
 
 
 _log = logging.getLogger("securemedian")
@@ -81,16 +75,6 @@ _log = logging.getLogger("securemedian")
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-def _part_sent(
-    progress: Progress, before: int, half: int, total: int, sent: int, size: int
-) -> None:
-    """Tell how much of `total` bytes has been sent, where a request of `size` is under way.
-
-    It has `half` of the bytes in it, and the rest of it is small.
-    """
-    progress(before + min(half, sent), total)
 
 
 @dataclass(frozen=True)
@@ -104,13 +88,13 @@ class _Shared:
     start: bytes
 
 
-def _is_uploaded(server: Connection, round_id: str, patience_s: float) -> bool:
-    """Return whether a server has this client's upload for a round."""
-    try:
-        found = server.ask("round", patience_s=patience_s).fields
-    except UnknownRound:
-        return False
-    return found["round"] == round_id and bool(found["submitted"])
+def _check_same(made: Submission, vector: NDArray[Any]) -> None:
+    """Raise DuplicateUpload unless an upload is that of this flat update."""
+    if made.update != fingerprint(vector):
+        raise DuplicateUpload(
+            f"another update of yours is on its way to round {made.round_id}, which takes one: "
+            "submit that one again, or wait for the next round"
+        )
 
 
 class _Limit:
@@ -345,26 +329,25 @@ class Client(_Member):
     def __init__(self, config: ClientConfig, **options: Any) -> None:
         super().__init__(config, **options)
         try:
-            self._memory = Memory(Path(config.state_dir) if config.state_dir else None)
+            memory = Memory(Path(config.state_dir) if config.state_dir else None)
         except BaseException:
             super().close()
             raise
-        if self._memory.rounds:
-            # an earlier process has reached them
-            for server in self.servers:
-                server.reached = True
+        self._sender = Sender(
+            memory,
+            self.servers,
+            self._connect,
+            lambda *given: self.deal(*given),
+            config.retry_limit_s,
+        )
         # the id of the round last waited for: the next round has another id
         self._seen = ""
         # the round last waited for, until servers have an update for it or refuse it
         self._open: Round | None = None
-        # what deals for a round that this object has seen, until an update is submitted to it
-        self._dealer: Dealer | None = None
         # the id of the round last submitted to, which holds this client's upload
         self._submitted = ""
         # the latest rounds for which this object has shared an update
         self._shared: dict[str, _Shared] = {}
-        # whether both servers have said which party they are
-        self._parties_known = False
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet.
@@ -386,21 +369,20 @@ class Client(_Member):
             current = self._wait(
                 self.servers[0], self._look_for_round, limit, "no new round was opened"
             )
-            if (made := self._memory.submission(current.round_id)) is None:
+            if (made := self._sender.made(current.round_id)) is None:
                 break
-            self._remember(made, current.params)
             try:
-                self._send(made, limit.left_s, again=True)
+                self._send(made, current.params, patience_s=limit.left_s, again=True)
                 current = replace(current, submitted=True)
                 break
-            except _REFUSED as error:
+            except REFUSED as error:
                 self._seen = current.round_id
                 self.report(f"going on to the next round: {error}")
         self._open, self._seen = current, current.round_id
         if current.submitted:
             self._submitted = self._seen
         elif not current.dealing_lost:
-            self._dealer_for(current)
+            self._sender.begin(current)
         return current
 
     def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> Dealt:
@@ -413,8 +395,7 @@ class Client(_Member):
 
     def close(self) -> None:
         """End what goes on in the background, and close all connections."""
-        self._stop_dealing()
-        self._memory.close()
+        self._sender.close()
         super().close()
 
     def submit(self, update: Any, round_id: str = "", progress: Progress = unseen) -> None:
@@ -440,32 +421,20 @@ class Client(_Member):
         """
         vector, spec = updates.flatten(update)
         current = self._round_for(round_id)
-        made, again = self._memory.submission(current.round_id), True
-        if made is None:
-            self._check_free(current)
-            values = self.encode(vector, current)
-            self._check_parties()
-            halves, again = self._halves(values, current, progress), False
-            made = Submission(
-                current.round_id,
-                current.params.digest,
-                current.start,
-                fingerprint(vector),
-                halves,
-            )
-        elif made.update != fingerprint(vector):
-            raise DuplicateUpload(
-                f"another update of yours is on its way to round {current.round_id}, which takes "
-                "one: submit that one again, or wait for the next round"
-            )
-        self._remember(made, current.params, spec)
-        self._memory.keep(made)
-        self._stop_dealing()
+        made = self._sender.made(current.round_id)
+        again = made is not None
+        if made is not None:
+            _check_same(made, vector)
         try:
-            self._send(made, self.config.retry_limit_s, progress, again)
-        finally:
-            if self._memory.submission(current.round_id) is None:
-                self._open = None
+            if made is None:
+                self._check_free(current)
+                values = self.encode(vector, current)
+                made = self._sender.make(vector, values, current, progress)
+            self._send(made, current.params, spec, progress=progress, again=again)
+        except REFUSED:
+            self._open = None
+            raise
+        self._open = None
 
     def fit(
         self,
@@ -550,119 +519,36 @@ class Client(_Member):
             self.report(f"{name}: the result is loaded")
         return done
 
-    def _check_parties(self) -> None:
-        """Raise ConfigError unless [s0] is party 0 and [s1] is party 1. Asks both once."""
-        if not self._parties_known:
-            ask_parties(self.servers, self.config.retry_limit_s)
-            self._parties_known = True
-
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
         tried = current.round_id in self._shared
         if current.submitted or tried:
-            self._open = None
             raise DuplicateUpload(
                 f"an upload of yours for round {current.round_id} was "
                 f"{'stored' if current.submitted else 'attempted'} already: "
                 "wait for its result, or for the next round"
             )
         if current.dealing_lost:
-            self._open = None
             raise DuplicateUpload(
                 f"you dealt for round {current.round_id} before a restart, and the secrets of that "
                 "dealing are lost: this round goes on without you, wait for the next one"
             )
 
-    def _halves(
-        self, values: NDArray[Any], current: Round, progress: Progress
-    ) -> tuple[ShareHalf, ShareHalf]:
-        """Return what S0 and S1 get of encoded values, once both have the dealing for them.
-
-        Raises what a server answers to the dealing, which is then forgotten.
-        """
-        dealer = self._dealer_for(current)
-        if dealer is None:
-            return upload.split(values, current)
-        try:
-            return upload.rotate(dealer.join(progress), values)
-        except _REFUSED:
-            self._memory.forget(current.round_id)
-            self._stop_dealing()
-            self._open = None
-            raise
-
-    def _remember(
-        self, made: Submission, params: RoundParams, spec: updates.Spec | None = None
+    def _send(
+        self,
+        made: Submission,
+        params: RoundParams,
+        spec: updates.Spec | None = None,
+        **options: Any,
     ) -> None:
-        """Note that an update was shared for a round, and the form that it had."""
+        """Send an upload (`Sender.send`), and note what its result will have to fit."""
         self._seen, self._submitted = made.round_id, ""
         if spec is not None or made.round_id not in self._shared:
             self._shared[made.round_id] = _Shared(params, spec, made.start)
         while len(self._shared) > _KEPT_ROUNDS:
             del self._shared[next(iter(self._shared))]
-
-    def _send(
-        self,
-        made: Submission,
-        patience_s: float,
-        progress: Progress = unseen,
-        again: bool = False,
-    ) -> None:
-        """Send an upload to both servers, and forget it once they have acknowledged it.
-
-        With `again` a server that has it is left out. Raises what a server answers; an upload that
-        is refused is forgotten, too.
-        """
-        total, before = sum(half.share.nbytes for half in made.halves), 0
-        try:
-            for server, half in zip(self.servers, made.halves, strict=True):
-                if not (again and _is_uploaded(server, made.round_id, patience_s)):
-                    server.ask(
-                        "upload",
-                        {"round": made.round_id, "params": made.params, "form": half.form},
-                        {"share": half.share},
-                        patience_s,
-                        partial(_part_sent, progress, before, half.share.nbytes, total),
-                    )
-                before += half.share.nbytes
-                progress(before, total)
-        except _REFUSED:
-            self._memory.forget(made.round_id)
-            raise
-        self._memory.forget(made.round_id)
+        self._sender.send(made, **options)
         self._submitted = made.round_id
-
-    def _dealer_for(self, current: Round) -> Dealer | None:
-        """Return what deals for a round, or None if nobody deals. It begins at the first call.
-
-        One that got no answers begins anew, with the same dealing.
-        """
-        if (
-            self._dealer
-            and self._dealer.round_id == current.round_id
-            and not self._dealer.unanswered
-        ):
-            return self._dealer
-        self._stop_dealing()
-        if shape := current.params.dealing:
-            draw = self._memory.draw(current.round_id, current.params.digest, current.index)
-            connections = self._connect()
-            for connection, server in zip(connections, self.servers, strict=True):
-                connection.reached = server.reached
-            self._dealer = Dealer(
-                # each server gets the half that it got the first time, whatever S0 says now
-                replace(current, index=draw.index),
-                shape,
-                connections,
-                lambda shape, current: self.deal(shape, current, draw.entropy()),
-                self.config.retry_limit_s,
-            )
-        return self._dealer
-
-    def _stop_dealing(self) -> None:
-        if self._dealer:
-            self._dealer.close()
-            self._dealer = None
 
     def result(self, round_id: str = "", timeout_s: float | None = None) -> Any:
         """Wait for the result of a round, by default the one last submitted to, and return it.
@@ -712,9 +598,8 @@ class Client(_Member):
             found = self._latest(self.config.retry_limit_s)
         except UnknownRound:
             found = {}
-        if made := self._memory.submission(found.get("round", "")):
-            self._remember(made, RoundParams.from_dict(found["params"]))
-            self._send(made, self.config.retry_limit_s, again=True)
+        if made := self._sender.made(found.get("round", "")):
+            self._send(made, RoundParams.from_dict(found["params"]), again=True)
         elif not found.get("submitted"):
             raise InputError(
                 "there is no result to ask for before a submit(): "
@@ -748,7 +633,7 @@ class Client(_Member):
         try:
             # `_wait` asks again where there is no answer
             found = self._latest(0.0)
-            seen = found["round"] == self._seen and not self._memory.submission(self._seen)
+            seen = found["round"] == self._seen and not self._sender.made(self._seen)
             if found["state"] != "open" or seen:
                 return None
             return self._round(found, 0.0)
@@ -760,7 +645,7 @@ class Client(_Member):
         """Return the round that S0 describes, with its model and range."""
         self._forget_ended(found["round"], patience_s)
         submitted = bool(found.get("submitted"))
-        kept = found["round"] in self._memory.rounds
+        kept = found["round"] in self._sender.rounds
         params = RoundParams.from_dict(found["params"])
         training = self._training(found["round"], bytes.fromhex(found["start"]), patience_s)
         published = training.published_for(params)
@@ -779,7 +664,7 @@ class Client(_Member):
 
     def _forget_ended(self, latest: str, patience_s: float) -> None:
         """Delete what is kept for rounds before the latest, if they have ended."""
-        for round_id in self._memory.rounds:
+        for round_id in self._sender.rounds:
             if round_id == latest:
                 continue
             try:
@@ -787,7 +672,7 @@ class Client(_Member):
             except UnknownRound:
                 state = "forgotten"
             if state in ("published", "failed", "forgotten"):
-                self._memory.forget(round_id)
+                self._sender.forget(round_id)
 
 
 class Coordinator(_Member):
