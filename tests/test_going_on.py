@@ -198,6 +198,35 @@ def test_submit_goes_on_where_it_ended_and_takes_no_other_update(
     finish(pair, client, round_id)
 
 
+def test_fit_goes_on_with_the_update_that_it_has_trained(
+    pair: Pair, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is away for longer than `retry_limit_s`, and the round is still open after it."""
+    line = Line(pair, opened, retry_limit_s=0.2)
+    round_id = open_round(pair, "shares")
+    at_upload(monkeypatch, "S1", lambda: setattr(line.s1, "refuse", True))
+    model, trained, said = np.zeros(DIM, np.float32), list[int](), list[str]()
+
+    def train(model: NDArray[np.float32]) -> None:
+        trained.append(1)
+        model[:] = update(1)
+
+    def report(text: str) -> None:
+        said.append(text)
+        if text.startswith("going on to the next round: S1"):
+            line.s1.refuse = False
+        if "stored already" in text:
+            finish(pair, client, round_id)
+
+    client = line.client()
+    assert client.fit(model, train, 1, WAIT_S, report) == 1
+    assert trained == [1]
+    assert said[-2:] == [
+        f"round {round_id}: an upload of yours is stored already, waiting for the result",
+        f"round {round_id}: the result is loaded",
+    ]
+
+
 def test_waits_outlast_a_server_that_is_away_and_say_so_once(pair: Pair, line: Line) -> None:
     before = open_round(pair, "shares")
     client = line.client()
