@@ -237,11 +237,12 @@ class _Member:
         private = params.result_to == "clients"
         answers = self._answers(round_id, limit, both=private)
         record = self._checked(round_id, answers, params).record
-        start = self._training(round_id, record.start, limit.left_s)
         if private:
+            if start := self._trainings.find(record.start):
+                self._trainings.keep(start.counted())
             one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
-            self._trainings.keep(start.counted())
             return upload.combine(one, other, params)[None]
+        start = self._training(round_id, record.start, limit.left_s)
         party = next(iter(answers))
         opened = results.opened_of(answers[party], party, record, params)
         after, published = finish(start, params, opened, results.total_of(record, params))
