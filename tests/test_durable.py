@@ -285,7 +285,8 @@ def test_both_servers_killed_keep_what_they_have_acknowledged(two: Two) -> None:
         now = two.ask(party, two.servers[0].coordinator, "status").fields
         assert {**now, "id": 0, "peer_linked": 0} == {**before, "id": 0, "peer_linked": 0}
     again = two.ask(0, two.servers[0].keys[0], "result", round=round_id)
-    assert np.array_equal(again.arrays["results"], result.arrays["results"])
+    assert np.array_equal(again.arrays["opened"], result.arrays["opened"])
+    assert {**again.fields, "id": 0} == {**result.fields, "id": 0}
     # the next one has the next number
     two.run(two.linked)
     assert two.servers[0].open().startswith("2-")
@@ -513,14 +514,16 @@ def test_an_older_database_takes_the_missing_steps_or_none(
 def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     """A new field of `ServerRound` has to be stored, or to be told again on a new link."""
     fields = set(ServerRound.__dataclass_fields__)
-    given = {"party", "asked", "params", "names", "floor", "limits", "repeats"}
+    given = {"party", "asked", "params", "names", "floor", "limits", "repeats", "signing_key"}
     times = {"deadline", "retry_at", "away_until"}
     rows = {"dealt_here", "here", "coins", "passed", "failed"}
     of_a_link = {"resuming", "session", "new_session", "dealt_there", "there", "under_check"}
-    of_a_link |= {"coin", "failed_here", "failed_there", "computed_there"}
+    of_a_link |= {"coin", "failed_here", "failed_there", "computed_there", "vouched", "unlisted"}
+    # in the file of the result
+    of_the_result = {"receipt"}
     # they end the round at once
     at_the_end = {"discord", "abandoned"}
     from tests.test_round_state import a_round
 
     saved = a_round(0, State.OPEN).saved().keys()
-    assert fields == given | times | rows | of_a_link | at_the_end | saved
+    assert fields == given | times | rows | of_a_link | of_the_result | at_the_end | saved
