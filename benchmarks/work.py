@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc import compare, ring, share
+from securemedian.mpc import compare, ring, share, training
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.dealing import DealtUpload
 from securemedian.mpc.errors import ConfigError
@@ -36,7 +36,6 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.mpc.ranges.follow import FollowRange
-from securemedian.servers import training
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18

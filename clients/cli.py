@@ -1,4 +1,4 @@
-"""The verbs `submit` and `round`.
+"""The verbs `submit` and `round`; `receipt` has a module of its own.
 
 What a verb needs is imported when it runs, so that --help needs nothing.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files
+from securemedian.clients import files, receipts
 from securemedian.clients.flags import (
     add_method,
     add_method_options,
@@ -38,6 +38,7 @@ def add_verbs(subparsers: "Verbs") -> None:
     """Add this package's verbs to the `securemedian` command."""
     _add_submit(subparsers)
     _add_round(subparsers)
+    receipts.add_verb(subparsers)
 
 
 def _add_submit(subparsers: "Verbs") -> None:
@@ -56,7 +57,17 @@ def _add_submit(subparsers: "Verbs") -> None:
         metavar="FILE",
         help="wait for the result and write it in the same form",
     )
+    _add_receipt(verb)
     verb.set_defaults(run=_submit)
+
+
+def _add_receipt(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--receipt",
+        type=Path,
+        metavar="FILE",
+        help="wait for the result and write what both servers have signed: `securemedian receipt`",
+    )
 
 
 def _submit(options: argparse.Namespace) -> None:
@@ -64,40 +75,51 @@ def _submit(options: argparse.Namespace) -> None:
     from securemedian.clients.update import flatten, unflatten
 
     update = files.read(options.update)
-    if options.result:
-        files.check_writable(options.result)
-    with Client.from_config(options.config) as client:
+    wanted = [path for path in (options.result, options.receipt) if path]
+    for path in wanted:
+        files.check_writable(path)
+    with Client.from_config(options.config, report=_tell) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
-        if current.submitted and options.result:
+        if current.submitted and wanted:
             print(
-                f"round {current.round_id} has an upload of this client already: nothing was sent"
+                f"round {current.round_id} has an upload of this client already, and takes no other"
             )
             result = unflatten(client.result(), flatten(update)[1])
         else:
             _submit_and_warn(client, update)
             print(f"submitted to round {current.round_id}")
-            if not options.result:
+            if not wanted:
                 return
             result = client.result()
-        files.write(options.result, result)
-        _say_result(client, current.round_id, options.result)
+        if options.result:
+            files.write(options.result, result)
+        _say_result(client, current.round_id, options)
+
+
+def _tell(text: str) -> None:
+    print(f"securemedian: {text}", file=sys.stderr, flush=True)
 
 
 def _submit_and_warn(client: "Client", update: Any) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
+    from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
 
-    with warnings.catch_warnings(record=True) as caught:
+    with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
-        client.submit(update)
+        client.submit(update, progress=progress)
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 
 
-def _say_result(member: "Client | Coordinator", round_id: str, file: Path) -> None:
-    """Say where the result is, and who was left out of it and why, with a line per reason."""
-    print(f"result of round {round_id} in {file}")
+def _say_result(member: "Client | Coordinator", round_id: str, options: argparse.Namespace) -> None:
+    """Write the receipt, and say where it and the result are, and who was left out and why."""
+    if options.result:
+        print(f"result of round {round_id} in {options.result}")
+    if options.receipt:
+        receipts.save(member.receipt(round_id), options.receipt)
+        print(f"receipt of round {round_id} in {options.receipt}")
     names: dict[str, list[str]] = {}
     for name, why in member.left_out(round_id).items():
         names.setdefault(why, []).append(name)
@@ -135,10 +157,12 @@ def _add_round(subparsers: "Verbs") -> None:
             )
         elif name == "result":
             action.add_argument(
-                "file",
+                "result",
                 type=Path,
+                metavar="file",
                 help="the .npy file to write: the model as one float32 vector, or one row per rank",
             )
+            _add_receipt(action)
 
 
 def _add_open(actions: "Verbs") -> None:
@@ -190,7 +214,7 @@ def _as_coordinator(
     def run(options: argparse.Namespace) -> None:
         from securemedian.clients.client import Coordinator
 
-        with Coordinator.from_config(options.config) as coordinator:
+        with Coordinator.from_config(options.config, report=_tell) as coordinator:
             act(coordinator, options)
 
     return run
@@ -232,11 +256,13 @@ def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 
 def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    files.check_writable(options.file)
+    for path in (options.result, options.receipt):
+        if path:
+            files.check_writable(path)
     round_id = _round(coordinator, options)
     results = coordinator.results(round_id)
-    files.write(options.file, results if len(results) > 1 else results[0])
-    _say_result(coordinator, round_id, options.file)
+    files.write(options.result, results if len(results) > 1 else results[0])
+    _say_result(coordinator, round_id, options)
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:

@@ -10,7 +10,12 @@ from typing import Self
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.keys import check_key_places, check_public_key
+from securemedian.settings.keys import (
+    check_key_places,
+    check_public_key,
+    check_signing_key,
+    fingerprint,
+)
 from securemedian.settings.toml import read_toml
 
 
@@ -22,10 +27,18 @@ class ServerAddress:
     address: str
     # the line `public-key` of the server's .key file
     public_key: str
+    # the line `signing-key` there, with which the server signs what it vouches for
+    signing_key: str
 
     def __post_init__(self) -> None:
         check_endpoint(self.address)
         check_public_key(self.public_key)
+        check_signing_key(self.signing_key)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the server's keys, to compare with who runs it."""
+        return fingerprint(self.public_key, self.signing_key)
 
 
 @dataclass(frozen=True)
@@ -38,21 +51,26 @@ class ClientConfig:
     key_file: str
     s0: ServerAddress
     s1: ServerAddress
-    # the limit for one request and its answer
+    # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
+    # a client forgets what it has made for a round when it ends.
+    state_dir: str = ""
+    # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
+    # how long a request that got no answer is sent again
+    retry_limit_s: float = 3600.0
     # how long to wait for a round to open, or for its result
     wait_timeout_s: float = 86400.0
     # the time between two requests while waiting
     poll_interval_s: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("reply_timeout_s", "wait_timeout_s", "poll_interval_s"):
+        for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
                     f"{name} must be more than 0 seconds and finite, "
                     f"not {quoted(getattr(self, name))}"
                 )
-        for what in ("address", "public_key"):
+        for what in ("address", "public_key", "signing_key"):
             if getattr(self.s0, what) == getattr(self.s1, what):
                 raise ConfigError(
                     f"[s0] and [s1] have the same {what}: they must name two servers, because "
@@ -72,4 +90,8 @@ class ClientConfig:
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
         config = build(cls, values, str(path))
-        return replace(config, key_file=str(path.parent / config.key_file))
+        return replace(
+            config,
+            key_file=str(path.parent / config.key_file),
+            state_dir=str(path.parent / config.state_dir) if config.state_dir else "",
+        )

@@ -46,6 +46,8 @@ class Round:
     # and what the next scale is; only rounds on buckets have them
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     policy: RangePolicy | None = None
+    # the digest of the training run that the round starts from
+    start: bytes = b""
     # whether S0 has an upload of this client already, for example from before a restart
     submitted: bool = False
     # whether S0 has a dealing of this client from before a restart, and no upload: its secrets are

@@ -5,9 +5,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
+from securemedian.mpc import ring
+from securemedian.mpc.arrays import PublicValues, Words
 from securemedian.mpc.canonical import build, digest, flat
 from securemedian.mpc.dealing import Dealing
-from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.errors import ConfigError, PeerProtocolError, quoted
 from securemedian.mpc.methods.base import Chunk, Method
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import check_one_of, check_whole, options_of, refuse_foreign
@@ -115,6 +117,11 @@ class RoundParams:
         return self.method.named_weights
 
     @property
+    def opened_bits(self) -> int:
+        """Return the bits of one opened value, or of a server's share of it, as it is sent."""
+        return self.method.opened_bits_for(self.max_clients)
+
+    @property
     def max_total(self) -> int:
         """Return the total weight of a round in which everybody takes part."""
         return self.method.max_total(self.max_clients)
@@ -143,6 +150,20 @@ class RoundParams:
     ) -> Chunk:
         """Return coordinates [begin, end) of a round on these uploads."""
         return Chunk(uploads, weights, self.layout, self.max_clients, begin, end, batch)
+
+    def unpack_opened(self, words: Words, total: int) -> PublicValues:
+        """Return the opened values, shape (results, d), of a round whose clients weigh `total`.
+
+        Raises PeerProtocolError if there are more or fewer packed words than these take.
+        """
+        rows = self.method.opened_rows(total)
+        expected = ring.packed_words(rows * self.dim, self.opened_bits)
+        if words.shape != (expected,):
+            raise PeerProtocolError(
+                f"the opened values are {words.shape} words, and {expected} were expected"
+            )
+        values = ring.unpack(words, self.opened_bits, rows * self.dim)
+        return PublicValues(values.reshape(rows, self.dim))
 
     # As a map
 

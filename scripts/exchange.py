@@ -16,11 +16,15 @@ from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.servers import config as server_config
 from securemedian.settings.keys import (
+    SERVERS,
+    KeyPlace,
     check_public_key,
+    check_signing_key,
     fingerprint,
     is_public_key,
     key_places,
     load_keys,
+    load_signing_key,
 )
 from securemedian.settings.toml import read_toml
 
@@ -34,12 +38,15 @@ STDIN = "-"
 
 # A mail program may have broken the line, so that any white space separates the words.
 _LINE = re.compile(
-    rf"(?<!\S)({'|'.join(ROLES)})\s+({NAME})\s+(\S{{40}})\s+((?:[0-9A-Z]{{5}}-){{3}}[0-9A-Z]{{5}})"
+    rf"(?<!\S)({'|'.join(ROLES)})\s+({NAME})\s+(\S{{40}})(?:\s+(\S{{40}}))?"
+    r"\s+((?:[0-9A-Z]{5}-){3}[0-9A-Z]{5})"
     r"(?!\S)"
 )
-_SETTING = re.compile(r'^\s*(role|name|public-key|secret-key)\s*=\s*"(.*)"\s*$')
+_SETTING = re.compile(
+    r'^\s*(role|name|signing-key|public-key|secret-key|signing-secret)\s*=\s*"(.*)"\s*$'
+)
 # what else a .key file has: comments and the titles of its parts
-_REST_OF_KEY_FILE = re.compile(r"^\s*(#(\s.*)?|metadata|curve)?\s*$")
+_REST_OF_KEY_FILE = re.compile(r"^\s*(#(\s.*)?|metadata|signing|curve)?\s*$")
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class PublicKey:
     role: str
     name: str
     key: str
+    # of a server alone
+    signing_key: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -59,11 +68,37 @@ class PublicKey:
                 f"not {quoted(self.name)}"
             )
         check_public_key(self.key)
+        if self.role not in SERVERS:
+            if self.signing_key:
+                raise ConfigError(f"{self.name} is a {self.role}, which has no signing key")
+        elif self.signing_key:
+            check_signing_key(self.signing_key)
+        else:
+            raise ConfigError(
+                f"the key of {self.name} comes without a signing key, as in earlier releases: have "
+                "`securemedian keygen --add-signing` run there, and the new line or .key file sent"
+            )
+
+    @property
+    def keys(self) -> list[str]:
+        """The public key, and the signing key if there is one."""
+        return [self.key, *([self.signing_key] if self.signing_key else [])]
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the keys."""
+        return fingerprint(*self.keys)
 
     @property
     def line(self) -> str:
-        """The line to hand out; its last word shows whether the key was copied without mistake."""
-        return f"{self.role} {self.name} {self.key} {fingerprint(self.key)}"
+        """The line to hand out; its last word shows whether the keys were copied unharmed."""
+        return " ".join([self.role, self.name, *self.keys, self.fingerprint])
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a configuration says of the keys."""
+        signing = {"signing_key": self.signing_key} if self.signing_key else {}
+        return {"public_key": self.key, **signing}
 
 
 def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
@@ -101,19 +136,22 @@ def parse_public_keys(text: str, name: str = "") -> list[PublicKey]:
     """
     found = []
     for match in _LINE.finditer(text):
-        role, whose, key, digits = match.groups()
+        role, whose, key, signing_key, digits = match.groups()
         check_public_key(key)
-        if fingerprint(key) != digits:
+        if signing_key:
+            check_signing_key(signing_key)
+        made = [key, *([signing_key] if signing_key else [])]
+        if fingerprint(*made) != digits:
             raise ConfigError(
                 f"the key of {whose} does not fit its fingerprint {digits}: "
                 "it was changed on the way; have it sent again"
             )
-        found.append(PublicKey(role, whose, key))
+        found.append(PublicKey(role, whose, *made))
     about: dict[str, str] = {}
     for line in _LINE.sub("", text).splitlines():
         if setting := _SETTING.match(line):
             about[setting[1]] = setting[2]
-            if setting[1] == "secret-key":
+            if setting[1] in ("secret-key", "signing-secret"):
                 raise ConfigError(
                     "this is a secret key, which nobody but its owner may have: take the .key file "
                     "without it, and if the secret has left its owner, have new keys made"
@@ -121,7 +159,8 @@ def parse_public_keys(text: str, name: str = "") -> list[PublicKey]:
             if setting[1] == "public-key":
                 whose = about.get("name", name)
                 role = about.get("role", whose if whose in ROLES else "client")
-                found.append(PublicKey(role, whose, about["public-key"]))
+                signing_key = about.get("signing-key", "")
+                found.append(PublicKey(role, whose, about["public-key"], signing_key))
                 about = {}
         elif not _REST_OF_KEY_FILE.match(line):
             raise ConfigError(
@@ -153,28 +192,34 @@ def join(path: Path, keys: Sequence[PublicKey]) -> list[str]:
             text = (
                 f'{text.rstrip()}\n\n[[{table}]]\nname = "{key.name}"\npublic_key = "{key.key}"\n'
             )
-            done.append(f"{key.name}: added to [[{table}]], {fingerprint(key.key)}")
+            done.append(f"{key.name}: added to [[{table}]], {key.fingerprint}")
         else:
-            kept = entries[place].get("public_key")
-            if is_public_key(kept) and kept != key.key:
-                raise ConfigError(
-                    f"{path} has another key of {key.name}, {fingerprint(kept)}, not "
-                    f"{fingerprint(key.key)}: ask which is right, and change it by hand if it is "
-                    "the new one"
-                )
+            _check_kept(entries[place], key, path)
             text = _filled(text, table, place, key)
-            done.append(f"{key.name}: {fingerprint(key.key)}")
+            done.append(f"{key.name}: {key.fingerprint}")
         values = _parsed(text, path)
-        if key.key not in {
-            entry.get("public_key")
+        if not any(
+            entry.items() >= key.settings.items()
             for entry in _entries(values, table, path)
             if table in _SINGLE or entry.get("name") == key.name
-        }:
+        ):
             raise ConfigError(
                 f"cannot find in {path} where the key of {key.name} belongs: paste it by hand"
             )
-    _replace(path, text)
+    replace_text(path, text)
     return done
+
+
+def _check_kept(entry: dict[str, Any], key: PublicKey, path: Path) -> None:
+    """Raise ConfigError if an entry has other keys of this party already."""
+    for setting, new in key.settings.items():
+        kept = entry.get(setting)
+        if is_public_key(kept) and kept != new:
+            raise ConfigError(
+                f"{path} has another {setting} of {key.name}, {fingerprint(kept)}, not "
+                f"{fingerprint(new)}: ask which is right, and change it by hand if it is the new "
+                "one"
+            )
 
 
 def check(path: Path) -> tuple[list[str], list[str]]:
@@ -189,26 +234,36 @@ def check(path: Path) -> tuple[list[str], list[str]]:
     owners: dict[str, str] = {}
     if isinstance(key_file := values.get("key_file"), str):
         try:
-            own = load_keys(path.parent / key_file).public.decode()
-            owners[own] = "this party's own key"
-            lines.append(f"{'own key':<20} {path.stem:<24} {fingerprint(own)}")
+            own = [load_keys(path.parent / key_file).public.decode()]
+            if _is_server(values):
+                own.append(load_signing_key(path.parent / key_file).public)
+            owners |= dict.fromkeys(own, "this party's own key")
+            lines.append(f"{'own key':<20} {path.stem:<24} {fingerprint(*own)}")
         except ConfigError as error:
             faults.append(str(error))
     for place in key_places(values):
-        if not is_public_key(place.key):
+        if not place.complete:
             lines.append(f"{place.table:<20} {place.name:<24} missing")
-            faults.append(f"{place.table} has no public key of {place.name}")
+            kind = "signing" if is_public_key(place.key) else "public"
+            faults.append(f"{place.table} has no {kind} key of {place.name}")
             continue
-        lines.append(f"{place.table:<20} {place.name:<24} {fingerprint(place.key)}")
-        if place.key in owners:
-            faults.append(f"{place.table} {place.name} has {owners[place.key]}")
-        owners.setdefault(place.key, f"the same key as {place.table} {place.name}")
+        lines.append(f"{place.table:<20} {place.name:<24} {place.fingerprint}")
+        faults += _doubles(place, owners)
     if not faults:
         if _is_server(values):
             server_config.load(path)
         else:
             ClientConfig.load(path)
     return lines, faults
+
+
+def _doubles(place: KeyPlace, owners: dict[str, str]) -> list[str]:
+    """Return who has the keys of this place already, and note that they stand here."""
+    keys = [key for key in (place.key, place.signing_key) if is_public_key(key)]
+    faults = [f"{place.table} {place.name} has {owners[key]}" for key in keys if key in owners]
+    for key in keys:
+        owners.setdefault(key, f"the same key as {place.table} {place.name}")
+    return faults
 
 
 def _is_server(values: dict[str, Any]) -> bool:
@@ -218,8 +273,8 @@ def _is_server(values: dict[str, Any]) -> bool:
 def _table(values: dict[str, Any], role: str) -> str | None:
     """Return the table in which this configuration has keys of a role, or None if it needs none."""
     if not _is_server(values):
-        return role if role in ("s0", "s1") else None
-    if role in ("s0", "s1"):
+        return role if role in SERVERS else None
+    if role in SERVERS:
         return None if role == f"s{values['party']}" else "peer"
     return f"{role}s"
 
@@ -250,7 +305,10 @@ def _names(values: dict[str, Any], name: str) -> bool:
 
 
 def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
-    """Return the text with the key, and in a list the name, in one table. All else stays."""
+    """Return the text with the keys, and in a list the name, in one table. All else stays.
+
+    A configuration of an earlier release has no line for a signing key, and gets one.
+    """
     header = re.compile(r"^[ \t]*\[.*$", re.MULTILINE)
     wanted = re.compile(rf"^[ \t]*\[+\s*{table}\s*\]+")
     starts = [match.start() for match in header.finditer(text)] + [len(text)]
@@ -263,7 +321,11 @@ def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
         return text
     start, end = spans[place]
     part = text[start:end]
-    for setting, value in (("public_key", key.key), ("name", key.name)):
+    signing = re.search(r"^[ \t]*signing_key[ \t]*=", part, re.MULTILINE)
+    if key.signing_key and not signing:
+        line = r'^([ \t]*)(public_key[ \t]*=[ \t]*"[^"]*".*)$'
+        part = re.sub(line, r'\1\2\n\1signing_key = ""', part, count=1, flags=re.MULTILINE)
+    for setting, value in {**key.settings, "name": key.name}.items():
         part = re.sub(
             rf'^([ \t]*{setting}[ \t]*=[ \t]*")[^"]*"',
             # neither keys nor names have a backslash, which would mean something here
@@ -282,7 +344,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot fill keys into {path}: paste them by hand ({error})") from error
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Replace a file in one step, and keep its mode."""
     new = path.with_name(f"{path.name}.new")
     try:

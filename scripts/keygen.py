@@ -19,14 +19,16 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.scripts.exchange import (
     NAME,
     ROLES,
+    SERVERS,
     STDIN,
     PublicKey,
     check,
     join,
     read_public_keys,
+    replace_text,
 )
 from securemedian.servers.config import MAX_CLIENTS
-from securemedian.settings.keys import MARK
+from securemedian.settings.keys import MARK, SIGNING_MARK, SigningKey, load_keys
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -78,7 +80,7 @@ def make_all(directory: Path, clients: int, net: Network) -> list[PublicKey]:
     roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(names, "client")
     _prepare(directory, list(roles))
     made = [_make_keys(directory, role, name) for name, role in roles.items()]
-    keys = {one.name: one.key for one in made}
+    keys = {one.name: one for one in made}
     for name, role in roles.items():
         (directory / f"{name}.toml").write_text(_configuration(role, name, keys, net, names))
     return made
@@ -92,7 +94,7 @@ def make_one(directory: Path, role: str, name: str, clients: int, net: Network) 
     _prepare(directory, [name])
     made = _make_keys(directory, role, name)
     (directory / f"{name}.toml").write_text(
-        _configuration(role, name, {name: made.key}, net, client_names(clients))
+        _configuration(role, name, {name: made}, net, client_names(clients))
     )
     return made
 
@@ -127,19 +129,61 @@ def _make_keys(directory: Path, role: str, name: str) -> PublicKey:
     # others can never read the secret, not even while it is written
     mask = os.umask(0o077)
     try:
-        public_file, _ = zmq.auth.create_certificates(directory, name)
+        public_file, secret_file = map(Path, zmq.auth.create_certificates(directory, name))
     finally:
         os.umask(mask)
     # pyzmq has a place for this, and writes it to the secret file alone
-    text = Path(public_file).read_text()
+    text = public_file.read_text()
     about = f'metadata\n    role = "{role}"\n    name = "{name}"\n'
-    Path(public_file).write_text(text.replace("metadata\n", about, 1))
+    public_file.write_text(text.replace("metadata\n", about, 1))
     os.chmod(public_file, 0o644)
-    return PublicKey(role, name, zmq.auth.load_certificate(public_file)[0].decode())
+    if role in SERVERS:
+        _sign(public_file, secret_file)
+    (made,) = read_public_keys([str(public_file)])
+    return made
+
+
+def _sign(public_file: Path, secret_file: Path) -> None:
+    """Add a new signing key to the files of a server, whose modes stay as they are."""
+    key = SigningKey.new()
+    public = f'signing\n    signing-key = "{key.public}"\n'
+    secret = f'{public}    signing-secret = "{key.secret}"\n'
+    mask = os.umask(0o077)
+    try:
+        # the secret first: a public key whose secret is nowhere would be handed out in vain
+        for file, lines in ((secret_file, secret), (public_file, public)):
+            replace_text(file, file.read_text().replace("curve\n", f"{lines}curve\n", 1))
+    finally:
+        os.umask(mask)
+
+
+def add_signing(secret_file: Path) -> PublicKey:
+    """Add a signing key to the key files that an earlier release made for a server.
+
+    Returns the public keys, to hand out. Raises ConfigError if `secret_file` is no NAME.key_secret,
+    if its NAME.key is not beside it or is not a server's, or if there is a signing key already.
+    """
+    public_file = secret_file.with_suffix(".key")
+    if secret_file.suffix != ".key_secret" or not public_file.is_file():
+        raise ConfigError(
+            f"name a server's NAME.key_secret whose NAME.key lies beside it, not {secret_file}"
+        )
+    load_keys(secret_file)
+    role = re.search(r'^\s*role = "(.*)"$', public_file.read_text(), re.MULTILINE)
+    if (whose := role[1] if role else public_file.stem) not in SERVERS:
+        raise ConfigError(f"{public_file} is a {whose}'s key, and servers alone sign")
+    if any("signing-" in file.read_text() for file in (secret_file, public_file)):
+        raise ConfigError(
+            f"{secret_file} or {public_file} has a signing key already, and a key once overwritten "
+            "is lost: nothing was changed"
+        )
+    _sign(public_file, secret_file)
+    (made,) = read_public_keys([str(public_file)])
+    return made
 
 
 def _configuration(
-    role: str, name: str, keys: Mapping[str, str], net: Network, clients: Sequence[str]
+    role: str, name: str, keys: Mapping[str, PublicKey], net: Network, clients: Sequence[str]
 ) -> str:
     """Return the TOML of one party.
 
@@ -147,12 +191,17 @@ def _configuration(
     """
 
     def public_key(of: str) -> str:
-        return f'public_key = "{keys.get(of, f"{MARK}{of}")}"'
+        key = keys.get(of)
+        lines = [f'public_key = "{key.key if key else f"{MARK}{of}"}"']
+        if of in SERVERS:
+            lines.append(f'signing_key = "{key.signing_key if key else f"{SIGNING_MARK}{of}"}"')
+        return "\n".join(lines)
 
-    if role not in ("s0", "s1"):
+    if role not in SERVERS:
         return CALLER.format(
             name=name,
             role=role,
+            state=STATE.format(name=name) if role == "client" else "",
             s0=f"tcp://{net.host0}:{net.s0}",
             s0_key=public_key("s0"),
             s1=f"tcp://{net.host1}:{net.s1}",
@@ -203,11 +252,16 @@ min_clients = 2
 
 {callers}"""
 
+STATE = """\
+# With it a client goes on after a restart. For one process at a time; never copy it.
+state_dir = "{name}-state"
+"""
+
 CALLER = """\
 # The {role}'s configuration. docs/samples shows all settings.
 name = "{name}"
 key_file = "{name}.key_secret"
-
+{state}
 [s0]
 address = "{s0}"
 {s0_key}
@@ -252,6 +306,15 @@ def add_verbs(verbs: "Verbs") -> None:
         type=Path,
         metavar="CONFIG",
         help="print the fingerprints of a configuration's keys, and name all that are missing",
+    )
+    exchange.add_argument(
+        "--add-signing",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "add a signing key to a server's NAME.key_secret, and to NAME.key beside it, which an "
+            "earlier release made without one"
+        ),
     )
     verb.add_argument(
         "--keys",
@@ -306,6 +369,8 @@ def _keygen(options: argparse.Namespace) -> None:
         _join(options.join, options.keys or [STDIN])
     elif options.check:
         _check(options.check)
+    elif options.add_signing:
+        _hand_out(add_signing(options.add_signing), options.add_signing.with_suffix(".key"))
     elif options.role:
         _make_one(options)
     else:
@@ -314,11 +379,11 @@ def _keygen(options: argparse.Namespace) -> None:
 
 def _check_flags(options: argparse.Namespace) -> None:
     """Raise ConfigError if flags do not fit together."""
-    config = options.join or options.check
+    config = options.join or options.check or options.add_signing
     if config and (options.directory or options.role or options.name or options.clients):
         raise ConfigError(
-            "--join and --check take a configuration that is there already: leave out DIR, --role, "
-            "--name and --clients"
+            "--join, --check and --add-signing take a file that is there already: leave out DIR, "
+            "--role, --name and --clients"
         )
     if options.keys and not options.join:
         raise ConfigError("--keys are others' keys, for --join")
@@ -357,10 +422,14 @@ def _make_one(options: argparse.Namespace) -> None:
     )
     directory: Path = options.directory
     made = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
-    print(f"hand out {directory / name}.key, or this line:")
+    _hand_out(made, directory / f"{name}.key")
+    print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
+
+
+def _hand_out(made: PublicKey, file: Path) -> None:
+    print(f"hand out {file}, or this line:")
     print(made.line)
     print("and read its last word, the fingerprint, out over the telephone")
-    print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
 
 
 def _join(path: Path, sources: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.keys import check_key_places, check_public_key
+from securemedian.settings.keys import check_key_places, check_public_key, check_signing_key
 from securemedian.settings.toml import read_toml
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
@@ -40,6 +40,8 @@ class Peer:
     """The other server: S1 listens, S0 connects."""
 
     public_key: str
+    # the line `signing-key` of its .key file, with which it signs what it vouches for
+    signing_key: str
     # at S0: where S1 listens
     address: str = ""
     # at S1: where S0 connects
@@ -47,6 +49,7 @@ class Peer:
 
     def __post_init__(self) -> None:
         check_public_key(self.public_key)
+        check_signing_key(self.signing_key)
         if bool(self.address) == bool(self.listen):
             raise ConfigError("[peer] needs `address` at S0 or `listen` at S1, and not both")
         check_endpoint(self.endpoint)
@@ -81,6 +84,12 @@ class ServerConfig:
     channel_timeout_s: float = 60.0
     # the limit for one run of the protocol
     round_limit_s: float = 3600.0
+    # how often a round's computation may break off before the round fails
+    max_attempts: int = 5
+    # the wait before a computation that broke off is tried again; it doubles each time, up to 60 s
+    retry_wait_s: float = 1.0
+    # how long the other server may be away from a round before the round fails
+    resume_limit_s: float = 86400.0
     # how long a running protocol may go on after SIGTERM
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together; a longer part ends its connection
@@ -107,12 +116,16 @@ class ServerConfig:
             "peer_timeout_s",
             "channel_timeout_s",
             "round_limit_s",
+            "retry_wait_s",
+            "resume_limit_s",
             "stop_limit_s",
         ):
             if not 0 < getattr(self, name) <= WEEK_S:
                 raise ConfigError(
                     f"{name} must be more than 0 and at most a week, not {getattr(self, name)}"
                 )
+        if not 1 <= self.max_attempts <= 1000:
+            raise ConfigError(f"max_attempts must be 1 to 1000, not {self.max_attempts}")
         if self.max_message_bytes <= 0:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
@@ -152,9 +165,9 @@ def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ..
     )
 
 
-def check_own_key(config: ServerConfig, public_key: str) -> None:
-    """Raise ConfigError if this server's own public key is listed as somebody else's."""
-    if public_key == config.peer.public_key:
+def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> None:
+    """Raise ConfigError if this server's own public keys are listed as somebody else's."""
+    if public_key == config.peer.public_key or signing_key == config.peer.signing_key:
         raise ConfigError(
             f"[peer] has {config.name}'s own public key: paste the key of the other server, "
             "which another organisation runs"

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import zmq
 
-from securemedian.mpc import pipeline
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
@@ -33,10 +32,12 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair, load_keys
+from securemedian.settings.keys import KeyPair, SigningKey, load_keys, load_signing_key
 
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
+# how many requests are taken before the loop looks elsewhere
+MOST_REQUESTS = 16
 # how long a server that stops waits for the peer's answer to its `bye`
 LEAVE_S = 1.0
 
@@ -45,7 +46,12 @@ class Daemon:
     """One server with its sockets."""
 
     def __init__(
-        self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
+        self,
+        config: ServerConfig,
+        keys: KeyPair,
+        signing: SigningKey,
+        store: Store,
+        descriptors: Descriptors,
     ) -> None:
         self._config, self._store, self._descriptors = config, store, descriptors
         self._context = zmq.Context(io_threads=2)
@@ -74,12 +80,15 @@ class Daemon:
             self._lane,
             self._wake,
         )
-        self._rounds = Rounds(config, store, self._engine, self._send)
+        self._rounds = Rounds(config, store, self._engine, signing, self._send)
         self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
         self._stop_asked = False
+        self._log = logs.BoundedLog()
 
     def run(self) -> None:
-        """Serve until `ask_to_stop` is called and the round has ended.
+        """Serve until `ask_to_stop` is called and no run is under way.
+
+        A round that has not ended is taken up by the next start.
 
         Raises PeerUnavailable if the peer does not appear within its limit, and LocalProtocolError
         if computations do not stop.
@@ -91,7 +100,8 @@ class Daemon:
             connections=self._descriptors.for_connections,
             descriptors=self._descriptors.limit,
         )
-        logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
+        # behind the loop, which has clients to answer; the other server waits for its end
+        self._engine.compile()
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
             poller.register(source, zmq.POLLIN)
@@ -100,32 +110,35 @@ class Daemon:
         logs.event("stopping", limit_s=config.stop_limit_s)
         self._rounds.stop()
         deadline = time.monotonic() + config.stop_limit_s
-        while self._rounds.live:
+        while self._rounds.running and time.monotonic() < deadline:
             self._turn(poller)
-            if time.monotonic() > deadline:
-                self._rounds.fail("was stopped, and its run did not finish within stop_limit_s")
 
     def _turn(self, poller: zmq.Poller) -> None:
         """Wait for something to happen, and handle it.
 
-        Takes at most one message from each side, looks after the engine, and lets time pass.
+        Takes a message of the peer and a few requests, looks after the engine, and lets time pass.
         """
         ready = dict(poller.poll(TICK_MS))
         try:
             if self._control in ready:
                 self._rounds.control(self._control.recv_multipart())
-            if self._clients.socket in ready and (request := self._clients.recv()):
-                self._desk.request(*request)
+            if self._clients.socket in ready:
+                # what has come at once is written to the disk at once
+                for _ in range(MOST_REQUESTS):
+                    if not (request := self._clients.recv()):
+                        break
+                    self._desk.request(*request)
+                self._rounds.flush()
             if self._wake_out in ready:
                 os.read(self._wake_out, 4096)
             self._rounds.engine_ended()
             self._engine.check()
             self._rounds.tick()
         except zmq.ZMQError as error:
-            # trouble with a socket, above all a lack of descriptors, ends the round and not the
-            # server
-            logs.event("socket-error", logging.ERROR, error)
-            self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
+            # trouble with a socket, above all a lack of descriptors, interrupts the round and does
+            # not end the server
+            self._log.event("socket-error", "loop", logging.ERROR, error)
+            self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
@@ -139,7 +152,7 @@ class Daemon:
     def close(self) -> bool:
         """Close all sockets except those of abandoned computations.
 
-        Returns whether there are no abandoned computations.
+        Returns whether no thread is left that still computes or compiles.
         """
         self._take_leave()
         finished = self._engine.close()
@@ -186,18 +199,17 @@ class Daemon:
 def serve(config: ServerConfig) -> None:
     """Run one server until it is told to stop."""
     logs.start(config.name)
+    # nobody else reads what is stored here
+    os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     keys = load_keys(config.key_file)
-    check_own_key(config, keys.public.decode())
+    signing = load_signing_key(config.key_file)
+    check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own)
-    start = time.monotonic()
-    logs.event("compiling")
-    pipeline.warm_up(config.protocol)
-    logs.event("compiled", seconds=round(time.monotonic() - start, 1))
-    daemon = Daemon(config, keys, store, descriptors)
+    daemon = Daemon(config, keys, signing, store, descriptors)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)
     signal.set_wakeup_fd(daemon.wake_fd)
@@ -211,8 +223,8 @@ def serve(config: ServerConfig) -> None:
 def _end_at_once(error: BaseException | None) -> NoReturn:
     """End the process, with status 2 if there is an `error`, without Python's own shutdown.
 
-    Python would free zmq's sockets while abandoned threads still use them, and zmq would abort or
-    hang.
+    Python would free zmq's sockets, or the compiler's memory, while threads still use them, and
+    zmq would abort or hang.
     """
     if error:
         logs.event("failed", logging.ERROR, reason=str(error))

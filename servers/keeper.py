@@ -1,24 +1,28 @@
 """The keeper of a server's training run: S0 keeps it on disk between rounds, S1 has none."""
 
-import logging
-from dataclasses import replace
 from typing import Any
 
+import securemedian
 from securemedian.mpc import ring
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
-from securemedian.servers import logs, training
+from securemedian.mpc.training import Training, finish
+from securemedian.servers import training
+from securemedian.servers.database import DEFAULT_TRAINING
 from securemedian.servers.register import Entry
+from securemedian.servers.results import Result
+from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training
+from securemedian.settings.keys import SigningKey
+from securemedian.settings.receipts import SERVICE, Receipt, Record, digest_of
 
 
 class TrainingKeeper:
     """The current training run, and what rounds make of it."""
 
-    def __init__(self, party: int, store: Store) -> None:
-        self._party, self._store = party, store
+    def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
+        self._party, self._signing = party, signing
         self._kept = store.load_training() if party == 0 else Training()
 
     @property
@@ -41,25 +45,39 @@ class TrainingKeeper:
         return training.begin(self._kept, params, range_options, reset, model, optimiser_options)
 
     def keep(self, changed: Training) -> None:
-        """Make `changed` the current training run, and save it if it differs from the last one."""
-        if self._party != 0 or changed is self._kept:
-            return
+        """Make `changed` the current training run, once `Register.commit` has stored it as such."""
         self._kept = changed
-        try:
-            self._store.save_training(changed)
-        except OSError as error:
-            # the round goes on all the same, and the next change is saved again
-            logs.event("training-not-saved", logging.ERROR, reason=str(error))
 
-    def finish(self, entry: Entry, outcome: Outcome) -> None:
-        """Put the protocol's outcome into the entry, ready to be published."""
-        params = entry.server_round.params
-        entry.cost = outcome.cost.to_dict()
+    def finish(self, entry: Entry, outcome: Outcome) -> Result:
+        """Return what the protocol's outcome leaves, with this server's signature.
+
+        At S0 the entry gets the training run after the round.
+        """
+        server_round = entry.server_round
+        params, before = server_round.params, entry.before
+        packed, cost = ring.pack(outcome.values, params.opened_bits), outcome.cost.to_dict()
         if params.result_to == "clients":
-            entry.share = ring.pack(outcome.values, params.ring_bits)
-            entry.after = replace(entry.before, published=entry.before.number)
-        elif self._party == 0:
-            opened = params.method.public(outcome.values)
-            entry.outermost = params.method.outermost(opened)
-            total = sum(params.weights_of(entry.server_round.included))
-            entry.after, entry.results = training.finish(entry.before, params, opened, total)
+            entry.after = before.counted()
+            return Result(self._receipt(server_round, b""), packed, cost)
+        opened = params.method.public(outcome.values)
+        if self._party == 0:
+            total = sum(params.weights_of(server_round.included))
+            entry.after, _ = finish(before, params, opened, total)
+        receipt = self._receipt(server_round, digest_of(packed))
+        return Result(receipt, packed, cost, params.method.outermost(opened))
+
+    def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
+        """Return the record of a round that has opened values of this digest, signed."""
+        record = Record(
+            service=SERVICE,
+            version=securemedian.__version__,
+            training=DEFAULT_TRAINING,
+            round=server_round.round_id,
+            number=server_round.number,
+            params=server_round.params.digest,
+            included=server_round.included,
+            left_out=server_round.excluded,
+            start=bytes.fromhex(server_round.asked.start),
+            opened=opened,
+        )
+        return Receipt(record.encode()).signed(f"s{self._party}", self._signing)

@@ -1,69 +1,19 @@
-"""The training run that S0 keeps: global model, range of the buckets, optimiser and number.
+"""How a round begins a training run or goes on with it, at S0.
 
 docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
 
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from securemedian.mpc.arrays import Float32s, PublicValues
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods.base import Published
 from securemedian.mpc.optimiser import NoOptimiser, Optimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
-
-
-@dataclass(frozen=True)
-class Training:
-    """The state of a training run between two rounds.
-
-    Model g and scale are float32 as published, so that everybody computes with the same bits.
-    The arrays are never changed in place.
-    """
-
-    policy: RangePolicy = field(default_factory=lambda: policy_from({}))
-    # g, shape (d,); None before the first result of a run that began without a model
-    model: Float32s | None = None
-    # the state of the policy, shape () or (d,)
-    scale: Float32s = field(default_factory=lambda: policy_from({}).start())
-    # the number of published rounds
-    published: int = 0
-    optimiser: Optimiser = field(default_factory=NoOptimiser)
-    # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
-    moments: Float32s | None = None
-
-    @property
-    def number(self) -> int:
-        """The number t of the next round; failed rounds do not count."""
-        return self.published + 1
-
-    def after(self, result: Float32s, buckets: int = 0) -> "Training":
-        """Return the training run after the next round, of so many buckets, with this `result`.
-
-        The scale follows the result, and the model is what the optimiser makes of it. `buckets` is
-        0 for a round without.
-        """
-        if self.model is None:
-            return replace(self, model=result, published=self.number)
-        moments = self.optimiser.start(result.size) if self.moments is None else self.moments
-        model, moments = self.optimiser.next(moments, self.model, result)
-        return replace(
-            self,
-            model=model,
-            scale=self.policy.next(self.scale, self.model, result, self.number, buckets),
-            published=self.number,
-            moments=moments,
-        )
-
-    def published_for(self, params: RoundParams) -> Published:
-        """Return what S0 publishes for the next round, which has these parameters."""
-        if not params.uses_range:
-            return Published(self.model)
-        return Published(self.model, self.scale, self.policy)
+from securemedian.mpc.training import Training
 
 
 def begin(
@@ -141,16 +91,3 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
         )
     if not np.isfinite(model).all():
         raise InputError("the global model has NaN or infinite values: give another one")
-
-
-def finish(
-    before: Training, params: RoundParams, values: PublicValues, total: int
-) -> tuple[Training, Float32s]:
-    """Return the training run after a round that started from `before`, and the round's results.
-
-    `values` are opened results (`Method.public`), `total` is the total weight of the
-    clients. The results have shape (results, d), and the model follows the first one.
-    """
-    published = before.published_for(params)
-    results = params.method.decode(values, total, published).astype(np.float32)
-    return before.after(results[0], params.method.range_buckets), results

@@ -1,5 +1,5 @@
-"""What servers and clients are configured with: TOML files, key files and addresses.
+"""What servers and clients have in common: TOML files, addresses, key files and receipts.
 
-It lies below both, so that neither has to import the other. The modules may be read in any order:
-`toml`, `keys`, `addresses`.
+It lies below both, so that neither has to import the other. Read the modules in dependency order:
+`toml`, `addresses`, `keys`, `receipts`.
 """

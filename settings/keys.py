@@ -1,19 +1,30 @@
-"""The CURVE keys: key files, public keys in configurations, and their fingerprints."""
+"""The keys: key files, public keys in configurations, and their fingerprints.
+
+Everybody has a CURVE key pair, with which connections are proved. A server has an Ed25519 key pair
+as well, with which it signs what it vouches for. All keys are written in z85, 40 characters.
+"""
 
 import base64
 import hashlib
+import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import nacl.exceptions
+import nacl.signing
 import zmq.auth
 from zmq.utils import z85
 
 from securemedian.mpc.errors import ConfigError, cut, quoted
 
+# who has a signing key, and under which names they sign
+SERVERS = ("s0", "s1")
 # what `keygen` writes, before a party's name, where a public key is still missing
 MARK = "PASTE HERE the public key of "
+# what it writes where a server's signing key is still missing
+SIGNING_MARK = "PASTE HERE the signing key of "
 # From the letters of RFC 4648 to those of Crockford, who leaves out I, L, O and U: they are too
 # easily taken for others.
 _SPOKEN = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
@@ -27,6 +38,38 @@ class KeyPair:
     secret: bytes = field(repr=False)
 
 
+@dataclass(frozen=True)
+class SigningKey:
+    """An Ed25519 key pair, in z85; the secret is the seed."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def new(cls) -> "SigningKey":
+        """Return a new key pair."""
+        key = nacl.signing.SigningKey.generate()
+        return cls(_encoded(bytes(key.verify_key)), _encoded(bytes(key)))
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of `data`, 64 bytes."""
+        return nacl.signing.SigningKey(z85.decode(self.secret)).sign(data).signature
+
+
+def is_signature(signing_key: str, data: bytes, signature: bytes) -> bool:
+    """Return whether this is the signature of `data` by the owner of a public signing key."""
+    try:
+        nacl.signing.VerifyKey(z85.decode(signing_key)).verify(data, signature)
+    # a signature of another length is a ValueError
+    except (nacl.exceptions.BadSignatureError, ValueError):
+        return False
+    return True
+
+
+def _encoded(key: bytes) -> str:
+    return z85.encode(key).decode()
+
+
 def load_keys(path: str | Path) -> KeyPair:
     """Return the key pair in a .key_secret file.
 
@@ -34,13 +77,7 @@ def load_keys(path: str | Path) -> KeyPair:
     read it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(
-            f"others may read the secret key in {path}: run chmod 600 {path}, "
-            "and make new keys if anybody has read it"
-        )
+    _check_key_file(path)
     try:
         public, secret = zmq.auth.load_certificate(path)
     # pyzmq reports a name without a value by the latter
@@ -51,8 +88,40 @@ def load_keys(path: str | Path) -> KeyPair:
     return KeyPair(public, secret)
 
 
+def load_signing_key(path: str | Path) -> SigningKey:
+    """Return the signing key in a server's .key_secret file.
+
+    Raises ConfigError as `load_keys` does, and if the file has none, as those of earlier releases.
+    """
+    path = Path(path)
+    _check_key_file(path)
+    text = path.read_text("utf-8", errors="replace")
+    named = re.findall(r'^\s*(signing-\w+) = "(.*)"\s*$', text, re.MULTILINE)
+    found = {name: key for name, key in named if is_public_key(key)}
+    if set(found) != {"signing-key", "signing-secret"}:
+        raise ConfigError(
+            f"{path} has no signing key, with which a server vouches for results: "
+            f"`securemedian keygen --add-signing {path}` adds one"
+        )
+    key = SigningKey(found["signing-key"], found["signing-secret"])
+    if not is_signature(key.public, b"", key.sign(b"")):
+        raise ConfigError(f"{path} is damaged: its signing-key and signing-secret are no pair")
+    return key
+
+
+def _check_key_file(path: Path) -> None:
+    """Raise ConfigError if there is no such file, or if others than its owner may read it."""
+    if not path.is_file():
+        raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(
+            f"others may read the secret key in {path}: run chmod 600 {path}, "
+            "and make new keys if anybody has read it"
+        )
+
+
 def is_public_key(key: object) -> TypeGuard[str]:
-    """Return whether `key` is a CURVE public key in z85."""
+    """Return whether `key` is a public key, or a signing key, in z85."""
     try:
         return isinstance(key, str) and len(z85.decode(key)) == 32
     # z85 reports another length, other characters and five characters beyond 32 bits in three ways
@@ -69,12 +138,23 @@ def check_public_key(key: str) -> None:
         )
 
 
-def fingerprint(key: str) -> str:
+def check_signing_key(key: str) -> None:
+    """Raise ConfigError unless `key` is a server's public signing key in z85."""
+    if not is_public_key(key):
+        raise ConfigError(
+            f"{quoted(key)} is no signing key: "
+            "paste the 40 characters after `signing-key` in the server's .key file"
+        )
+
+
+def fingerprint(*keys: str) -> str:
     """Return what people compare over the telephone: 4 groups of 5 characters.
 
-    These are the first 100 bits of the SHA-256 of the key's 32 bytes, in Crockford's base 32.
+    These are the first 100 bits of the SHA-256 of the key's 32 bytes, in Crockford's base 32. For a
+    server `keys` are its public key and its signing key, 64 bytes.
     """
-    encoded = base64.b32encode(hashlib.sha256(z85.decode(key)).digest()).decode()
+    joined = b"".join(z85.decode(key) for key in keys)
+    encoded = base64.b32encode(hashlib.sha256(joined).digest()).decode()
     spoken = encoded[:20].translate(_SPOKEN)
     return "-".join(spoken[start : start + 5] for start in range(0, 20, 5))
 
@@ -88,6 +168,19 @@ class KeyPlace:
     # whose key it is
     name: str
     key: object
+    # whether it is a server's, which has a signing key as well
+    signs: bool = False
+    signing_key: object = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing here."""
+        return is_public_key(self.key) and (is_public_key(self.signing_key) or not self.signs)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the keys that stand here."""
+        return fingerprint(*(key for key in (self.key, self.signing_key) if is_public_key(key)))
 
 
 def key_places(values: dict[str, Any]) -> list[KeyPlace]:
@@ -99,7 +192,13 @@ def key_places(values: dict[str, Any]) -> list[KeyPlace]:
     peer = "s1" if party == 0 else "s0" if party == 1 else "the other server"
     single = {"peer": peer, "s0": "s0", "s1": "s1"}
     places = [
-        KeyPlace(f"[{table}]", name, values[table].get("public_key"))
+        KeyPlace(
+            f"[{table}]",
+            name,
+            values[table].get("public_key"),
+            True,
+            values[table].get("signing_key"),
+        )
         for table, name in single.items()
         if isinstance(values.get(table), dict)
     ]
@@ -114,16 +213,30 @@ def key_places(values: dict[str, Any]) -> list[KeyPlace]:
 
 
 def check_key_places(values: dict[str, Any], where: str) -> None:
-    """Raise ConfigError, which names all of them, if texts stand where public keys belong."""
+    """Raise ConfigError, which names all of them, if texts stand where public keys belong.
+
+    It names the places without a signing key, too, which configurations of earlier releases have.
+    """
+    places = key_places(values)
     wrong = [
-        f"{place.table}: {quoted(place.key)}"
-        for place in key_places(values)
-        if isinstance(place.key, str) and not is_public_key(place.key)
+        f"{place.table}: {quoted(key)}"
+        for place in places
+        for key in (place.key, place.signing_key)
+        if isinstance(key, str) and not is_public_key(key)
+    ]
+    unsigned = [
+        place.table for place in places if place.signs and place.key and place.signing_key is None
     ]
     if wrong:
         verb = "is no public key" if len(wrong) == 1 else "are no public keys"
         raise ConfigError(
             f"{where}: {cut('; '.join(wrong))} {verb}: fill them in with "
-            "`securemedian keygen --join`, or paste the 40 characters after `public-key` in the "
-            ".key file"
+            "`securemedian keygen --join`, or paste the 40 characters after `public-key` (or "
+            "`signing-key`) in the .key file"
+        )
+    if unsigned:
+        raise ConfigError(
+            f"{where}: {' and '.join(unsigned)} without signing_key: fill it in with "
+            "`securemedian keygen --join` and the server's new .key file (who runs the server "
+            "makes it with `keygen --add-signing`)"
         )

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
 from securemedian.settings.keys import KeyPair, load_keys
+from securemedian.settings.receipts import Record
 
 # the first start compiles
 START_S = 240.0
@@ -57,6 +59,28 @@ def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
             return value
         time.sleep(0.05)
     raise AssertionError(f"not within {limit_s:g} s: {condition}")
+
+
+def in_background(function: Callable[[], object]) -> Callable[[], None]:
+    """Start a function on a thread, and return one that waits for it and passes its error on."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join() -> None:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        if errors:
+            raise errors[0]
+
+    return join
 
 
 def endpoint_of(port: ClientPort) -> str:
@@ -145,8 +169,16 @@ class Pair:
             "\n".join([f"{key} = {value}" for key, value in settings.items()] + kept) + text
         )
 
-    def start(self, *servers: str, program: Sequence[str] = ("-m", "securemedian")) -> None:
-        """Start servers and wait until they listen. `program`: what Python runs in their place."""
+    def start(
+        self,
+        *servers: str,
+        program: Sequence[str] = ("-m", "securemedian"),
+        until: str = "peer-awaited",
+    ) -> None:
+        """Start servers and wait until they are ready, or until they log another event.
+
+        `program` is what Python runs in their place.
+        """
         logged = {server: len(self.events(server)) for server in servers}
         for server in servers:
             with self._log(server).open("ab") as log:
@@ -163,11 +195,11 @@ class Pair:
             limits = self._descriptors, self._descriptors
             resource.prlimit(self._processes[server].pid, resource.RLIMIT_NOFILE, limits)
         for server, before in logged.items():
-            wait_until(partial(self._listens, server, before), START_S)
+            wait_until(partial(self._has_logged, until, server, before), START_S)
 
-    def _listens(self, server: str, before: int) -> bool:
+    def _has_logged(self, name: str, server: str, before: int) -> bool:
         assert self._processes[server].poll() is None, self._log(server).read_text()
-        return any(event["event"] == "listening" for event in self.events(server)[before:])
+        return any(event["event"] == name for event in self.events(server)[before:])
 
     def link(self) -> None:
         """Wait until both servers see each other."""
@@ -343,6 +375,7 @@ class Pair:
                 "open",
                 "closing",
                 "checking",
+                "queued",
                 "starting",
                 "running",
             ), (
@@ -354,19 +387,25 @@ class Pair:
         return wait_until(reached)
 
     def result(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
-        """Return the published model, or what the clients put together from both shares."""
+        """Return the first result."""
+        return self.results(round_id, name)[0]
+
+    def results(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
+        """Return what S0's opened values stand for, or both shares put together."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
-        if reply.fields["form"] == "model":
-            return reply.arrays["results"][0]
         params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
+        if reply.fields["form"] == "opened":
+            total = sum(params.weights_of(Record.decode(reply.fields["record"]).included))
+            values = params.unpack_opened(reply.arrays["opened"], total)
+            decoded = params.method.decode(values, total, self.published(name, round_id))
+            return decoded.astype(np.float32)
         halves = [
             self.caller(name, server).ask("result", round=round_id).arrays["share"]
             for server in ("s0", "s1")
         ]
         one, other = (RingShare(ring.unpack(half, params.ring_bits, params.dim)) for half in halves)
-        return params.method.decode(
-            share.combine(one, other, params.ring_bits), params.max_total, Published()
-        )
+        values = share.combine(one, other, params.ring_bits)
+        return params.method.decode(values, params.max_total, Published())[None]
 
 
 @contextmanager

@@ -10,15 +10,19 @@ from securemedian.mpc.errors import ConfigError
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 KEY = "6H#oO-F]Cx@k9-zqAHZGFLMSxVc#!sHV!X%iCP4L"
 OTHER_KEY = "Vk3cb=Sl&&3]8WNQ+FCbd]1/Q}J9+:tqW^h/W?=V"
+SIGNING_KEY = "wQHGLYWqNQ1#-nMFjSCka5-7lQb$bC+E2=+kkqGn"
+OTHER_SIGNING_KEY = "/1Ltdna6gI2<+30zF7J:r&=qeR=c7ZD}VKhZ+R0^"
 GOOD = f"""
 name = "a"
 key_file = "a.key_secret"
 [s0]
 address = "tcp://127.0.0.1:1"
 public_key = "{KEY}"
+signing_key = "{SIGNING_KEY}"
 [s1]
 address = "tcp://127.0.0.1:2"
 public_key = "{OTHER_KEY}"
+signing_key = "{OTHER_SIGNING_KEY}"
 """
 
 
@@ -27,6 +31,8 @@ def test_samples_load(name: str) -> None:
     config = ClientConfig.load(SAMPLES / f"{name}.toml")
     assert config.key_file == str(SAMPLES / "keys" / f"{config.name}.key_secret")
     assert config.s0.address == "tcp://s0.example.org:7000"
+    kept = str(SAMPLES / "keys" / "client-1-state")
+    assert config.state_dir == (kept if name == "client" else "")
 
 
 @pytest.mark.parametrize(
@@ -43,9 +49,13 @@ def test_samples_load(name: str) -> None:
         ),
         (KEY, "PASTE HERE the public key of s0", "no public key"),
         ('name = "a"', 'name = "a"\nreply_timeout_s = 0', "reply_timeout_s"),
+        ('name = "a"', 'name = "a"\nretry_limit_s = -1', "retry_limit_s"),
         ('name = "a"', 'name = "a"\npoll_interval_s = true', "poll_interval_s"),
         ("[s0]", "[s0", "not TOML"),
         (OTHER_KEY, KEY, "the same public_key"),
+        (OTHER_SIGNING_KEY, SIGNING_KEY, "the same signing_key"),
+        (SIGNING_KEY, "PASTE HERE the signing key of s0", r"\[s0\]: 'PASTE HERE the signing"),
+        (f'signing_key = "{SIGNING_KEY}"\n', "", r"\[s0\] without signing_key"),
         ("tcp://127.0.0.1:2", "tcp://127.0.0.1:1", "the same address"),
     ],
 )

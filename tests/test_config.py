@@ -94,6 +94,9 @@ def test_a_server_refuses_its_own_key_in_its_lists(table: str) -> None:
     loaded = config.load(SAMPLES / "s0.toml")
     entry = getattr(loaded, table)
     key = (entry if table == "peer" else entry[0]).public_key
+    own = config.load(SAMPLES / "s1.toml").peer
     with pytest.raises(ConfigError, match="own public key"):
-        config.check_own_key(loaded, key)
-    config.check_own_key(loaded, config.load(SAMPLES / "s1.toml").peer.public_key)
+        config.check_own_key(loaded, key, own.signing_key)
+    with pytest.raises(ConfigError, match="own public key"):
+        config.check_own_key(loaded, own.public_key, loaded.peer.signing_key)
+    config.check_own_key(loaded, own.public_key, own.signing_key)

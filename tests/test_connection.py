@@ -26,14 +26,17 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     FrameError,
     InputError,
+    NotStored,
     RoundFailed,
     ServerUnreachable,
     UnknownRound,
 )
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
-from securemedian.settings.keys import KeyPair, fingerprint
+from securemedian.settings.keys import KeyPair, SigningKey
+from securemedian.settings.receipts import SERVICE, Receipt, Record
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow
@@ -42,6 +45,12 @@ pytestmark = pytest.mark.slow
 Answer = tuple[str, dict[str, Any], dict[str, Any]]
 
 SERVER, OTHER, MEMBER, STRANGER = (KeyPair(*zmq.curve_keypair()) for _ in range(4))
+# with which SERVER and OTHER sign
+SIGNING = {keys.public: SigningKey.new() for keys in (SERVER, OTHER)}
+
+
+def address_of(keys: KeyPair, endpoint: str) -> ServerAddress:
+    return ServerAddress(endpoint, keys.public.decode(), SIGNING[keys.public].public)
 
 
 def echo(message: wire.Message) -> Answer:
@@ -59,7 +68,7 @@ def serving(
     context = zmq.Context()
     gate = authenticate(context, {CLIENT_DOMAIN: [MEMBER.public.decode()]})
     port = ClientPort(context, keys, endpoint, max_message_bytes)
-    address = ServerAddress(endpoint_of(port), keys.public.decode())
+    address = address_of(keys, endpoint_of(port))
     stop = threading.Event()
 
     def run() -> None:
@@ -138,8 +147,8 @@ def test_a_refused_key_is_told_at_once_and_with_what_to_do() -> None:
 def test_the_wrong_server_key_and_nobody_there_end_at_the_limit_and_are_told_apart() -> None:
     with serving(echo) as server:
         impostor = replace(server, public_key=STRANGER.public.decode())
-        digits = fingerprint(STRANGER.public.decode())
-        nobody = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
+        digits = impostor.fingerprint
+        nobody = address_of(SERVER, "tcp://127.0.0.1:9")
         for address, said in (
             (impostor, f"has not proved the key {digits} within 1 s: compare"),
             (nobody, "could not be reached within 1 s: is it running"),
@@ -155,14 +164,15 @@ def test_the_wrong_server_key_and_nobody_there_end_at_the_limit_and_are_told_apa
 def test_the_key_of_the_other_server_is_told_at_once(caller: KeyPair) -> None:
     with serving(echo) as server:
         swapped = replace(server, public_key=OTHER.public.decode())
-        connection = Connection("S0", swapped, caller, 120, other_key=server.public_key)
+        connection = Connection("S0", swapped, caller, 120, server)
         start = time.monotonic()
         with pytest.raises(ConfigError, match=r"^S0 at .* has the key .* \[s0\] and \[s1\]"):
             connection.ask("info")
         assert time.monotonic() - start < 60
         connection.close()
         # with a third key it is not blamed on the other server's
-        connection = Connection("S0", swapped, caller, 1, other_key=STRANGER.public.decode())
+        third = replace(server, public_key=STRANGER.public.decode())
+        connection = Connection("S0", swapped, caller, 1, third)
         with pytest.raises(ServerUnreachable, match="has not proved the key"):
             connection.ask("info")
         connection.close()
@@ -244,6 +254,39 @@ def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
     assert asked == ["first"]
 
 
+ROUND, START = "1-0000000a", Training()
+
+
+def test_what_a_server_cannot_store_is_sent_again_and_told_once() -> None:
+    room: list[bool] = [False, False, True]
+    asked: list[bytes] = []
+
+    def full(message: wire.Message) -> Answer:
+        asked.append(message.arrays["share"].tobytes())
+        if message.type == "refused":
+            return "error", {"code": "duplicate-upload", "message": "twice"}, {}
+        if room.pop(0):
+            return echo(message)
+        return "error", {"code": "not-stored", "message": "No space left on device"}, {}
+
+    told: list[str] = []
+    share = {"share": np.arange(5)}
+    with serving(full) as server:
+        connection = Connection("S0", server, MEMBER, 5.0, report=told.append)
+        assert connection.ask("upload", {}, share, patience_s=60).type == "upload"
+        assert len(asked) == 3 and len(set(asked)) == 1
+        where = f"S0 at {server.address}"
+        assert told == ["S0: No space left on device. Trying again for 60 s", f"{where} is back"]
+        room[:] = [False]
+        with pytest.raises(NotStored, match="No space left"):
+            connection.ask("upload", {}, share)
+        # other errors are final
+        with pytest.raises(DuplicateUpload):
+            connection.ask("refused", {}, share, patience_s=60)
+        assert len(asked) == 5
+        connection.close()
+
+
 class Pair:
     """Two servers with one round whose result is the first update; what they get is kept."""
 
@@ -260,25 +303,37 @@ class Pair:
             return "info", {"party": self.parties[party]}, {}
         if message.type == "round":
             fields = {
-                "round": "1-a",
+                "round": ROUND,
                 "number": 1,
                 "params": self.params.to_dict(),
                 "index": 0,
                 "state": self.state,
+                "start": START.digest.hex(),
             }
             return "round", fields, {}
         if message.type == "model":
-            return "model", {}, {}
+            policy, optimiser = START.policy.to_dict(), START.optimiser.to_dict()
+            fields = {"number": 1, "policy": policy, "optimiser": optimiser}
+            return "model", fields, {"range": START.scale}
         if message.type == "upload":
             if self.refusal:
                 return "error", self.refusal, {}
             self.uploads.append(message)
             return "upload", {}, {}
-        return (
-            "result",
-            {"form": "share"},
-            {"share": ring.pack(self.share(party), self.params.ring_bits)},
+        share = ring.pack(self.share(party), self.params.ring_bits)
+        return "result", {"form": "share", **self.receipt()}, {"share": share}
+
+    def receipt(self) -> dict[str, Any]:
+        """Return the receipt of a round with MEMBER and two more, as an answer has it."""
+        included = sorted([MEMBER.public.decode(), "x", "y"])
+        digest = self.params.digest
+        record = Record(
+            SERVICE, "1", "default", ROUND, 1, digest, included, {}, START.digest, opened=b""
         )
+        receipt = Receipt(record.encode())
+        for name, keys in (("s0", SERVER), ("s1", OTHER)):
+            receipt = receipt.signed(name, SIGNING[keys.public])
+        return {"record": receipt.encoded, "signatures": dict(receipt.signatures)}
 
     def share(self, party: int) -> np.ndarray:
         """Return a party's share of the one update."""
@@ -304,7 +359,7 @@ def write_keys(folder: Path) -> str:
 
 
 @contextmanager
-def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]:
+def client_of(pair: Pair, tmp_path: Path, **settings: Any) -> Iterator[Client]:
     key_file = write_keys(tmp_path)
     with (
         serving(lambda message: pair.handle(message, 0)) as s0,
@@ -391,8 +446,8 @@ def test_a_failed_round_is_told(tmp_path: Path) -> None:
 
 
 def test_a_key_file_others_may_read_is_refused(tmp_path: Path) -> None:
-    server = ServerAddress("tcp://127.0.0.1:9", SERVER.public.decode())
-    other = ServerAddress("tcp://127.0.0.1:10", OTHER.public.decode())
+    server = address_of(SERVER, "tcp://127.0.0.1:9")
+    other = address_of(OTHER, "tcp://127.0.0.1:10")
     (tmp_path / "a.key_secret").write_text("")
     (tmp_path / "a.key_secret").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -409,8 +464,8 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
         seen.set()
         return pair.handle(message, 0)
 
-    nobody = ServerAddress("tcp://127.0.0.1:9", OTHER.public.decode())
-    nowhere = ServerAddress("tcp://127.0.0.1:10", SERVER.public.decode())
+    nobody = address_of(OTHER, "tcp://127.0.0.1:9")
+    nowhere = address_of(SERVER, "tcp://127.0.0.1:10")
     key_file = write_keys(tmp_path)
     with serving(not_yet) as server:
         config = ClientConfig(
@@ -429,7 +484,7 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
     with serving(lambda message: pair.handle(message, 0), endpoint=server.address):
         waiting.join(60)
     client.close()
-    assert found == ["1-a"]
+    assert found == [ROUND]
     with (
         Client(replace(config, s0=nowhere)) as lost,
         pytest.raises(ServerUnreachable, match="is it running"),

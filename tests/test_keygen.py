@@ -12,7 +12,14 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.scripts import exchange, keygen
 from securemedian.scripts.keygen import LOOPBACK
 from securemedian.servers import config as server_config
-from securemedian.settings.keys import fingerprint, is_public_key, load_keys
+from securemedian.settings.keys import (
+    SigningKey,
+    fingerprint,
+    is_public_key,
+    is_signature,
+    load_keys,
+    load_signing_key,
+)
 
 
 def mode(path: Path) -> int:
@@ -144,8 +151,15 @@ KEYS = [
 ]
 
 
-def handed(role: str, name: str, key: str) -> exchange.PublicKey:
-    return exchange.PublicKey(role, name, key)
+# as in docs/samples
+SIGNING_KEYS = {
+    "s0": "wQHGLYWqNQ1#-nMFjSCka5-7lQb$bC+E2=+kkqGn",
+    "s1": "/1Ltdna6gI2<+30zF7J:r&=qeR=c7ZD}VKhZ+R0^",
+}
+
+
+def handed(role: str, name: str, key: str, signing_key: str = "") -> exchange.PublicKey:
+    return exchange.PublicKey(role, name, key, signing_key or SIGNING_KEYS.get(role, ""))
 
 
 def alone(directory: Path, role: str, name: str) -> Path:
@@ -161,6 +175,8 @@ def test_a_fingerprint_is_that_of_the_32_bytes() -> None:
         "G0JCH-CX1GY-0C2NA-B05MH",
     ]
     assert len({fingerprint(key) for key in KEYS}) == 3
+    # likewise, of 64 bytes
+    assert fingerprint(KEYS[0], SIGNING_KEYS["s1"]) == "1F7Q6-3DX96-M6ME3-AC90J"
 
 
 @pytest.mark.parametrize("text", [KEYS[0][1:], KEYS[0] + "a", "#" * 40, "\u00e9" * 40, "", 7, None])
@@ -175,7 +191,11 @@ def test_everything_that_keygen_makes_has_its_fingerprint(
     assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "2"]) == 0
     said = capsys.readouterr().out
     for role, name in (("s0", "s0"), ("coordinator", "coordinator"), ("client", "client-2")):
-        assert handed(role, name, public_key(tmp_path / "all", name)).line in said.splitlines()
+        signing = (
+            load_signing_key(tmp_path / "all" / "s0.key_secret").public if role == "s0" else ""
+        )
+        line = handed(role, name, public_key(tmp_path / "all", name), signing).line
+        assert line in said.splitlines()
     alone(tmp_path / "one", "client", "hospital-a")
     line = handed("client", "hospital-a", public_key(tmp_path / "one", "hospital-a")).line
     assert line in capsys.readouterr().out.splitlines()
@@ -241,6 +261,11 @@ def test_join_tells_what_is_still_missing(
         (f"client a {KEYS[0].swapcase()} DIGITS", "the key of a does not fit its fingerprint"),
         (f'public-key = "{KEYS[0][:-1]}"', "is no public key"),
         (f'role = "owner"\npublic-key = "{KEYS[0]}"', "a role is one of"),
+        (f"s0 s0 {KEYS[0]} DIGITS", "comes without a signing key"),
+        (f'role = "s0"\npublic-key = "{KEYS[0]}"', "comes without a signing key"),
+        (f"s0 s0 {KEYS[0]} {KEYS[1]} DIGITS", "the key of s0 does not fit its fingerprint"),
+        (f'role = "client"\nsigning-key = "{KEYS[1]}"\npublic-key = "{KEYS[0]}"', "which has no"),
+        (f'signing-secret = "{KEYS[1]}"', "this is a secret key"),
         (f'public-key = "{KEYS[0]}"\nsecret-key = "{KEYS[1]}"', "this is a secret key"),
     ],
 )
@@ -268,6 +293,9 @@ def test_a_key_that_is_there_is_never_replaced(
     with pytest.raises(ConfigError) as caught:
         exchange.join(path, [handed("s1", "s1", KEYS[2]), handed("s0", "s0", KEYS[1])])
     assert fingerprint(KEYS[0]) in str(caught.value) and fingerprint(KEYS[1]) in str(caught.value)
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigError, match="another signing_key of s0"):
+        exchange.join(path, [handed("s0", "s0", KEYS[0], SIGNING_KEYS["s1"])])
     assert path.read_bytes() == before
 
 
@@ -297,7 +325,8 @@ def test_check_names_every_missing_and_doubtful_key(
 ) -> None:
     path = alone(tmp_path, "s0", "s0")
     own = public_key(tmp_path, "s0")
-    text = path.read_text()
+    signing = load_signing_key(tmp_path / "s0.key_secret").public
+    text = path.read_text().replace("PASTE HERE the signing key of s1", signing)
     for name, key in (("s1", own), ("client-1", KEYS[0]), ("coordinator", KEYS[0])):
         text = text.replace(f"PASTE HERE the public key of {name}", key)
     path.write_text(text)
@@ -307,8 +336,8 @@ def test_check_names_every_missing_and_doubtful_key(
     assert "[[clients]] 2 has no public key of client-2" in said.err
     assert "[[clients]] 1 client-1 has the same key as [[coordinators]] 1 coordinator" in said.err
     printed = [line.split() for line in said.out.splitlines()]
-    assert ["own", "key", "s0", fingerprint(own)] in printed
-    assert ["[peer]", "s1", fingerprint(own)] in printed
+    assert ["own", "key", "s0", fingerprint(own, signing)] in printed
+    assert ["[peer]", "s1", fingerprint(own, signing)] in printed
     assert ["[[clients]]", "1", "client-1", fingerprint(KEYS[0])] in printed
     assert ["[[clients]]", "2", "client-2", "missing"] in printed
 
@@ -334,6 +363,8 @@ def test_check_finds_what_a_start_would_refuse(
     "arguments",
     [
         ["DIR", "--join", "s0.toml"],
+        ["DIR", "--add-signing", "s0.key_secret"],
+        ["--add-signing", "none.key_secret"],
         ["--check", "s0.toml", "--role", "s0"],
         ["--check", "s0.toml", "--keys", "s1.key"],
         ["--clients", "2", "--keys", "s1.key"],
@@ -348,3 +379,83 @@ def test_flags_that_do_not_fit_together(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["keygen", *arguments]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+# The signing keys of servers
+
+
+def test_a_signature_is_of_its_key_and_its_data(tmp_path: Path) -> None:
+    key = SigningKey.new()
+    signature = key.sign(b"data")
+    assert len(signature) == 64 and is_signature(key.public, b"data", signature)
+    for other, data, signed in (
+        (SigningKey.new().public, b"data", signature),
+        (key.public, b"date", signature),
+        (key.public, b"data", bytes([signature[0] ^ 1]) + signature[1:]),
+        (key.public, b"data", signature[1:]),
+        (key.public, b"data", b""),
+    ):
+        assert not is_signature(other, data, signed)
+    assert key.secret not in repr(key)
+
+
+def without_signing(folder: Path, name: str) -> Path:
+    """Make a server's files those of an earlier release, and return its configuration."""
+    path = alone(folder, name, name)
+    for file in folder.iterdir():
+        kept = [line for line in file.read_text().splitlines() if "signing" not in line]
+        file.write_text("\n".join(kept) + "\n")
+    return path
+
+
+def test_files_of_an_earlier_release_get_a_signing_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_signing(tmp_path / "s0", "s0")
+    secret, public = tmp_path / "s0" / "s0.key_secret", tmp_path / "s0" / "s0.key"
+    curve = load_keys(secret)
+    with pytest.raises(ConfigError, match=f"--add-signing {secret}"):
+        load_signing_key(secret)
+    with pytest.raises(ConfigError, match="--add-signing"):
+        exchange.read_public_keys([str(public)])
+    capsys.readouterr()
+    assert cli.main(["keygen", "--add-signing", str(secret)]) == 0
+    signing = load_signing_key(secret)
+    line = handed("s0", "s0", curve.public.decode(), signing.public).line
+    assert line in capsys.readouterr().out.splitlines()
+    assert load_keys(secret) == curve and (mode(secret), mode(public)) == (0o600, 0o644)
+    assert signing.secret in secret.read_text() and signing.secret not in public.read_text()
+    assert [key.line for key in exchange.read_public_keys([str(public)])] == [line]
+    # a second time, for a client, and for another file
+    client = alone(tmp_path / "a", "client", "a").with_suffix(".key_secret")
+    for file, said in (
+        (secret, "has a signing key already"),
+        (client, "servers alone sign"),
+        (public, "whose NAME.key lies beside it"),
+    ):
+        before = file.read_bytes()
+        assert cli.main(["keygen", "--add-signing", str(file)]) == 2
+        assert said in capsys.readouterr().err and file.read_bytes() == before
+
+
+def test_a_configuration_of_an_earlier_release_gets_the_signing_keys(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        'name = "a"\nkey_file = "a.key_secret"\n[s0]\naddress = "tcp://127.0.0.1:1"\n'
+        f'public_key = "{KEYS[0]}" # as of May\n[s1]\n  public_key = "{KEYS[1]}"\n'
+        '  address = "tcp://127.0.0.1:2"\n'
+    )
+    with pytest.raises(ConfigError, match=r"\[s0\] and \[s1\] without signing_key.*--join"):
+        ClientConfig.load(path)
+    exchange.join(path, [handed("s0", "s0", KEYS[0]), handed("s1", "s1", KEYS[1])])
+    config = ClientConfig.load(path)
+    assert (config.s0.signing_key, config.s1.signing_key) == tuple(SIGNING_KEYS.values())
+    assert f'public_key = "{KEYS[0]}" # as of May\nsigning_key = ' in path.read_text()
+
+
+def test_a_signing_key_and_its_secret_are_a_pair(tmp_path: Path) -> None:
+    secret = alone(tmp_path, "s1", "s1").with_suffix(".key_secret")
+    key = load_signing_key(secret)
+    secret.write_text(secret.read_text().replace(key.public, SigningKey.new().public))
+    with pytest.raises(ConfigError, match="no pair"):
+        load_signing_key(secret)

@@ -32,8 +32,8 @@ from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.mpc.ranges.log import LogRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
+from securemedian.mpc.training import Training, finish
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training, finish
 from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5

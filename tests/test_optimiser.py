@@ -16,8 +16,9 @@ from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.optimiser import OPTIMISERS, Adam, Momentum, NoOptimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training, finish
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training, begin, finish
+from securemedian.servers.training import begin
 
 DIM = 6
 MODEL = np.array([1.0, -2.0, 3.0, 0.0, 1e6, -1e-6], np.float32)

@@ -174,7 +174,7 @@ def test_mistakes_are_named(table: dict[str, Any], said: str) -> None:
 
 def asked(number: int) -> Open:
     """Return S0's message about a round of `PARAMS`."""
-    return Open(f"{number}-00000000", number, PARAMS.to_dict(), bytes(16), True, False)
+    return Open(f"{number}-00000000", number, PARAMS.to_dict(), bytes(16), True, False, "0" * 64)
 
 
 def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.mpc.ranges.log import LogRange
 from securemedian.mpc.ranges.mean import MeanRange
 from securemedian.mpc.ranges.registry import POLICIES, policy_from
-from securemedian.servers.training import Training, begin, finish
+from securemedian.mpc.training import Training, finish
+from securemedian.servers.training import begin
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]

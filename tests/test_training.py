@@ -17,8 +17,9 @@ from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.l1 import L1Range
 from securemedian.mpc.ranges.mean import MeanRange
+from securemedian.mpc.training import Training, finish
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training, begin, finish
+from securemedian.servers.training import begin
 
 DIM = 5
 BUCKETED = RoundParams(Bucketed(buckets=8), DIM, 3)
@@ -155,9 +156,14 @@ def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
         )
         assert (loaded.model is None) == (training.model is None)
     assert np.array_equal(model_of(loaded), MODEL)
-    (tmp_path / "state" / "training.npz").write_bytes(b"junk")
+    for file in (tmp_path / "state" / "kept").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="damaged"):
         store.load_training()
+    old = Store(tmp_path / "old")
+    (tmp_path / "old" / "training.npz").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match="damaged"):
+        old.load_training()
 
 
 def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:
@@ -174,8 +180,8 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
     spool = store.spool("1-0000000a", layout)
-    spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8))
-    spool.put("b", "words", words.packed)
+    spool.add(spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8)))
+    spool.add(spool.put("b", "words", words.packed))
     halves = [RingShare(share.read(spool.get(client), layout, 0, DIM)) for client in ("a", "b")]
     assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
     assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1
@@ -212,9 +218,12 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(
         spool.get("a")
 
 
-def test_a_start_clears_what_a_round_in_hand_left(tmp_path: Path) -> None:
+def test_what_no_round_needs_is_cleared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.spool("1-0000000a", BUCKETED.layout)
+    store.spool("1-0000000b", BUCKETED.layout)
+    one, other = store.write_training(Training()), store.write_training(Training(model=MODEL))
+    store.tidy({"1-0000000b"}, {one})
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1-0000000b"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [one] and one != other
     store.close()
-    Store(tmp_path)
-    assert not list((tmp_path / "spool").iterdir())

@@ -16,7 +16,7 @@ from securemedian.laboratory.experiments.runs import Figures, Record, Run, Serve
 from securemedian.laboratory.experiments.service import Service
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.servers.training import Training
+from securemedian.mpc.training import Training
 
 # called with the record so far, first and after every round
 ShowRecord = Callable[[Record], None]

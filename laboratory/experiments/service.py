@@ -21,10 +21,10 @@ from securemedian.laboratory.processes import Processes
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training
 from securemedian.scripts import keygen
 from securemedian.servers import config
 from securemedian.servers.store import Store
-from securemedian.servers.training import Training
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
@@ -117,7 +117,9 @@ class Service:
         self._kept = training
 
     def _config(self, name: str) -> ClientConfig:
-        return replace(ClientConfig.load(self._directory / f"{name}.toml"), poll_interval_s=POLL_S)
+        # what these clients have made ends with this process
+        loaded = ClientConfig.load(self._directory / f"{name}.toml")
+        return replace(loaded, poll_interval_s=POLL_S, state_dir="")
 
     def __enter__(self) -> Self:
         return self

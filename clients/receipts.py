@@ -1,0 +1,152 @@
+"""The verb `receipt`, which shows and verifies the receipt of a round and needs no server."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securemedian.clients import files
+from securemedian.mpc.errors import ConfigError, ReceiptInvalid
+
+if TYPE_CHECKING:
+    from securemedian.settings.receipts import Receipt
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_IN_KEY_FILE = re.compile(r'^\s*(role|signing-key)\s*=\s*"(.*)"\s*$', re.MULTILINE)
+
+
+def add_verb(subparsers: "Verbs") -> None:
+    """Add `receipt` to the `securemedian` command."""
+    verb = subparsers.add_parser(
+        "receipt",
+        help="show or verify what both servers have signed",
+        description="Show or verify the receipt of a round, without a server.",
+    )
+    actions = verb.add_subparsers(required=True, metavar="ACTION")
+    for name, act, summary in (
+        ("show", _show, "print what a receipt says"),
+        ("verify", _verify, "check the signatures of both servers"),
+    ):
+        action = actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+        )
+        action.add_argument("file", type=Path, help="the receipt")
+        action.add_argument(
+            "--keys",
+            nargs="+",
+            type=Path,
+            required=name == "verify",
+            default=[],
+            metavar="FILE",
+            help=(
+                "whose keys to trust: the .toml of a client, the coordinator or a server, or the "
+                ".key files of both servers; a server's .toml also gives the clients' names"
+            ),
+        )
+        action.set_defaults(run=act)
+
+
+def save(receipt: "Receipt", path: Path) -> None:
+    """Write a receipt file. Raises ConfigError if the path cannot be written."""
+    files.check_writable(path)
+    path.write_text(receipt.to_json(), "utf-8")
+
+
+def load(path: Path) -> "Receipt":
+    """Return the receipt in a file, unchecked. Raises ReceiptInvalid if there is none."""
+    from securemedian.settings.receipts import Receipt
+
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReceiptInvalid(f"cannot read {path}: {error}") from error
+    try:
+        return Receipt.from_json(text)
+    except ReceiptInvalid as error:
+        raise ReceiptInvalid(f"{path}: {error}") from error
+
+
+def _verify(options: argparse.Namespace) -> None:
+    receipt = load(options.file)
+    receipt.check(signing_keys(options.keys))
+    print(f"{options.file}: both servers vouch for round {receipt.record.round}")
+
+
+def _show(options: argparse.Namespace) -> None:
+    receipt = load(options.file)
+    names = {key: name for path in options.keys for key, name in _clients(path).items()}
+    record = receipt.record
+    print(f"round {record.round}, number {record.number} of the training {record.training}")
+    print(f"by {record.service} {record.version}")
+    print(f"parameters    {record.params.hex()}")
+    print(f"started from  {record.start.hex()}")
+    print(f"opened        {record.opened.hex() or 'nothing: the result is for the clients alone'}")
+    print(f"included      {len(record.included)} clients")
+    for why, keys in {"": record.included, **record.left_out}.items():
+        if why:
+            print(f"left out      {why}")
+        for key in keys:
+            print(f"  {key} {names.get(key, '')}".rstrip())
+    signed = " and ".join(sorted(receipt.signatures)) or "nobody"
+    if options.keys:
+        receipt.check(signing_keys(options.keys))
+        print(f"signed by {signed}, verified")
+    else:
+        print(f"signed by {signed}, not verified: give --keys")
+
+
+def signing_keys(paths: Sequence[Path]) -> list[str]:
+    """Return the public signing keys of S0 and S1 that these files have.
+
+    Raises ConfigError if a file cannot be read, or if not exactly one key of each is found.
+    """
+    found: dict[str, set[str]] = {"s0": set(), "s1": set()}
+    for path in paths:
+        for server, key in _signing_keys_in(path):
+            found[server].add(key)
+    for server, keys in found.items():
+        if len(keys) != 1:
+            named = " and ".join(map(str, paths))
+            raise ConfigError(
+                f"{named}: {len(keys)} signing keys of {server}, and one is needed: give the .toml "
+                "of a client or of a server, or the .key files of both servers"
+            )
+    return [key for keys in found.values() for key in keys]
+
+
+def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
+    """Return the servers' signing keys in one file, with the name of the server."""
+    from securemedian.settings.keys import check_signing_key, key_places, load_signing_key
+
+    if path.suffix == ".toml":
+        values = _toml(path)
+        keys = [(place.name, place.signing_key) for place in key_places(values) if place.signs]
+        if values.get("party") in (0, 1):
+            own = load_signing_key(path.parent / str(values.get("key_file")))
+            keys.append((f"s{values['party']}", own.public))
+    else:
+        try:
+            about = dict(_IN_KEY_FILE.findall(path.read_text("utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        keys = [(about.get("role", path.stem), about.get("signing-key"))]
+    good = [(server, str(key)) for server, key in keys if server in ("s0", "s1") and key]
+    for _, key in good:
+        check_signing_key(key)
+    return good
+
+
+def _clients(path: Path) -> dict[str, str]:
+    """Return the names of the clients that a server's configuration lists, by key."""
+    from securemedian.settings.keys import key_places
+
+    places = key_places(_toml(path)) if path.suffix == ".toml" else []
+    return {str(place.key): place.name for place in places if not place.signs}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    from securemedian.settings.toml import read_toml
+
+    return read_toml(path)

@@ -1,0 +1,178 @@
+"""Results: what a server says of a round, checked against what both servers vouch for.
+
+A server's word alone counts for nothing here. Its answer has the round's receipt, with the
+signatures of both servers, and everything that is taken over from an answer must fit the record in
+it: the parameters, the clients, the training run that the round started from, and the opened
+values. Clients decode these themselves, and take the training run's step to the next round.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from securemedian.mpc import wire
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.errors import (
+    ConfigError,
+    PeerProtocolError,
+    ReceiptInvalid,
+    TooFewClients,
+    quoted,
+)
+from securemedian.mpc.optimiser import optimiser_from
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.registry import policy_from
+from securemedian.mpc.training import Training
+from securemedian.settings.receipts import SERVICE, Receipt, Record, differences, digest_of
+
+# what a round starts from, and what it leads to
+_KEPT_TRAININGS = 2
+
+
+class Trainings:
+    """Keeps the latest training runs by their digests, so that none is downloaded twice."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Training] = {}
+
+    def find(self, digest: bytes) -> Training | None:
+        """Return the training run with this digest, or None if it is not kept."""
+        return self._kept.get(digest)
+
+    def keep(self, training: Training) -> None:
+        """Keep a training run, and forget the oldest if there are too many.
+
+        Nobody can write to its arrays any more: a caller that is handed its model must not change
+        what the next rounds start from.
+        """
+        for array in (training.model, training.scale, training.moments):
+            if array is not None:
+                array.flags.writeable = False
+        self._kept.pop(training.digest, None)
+        self._kept[training.digest] = training
+        while len(self._kept) > _KEPT_TRAININGS:
+            del self._kept[next(iter(self._kept))]
+
+
+def training_of(answer: wire.Message, round_id: str, digest: bytes) -> Training:
+    """Return the training run that S0 says a round starts from.
+
+    Raises ReceiptInvalid if it is not the one with this digest.
+    """
+    fields, arrays = answer.fields, answer.arrays
+    try:
+        training = Training(
+            policy_from(fields["policy"]),
+            arrays.get("model"),
+            arrays["range"],
+            int(fields["number"]) - 1,
+            optimiser_from(fields["optimiser"]),
+            arrays.get("moments"),
+        )
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise PeerProtocolError(f"S0 sent no model of round {round_id}: {error!r:.200}") from error
+    if any(array.dtype != np.float32 for array in arrays.values()):
+        raise PeerProtocolError(f"S0 sent a model of round {round_id} that is not float32")
+    if training.digest != digest:
+        raise ReceiptInvalid(
+            f"S0 sent another model or range than the one that it says round {round_id} starts from"
+        )
+    return training
+
+
+def receipt_of(answer: wire.Message) -> Receipt:
+    """Return the receipt in an answer, which is not checked yet.
+
+    Raises ReceiptInvalid if there is none.
+    """
+    encoded, signatures = answer.fields.get("record"), answer.fields.get("signatures")
+    if not isinstance(encoded, bytes) or not isinstance(signatures, dict):
+        raise ReceiptInvalid("the answer has no receipt")
+    given = {str(name): bytes(one) for name, one in signatures.items() if isinstance(one, bytes)}
+    return Receipt(encoded, given)
+
+
+def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> Receipt:
+    """Return the receipt that is in the answers of one server or of both, by party.
+
+    Raises ReceiptInvalid, which names the server, unless each of them has the signatures of both
+    servers, and if the two servers have different records.
+    """
+    receipts: dict[int, Receipt] = {}
+    for party, answer in answers.items():
+        try:
+            receipts[party] = receipt_of(answer)
+            receipts[party].check(signing_keys)
+        except ReceiptInvalid as error:
+            raise ReceiptInvalid(f"what S{party} says is not to be believed: {error}") from error
+    if len(receipts) == 2 and receipts[0].encoded != receipts[1].encoded:
+        differing = differences(receipts[0].record, receipts[1].record)
+        raise ReceiptInvalid(
+            f"both servers have signed two records of round {receipts[0].record.round}: what S0 "
+            f"and S1 say now differs in {differing}"
+        )
+    return next(iter(receipts.values()))
+
+
+def check_record(
+    record: Record, round_id: str, params: RoundParams, start: bytes | None, client: str
+) -> None:
+    """Check that a record is of this round, as this side knows it.
+
+    `start` is the digest of the training run that this client trained from, if it did, and `client`
+    its public key if it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients
+    or ConfigError if the clients that took part are not enough for the round's parameters.
+    """
+    number = int(round_id.partition("-")[0])
+    if (record.service, record.round, record.number) != (SERVICE, round_id, number):
+        raise ReceiptInvalid(
+            f"the receipt is that of round {quoted(record.round)}, and not of round {round_id}"
+        )
+    if record.params != params.digest:
+        raise ReceiptInvalid(
+            f"round {round_id} had other parameters than those that S0 gave for it: "
+            "the servers vouch for others"
+        )
+    if start is not None and record.start != start:
+        raise ReceiptInvalid(
+            f"round {round_id} started from another model or range than the one that S0 gave to "
+            "train from"
+        )
+    if client and client not in record.included and client not in _left_out(record):
+        raise ReceiptInvalid(
+            f"round {round_id} neither includes this client nor says why it is left out, and both "
+            "servers have confirmed its upload"
+        )
+    if params.weights and not params.weights.keys() >= set(record.included):
+        raise ReceiptInvalid(f"round {round_id} includes a client that has no weight")
+    if len(record.included) < params.min_clients:
+        raise TooFewClients(
+            f"round {round_id} was computed on {len(record.included)} clients, and its parameters "
+            f"ask for at least {params.min_clients}"
+        )
+    params.check_included(record.included)
+
+
+def _left_out(record: Record) -> set[str]:
+    return {key for keys in record.left_out.values() for key in keys}
+
+
+def opened_of(
+    answer: wire.Message, party: int, record: Record, params: RoundParams
+) -> PublicValues:
+    """Return the opened values in a server's answer.
+
+    Raises ReceiptInvalid if they are not those that both servers vouch for.
+    """
+    words = answer.arrays.get("opened", np.empty(0, np.uint64))
+    if words.dtype != np.uint64 or words.ndim != 1 or digest_of(words) != record.opened:
+        raise ReceiptInvalid(
+            f"S{party} sent other values for the result of round {record.round} than those that "
+            "both servers vouch for"
+        )
+    return params.unpack_opened(words, total_of(record, params))
+
+
+def total_of(record: Record, params: RoundParams) -> int:
+    """Return the total weight of the clients that took part."""
+    return sum(params.weights_of(record.included))

@@ -1,0 +1,88 @@
+"""A server that lies: `python -m tests.lying FILE serve s0.toml`, where FILE names the lie.
+
+It is a real daemon, of which single methods are replaced. The lie is read anew at each use, and ""
+is the truth.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from securemedian import cli
+from securemedian.mpc.training import Training
+from securemedian.servers.keeper import TrainingKeeper
+from securemedian.servers.requests import Answer, Call, Desk
+from securemedian.servers.round_state import ServerRound
+from securemedian.settings.receipts import Receipt, digest_of
+
+LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
+
+true_result, true_model, true_round = Desk._result, Desk._model, Desk._round
+true_receipt = TrainingKeeper._receipt
+
+
+def lie() -> str:
+    """Return the present lie."""
+    return LIE.read_text() if LIE.exists() else ""
+
+
+def altered(training: Training) -> Training:
+    """Return a training run with another model."""
+    assert training.model is not None
+    return replace(training, model=training.model + 1)
+
+
+def result(desk: Desk, call: Call) -> Answer:
+    """Answer with other values, and with another record that only this server has signed."""
+    answer = true_result(desk, call)
+    if "record" not in answer.fields:
+        return answer
+    fields, arrays = dict(answer.fields), dict(answer.arrays)
+    receipt = Receipt(fields["record"], fields["signatures"])
+    record = receipt.record
+    if "opened" in arrays and lie() in ("values", "values and record"):
+        arrays["opened"] = arrays["opened"] ^ 1
+        record = replace(record, opened=digest_of(arrays["opened"]))
+    if lie() == "clients":
+        left_out = {"its upload reached only s0": record.included[:1]}
+        record = replace(record, included=record.included[1:], left_out=left_out)
+    if lie() in ("values and record", "clients"):
+        signing = desk._rounds._keeper._signing
+        again = replace(receipt, encoded=record.encode()).signed("s0", signing)
+        fields |= {"record": again.encoded, "signatures": dict(again.signatures)}
+    if lie() == "no signature":
+        fields["signatures"] = {"s0": receipt.signatures["s0"]}
+    return Answer(fields, arrays)
+
+
+def model(desk: Desk, call: Call) -> Answer:
+    """Answer with another model."""
+    answer = true_model(desk, call)
+    if lie() not in ("model", "model and digest"):
+        return answer
+    return replace(answer, arrays={**answer.arrays, "model": answer.arrays["model"] + 1})
+
+
+def round_(desk: Desk, call: Call) -> Answer:
+    """Answer with the digest of another model than the one that S1 was told."""
+    answer = true_round(desk, call)
+    if lie() != "model and digest":
+        return answer
+    entry = desk._rounds.register.find(str(answer.fields["round"]))
+    return Answer({**answer.fields, "start": altered(entry.before).digest.hex()})
+
+
+def receipt(keeper: TrainingKeeper, server_round: ServerRound, opened: bytes) -> Receipt:
+    """Sign a record of other values."""
+    if lie() == "signature":
+        opened = bytes(32)
+    return true_receipt(keeper, server_round, opened)
+
+
+if __name__ == "__main__":
+    from securemedian.servers import requests
+
+    for name, function in (("result", result), ("model", model), ("round", round_)):
+        requests.OPS[name] = replace(requests.OPS[name], handler=function)
+    TrainingKeeper._receipt = receipt  # type: ignore[method-assign, assignment]
+    sys.exit(cli.main(sys.argv[2:]))

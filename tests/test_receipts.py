@@ -1,0 +1,532 @@
+"""Receipts: what both servers sign, what clients check, and servers that lie."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian import cli
+from securemedian.clients import receipts, results
+from securemedian.clients.client import Client, Coordinator
+from securemedian.laboratory import plaintext
+from securemedian.mpc import ring, wire
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.errors import (
+    ConfigError,
+    PeerProtocolError,
+    ReceiptInvalid,
+    RoundFailed,
+    TooFewClients,
+)
+from securemedian.mpc.methods.base import Method
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.optimiser import Adam, Momentum
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.training import Training, finish
+from securemedian.settings.keys import SigningKey
+from securemedian.settings.receipts import Receipt, Record, differences, digest_of
+from tests.daemons import WAIT_S, Pair
+
+SIGNING = SigningKey.new(), SigningKey.new()
+PUBLIC = [key.public for key in SIGNING]
+DIM = 50
+START = np.linspace(-1, 1, DIM, dtype=np.float32)
+PARAMS = RoundParams(Mean(), DIM, 3)
+RECORD = Record(
+    "securemedian",
+    "0.4.0",
+    "default",
+    "7-3fa9c1d2",
+    7,
+    PARAMS.digest,
+    ["key-a", "key-b"],
+    {"its upload reached only s0": ["key-c"]},
+    Training().digest,
+    bytes(32),
+)
+
+
+def signed(record: Record = RECORD) -> Receipt:
+    receipt = Receipt(record.encode())
+    for party, key in enumerate(SIGNING):
+        receipt = receipt.signed(f"s{party}", key)
+    return receipt
+
+
+# The record and its signatures
+
+
+def test_every_field_of_a_record_is_signed() -> None:
+    signed().check(PUBLIC)
+    others: dict[type, Any] = {str: "x", int: 8, bytes: b"x", list: ["key-x"], dict: {"x": ["y"]}}
+    for field in fields(Record):
+        changed = replace(RECORD, **{field.name: others[type(getattr(RECORD, field.name))]})
+        assert differences(RECORD, changed) == field.name
+        forged = replace(signed(), encoded=changed.encode())
+        with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1"):
+            forged.check(PUBLIC)
+
+
+def test_a_signature_of_one_server_is_not_enough() -> None:
+    with pytest.raises(ReceiptInvalid, match="not signed by s1:"):
+        Receipt(RECORD.encode()).signed("s0", SIGNING[0]).check(PUBLIC)
+    # nor is one server's signature in both places, or with its roles exchanged
+    double = Receipt(RECORD.encode()).signed("s0", SIGNING[0]).signed("s1", SIGNING[0])
+    with pytest.raises(ReceiptInvalid, match="not signed by s1:"):
+        double.check(PUBLIC)
+    with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1"):
+        signed().check(PUBLIC[::-1])
+
+
+def test_a_signature_of_the_same_bytes_for_another_purpose_does_not_count() -> None:
+    receipt = signed().with_signature("s0", SIGNING[0].sign(RECORD.encode()))
+    assert not receipt.is_signed("s0", SIGNING[0].public)
+
+
+def test_a_receipt_goes_through_a_file() -> None:
+    again = Receipt.from_json(signed().to_json())
+    assert again == signed() and again.record == RECORD
+    again.check(PUBLIC)
+    shown = json.loads(signed().to_json())
+    assert shown["record"]["included"] == ["key-a", "key-b"]
+    assert shown["record"]["params"] == PARAMS.digest.hex()
+    # as in a file that somebody has edited
+    shown["record"]["number"] = 8
+    with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1"):
+        Receipt.from_json(json.dumps(shown)).check(PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"record": {}, "signatures": {}}',
+        '{"record": 7, "signatures": {}}',
+        signed().to_json().replace('"number": 7', '"number": "7"'),
+        signed().to_json().replace('"number": 7', '"number": 7, "more": 1'),
+        signed().to_json().replace('"number": 7', f'"number": {10**30}'),
+        signed().to_json().replace('"key-a"', "3"),
+        signed().to_json().replace('"key-c"', "3"),
+        json.dumps(signed().to_dict() | {"signatures": {"s0": 7}}),
+        signed().to_json().replace(RECORD.params.hex(), "zz"),
+        signed().to_json().replace('"s0": "', '"s0": "x'),
+    ],
+)
+def test_what_is_no_receipt_is_said(text: str) -> None:
+    with pytest.raises(ReceiptInvalid, match="no receipt"):
+        Receipt.from_json(text)
+
+
+@pytest.mark.parametrize("encoded", [b"", b"x", RECORD.encode() + b"x", RECORD.encode()[:-1]])
+def test_what_is_no_record_is_said(encoded: bytes) -> None:
+    with pytest.raises(ReceiptInvalid, match="no record"):
+        _ = Receipt(encoded).record
+
+
+# The opened values, packed
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "rows"),
+    [
+        (Bucketed(buckets=8), 3, 1),
+        (Bucketed(buckets=16), 4, 1),
+        (Radix(), 32, 1),
+        (Radix(encoding="bfloat16"), 16, 1),
+        (Radix(encoding="buckets", buckets=12), 4, 1),
+        (Radix(ranks=[1, 3], quantiles=[0.5]), 32, 3),
+        (Radix(midpoint=True), 32, 2),
+        (Mean(), 64, 1),
+        (TrimmedMean(ring_bits=40), 40, 1),
+        (Pairwise(ring_bits=32, fraction_bits=16), 32, 1),
+        (Pairwise(ring_bits=32, fraction_bits=16, result_to="clients"), 32, 1),
+    ],
+    ids=lambda value: value.label if isinstance(value, Method) else "",
+)
+def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, rows: int) -> None:
+    params = RoundParams(method, 77, 4)
+    assert params.opened_bits == bits
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 1 << bits, (rows, 77), np.uint64, endpoint=False)
+    packed = ring.pack(values.astype(ring.dtype(bits)), bits)
+    assert packed.size == -(-rows * 77 * bits // 64)
+    assert np.array_equal(params.unpack_opened(packed, 4), values)
+    with pytest.raises(PeerProtocolError, match="were expected"):
+        params.unpack_opened(packed[1:], 4)
+
+
+def test_what_a_client_that_took_part_downloads() -> None:
+    # CNNMnist, and what docs/wire.md says of it
+    params = RoundParams(Bucketed(buckets=8), 1_663_370, 160)
+    record = replace(RECORD, included=["x" * 40] * 160)
+    frame = wire.frame_size(
+        "result",
+        {"form": "opened", "record": record.encode(), "signatures": dict(signed().signatures)},
+        {"opened": (np.uint64, (ring.packed_words(params.dim, params.opened_bits),))},
+    )
+    assert frame / 1e6 == pytest.approx(0.63, abs=0.005)
+    assert 2 * 4 * params.dim / 1e6 == pytest.approx(13.3, abs=0.05)
+
+
+# The training run that clients follow
+
+
+@pytest.mark.parametrize("optimiser", [Momentum(), Adam()])
+def test_who_starts_from_the_same_training_run_ends_with_the_same(
+    optimiser: Momentum | Adam,
+) -> None:
+    params = RoundParams(Bucketed(buckets=8), DIM, 3)
+    served = Training(CoordinateRange(), START, np.float32(0.1) + 0 * START, optimiser=optimiser)
+    kept = results.Trainings()
+    rng = np.random.default_rng(2)
+    for number in (1, 2, 3):
+        followed = kept.find(served.digest)
+        if number == 1:
+            assert followed is None
+            answer = wire.Message(
+                "model",
+                {
+                    "number": served.number,
+                    "policy": served.policy.to_dict(),
+                    "optimiser": served.optimiser.to_dict(),
+                },
+                {"model": START, "range": served.scale},
+            )
+            followed = results.training_of(answer, "1-0000000a", served.digest)
+        # the second and third are not downloaded
+        assert followed is not None and followed.number == number
+        opened = PublicValues(rng.integers(0, 8, (1, DIM)).astype(np.uint16))
+        (served, one), (after, other) = (
+            finish(training, params, opened, 3) for training in (served, followed)
+        )
+        assert np.array_equal(one, other) and after.digest == served.digest
+        kept.keep(after)
+
+
+def test_a_digest_is_of_all_of_a_training_run() -> None:
+    one = Training(model=START, scale=np.ones(DIM, np.float32), moments=np.ones((1, DIM), "f4"))
+    moved = START.copy()
+    moved[3] = np.nextafter(moved[3], np.float32(2))
+    others = [
+        replace(one, model=moved),
+        replace(one, model=None),
+        replace(one, scale=one.scale * 2),
+        replace(one, scale=np.float32(1) * np.ones((), "f4")),
+        replace(one, moments=None),
+        replace(one, moments=np.zeros((1, DIM), "f4")),
+        replace(one, policy=CoordinateRange()),
+        replace(one, optimiser=Momentum()),
+        replace(one, published=1),
+    ]
+    assert len({training.digest for training in [one, *others]}) == 10
+
+
+def test_no_more_training_runs_are_kept_than_are_needed() -> None:
+    kept = results.Trainings()
+    three = [Training(published=number) for number in range(3)]
+    for training in (*three[:2], three[0], three[2]):
+        kept.keep(training)
+    assert [kept.find(training.digest) is not None for training in three] == [True, False, True]
+
+
+# What a client checks
+
+
+def answer_of(receipt: Receipt, **arrays: np.ndarray) -> wire.Message:
+    said = {"form": "opened", "record": receipt.encoded, "signatures": dict(receipt.signatures)}
+    return wire.Message("result", said, arrays)
+
+
+def test_each_server_that_says_something_else_is_named() -> None:
+    good, bad = answer_of(signed()), answer_of(replace(signed(), encoded=b"x"))
+    assert results.agreed({0: good, 1: good}, PUBLIC) == signed()
+    for party, answers in ((0, {0: bad, 1: good}), (1, {1: bad}), (1, {0: good, 1: bad})):
+        with pytest.raises(ReceiptInvalid, match=f"what S{party} says is not to be believed"):
+            results.agreed(answers, PUBLIC)
+    with pytest.raises(ReceiptInvalid, match="S1 says is not to be believed: the answer has no"):
+        results.agreed({1: wire.Message("result", {"form": "opened"})}, PUBLIC)
+    another = answer_of(signed(replace(RECORD, opened=b"x")))
+    with pytest.raises(ReceiptInvalid, match="two records .* differs in opened"):
+        results.agreed({0: good, 1: another}, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"round": "7-00000000"}, "is that of round '7-00000000'"),
+        ({"number": 8}, "is that of round"),
+        ({"service": "another"}, "is that of round"),
+        ({"params": bytes(32)}, "other parameters"),
+        ({"start": bytes(32)}, "started from another model"),
+        ({"included": ["key-b", "key-c"], "left_out": {}}, "neither includes this client"),
+        ({"included": ["key-a"]}, "computed on 1 clients"),
+    ],
+)
+def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
+    changes: dict[str, Any], said: str
+) -> None:
+    known = RECORD.round, PARAMS, Training().digest, "key-a"
+    results.check_record(RECORD, *known)
+    results.check_record(RECORD, *known[:3], "key-c")
+    # who has not trained and not submitted knows less
+    results.check_record(replace(RECORD, start=bytes(32)), *known[:2], None, "")
+    error = TooFewClients if "included" in changes and len(changes) == 1 else ReceiptInvalid
+    with pytest.raises(error, match=said):
+        results.check_record(replace(RECORD, **changes), *known)
+
+
+def test_values_must_be_those_of_the_record() -> None:
+    words = np.arange(DIM, dtype=np.uint64)
+    record = replace(RECORD, opened=digest_of(words))
+    opened = results.opened_of(answer_of(signed(record), opened=words), 0, record, PARAMS)
+    assert opened.tolist() == [words.tolist()]
+    for wrong in (words + 1, words[1:], words.astype(np.int64), words[None], words[:0]):
+        with pytest.raises(ReceiptInvalid, match="S1 sent other values"):
+            results.opened_of(answer_of(signed(record), opened=wrong), 1, record, PARAMS)
+
+
+# Over real servers, of which S0 lies
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    made = Pair(tmp_path_factory.mktemp("receipts"))
+    try:
+        made.start("s0", program=("-m", "tests.lying", str(made.folder / "lie")))
+        made.start("s1")
+        made.link()
+        yield made
+    finally:
+        made.close()
+
+
+class Round:
+    """The clients and the coordinator of a pair, and one round of theirs."""
+
+    def __init__(self, pair: Pair, opened: ExitStack) -> None:
+        self.pair = pair
+        self.coordinator = opened.enter_context(
+            Coordinator.from_config(pair.folder / "coordinator.toml")
+        )
+        self.clients = [
+            opened.enter_context(Client.from_config(pair.folder / f"{name}.toml"))
+            for name in pair.names
+        ]
+        # two ask S0 for values, and one S1
+        for party, client in zip((0, 0, 1), self.clients, strict=True):
+            client._source = party
+        self.coordinator._source = 0
+
+    def lie(self, what: str) -> None:
+        (self.pair.folder / "lie").write_text(what)
+
+    def run(self, method: Method, seed: int = 0, new: bool = True) -> str:
+        """Open a round in which all submit, and return its id."""
+        self.params = RoundParams(method, DIM, 3)
+        self.id = self.coordinator.open(self.params, START if new else None)
+        rng = np.random.default_rng(seed)
+        self.updates = (START + 0.1 * rng.normal(size=(3, DIM))).astype(np.float32)
+        for client, update in zip(self.clients, self.updates, strict=True):
+            client.submit(update, self.id)
+        return self.id
+
+    @property
+    def members(self) -> Sequence[Client | Coordinator]:
+        return [*self.clients, self.coordinator]
+
+
+@pytest.fixture
+def played(pair: Pair) -> Iterator[Round]:
+    with ExitStack() as opened:
+        made = Round(pair, opened)
+        made.lie("")
+        yield made
+
+
+def downloads(member: Client | Coordinator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list to which each request of this member is added from now on."""
+    asked: list[str] = []
+    for server in member.servers:
+        ask = server.ask
+
+        def noting(op: str, *given: Any, ask: Any = ask, **named: Any) -> wire.Message:
+            asked.append(op)
+            return ask(op, *given, **named)
+
+        monkeypatch.setattr(server, "ask", noting)
+    return asked
+
+
+@pytest.mark.slow
+def test_clients_follow_the_model_and_download_it_once(
+    played: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [downloads(member, monkeypatch) for member in played.members]
+    model = START
+    for number in (1, 2, 3):
+        played.run(Bucketed(), seed=number, new=number == 1)
+        published = played.coordinator.model(played.id)
+        assert published.model is not None and np.array_equal(published.model, model)
+        (expected,) = plaintext.published(played.updates, played.params, published)
+        for member in played.members:
+            assert np.array_equal(member.result(played.id, WAIT_S), expected)
+            receipt = member.receipt(played.id)
+            assert sorted(receipt.record.included) == receipt.record.included
+            assert len(receipt.record.included) == 3 and receipt.record.number == number
+        model = expected
+        # who gets a result can write to it, and not to the model that the next round starts from
+        for member in played.members:
+            member.result(played.id)[:] = 7
+            assert not member.model(played.id).model.flags.writeable  # type: ignore[union-attr]
+    assert [requests.count("model") for requests in asked] == [1, 1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", ["values and record", "clients", "no signature"])
+def test_a_server_that_says_what_the_other_did_not_sign_is_noticed_by_everybody(
+    played: Round, lie: str
+) -> None:
+    played.run(Bucketed())
+    played.coordinator.result(played.id, WAIT_S)
+    played.lie(lie)
+    noticed = played.members
+    if lie == "values and record":
+        # who asks S1 for values is told the true record by S0, too, and has the right result
+        values = played.clients[2].result(played.id)
+        noticed = [*played.clients[:2], played.coordinator]
+        played.lie("")
+        assert np.array_equal(values, played.clients[0].result(played.id))
+        played.lie(lie)
+    for member in noticed:
+        with pytest.raises(ReceiptInvalid, match=r"what S0 says .* not signed by s1"):
+            member.result(played.id)
+
+
+@pytest.mark.slow
+def test_a_server_that_sends_other_values_is_noticed_by_who_gets_them(played: Round) -> None:
+    played.run(Radix())
+    expected = np.sort(played.updates, axis=0)[1]
+    played.coordinator.result(played.id, WAIT_S)
+    played.lie("values")
+    members: list[Client | Coordinator] = [*played.clients[:2], played.coordinator]
+    for member in members:
+        with pytest.raises(ReceiptInvalid, match="S0 sent other values"):
+            member.result(played.id)
+    assert np.array_equal(played.clients[2].result(), expected)
+
+
+@pytest.mark.slow
+def test_a_server_that_hands_out_another_model_is_noticed(played: Round) -> None:
+    played.lie("model")
+    with pytest.raises(ReceiptInvalid, match="S0 sent another model or range"):
+        played.run(Bucketed())
+    played.coordinator.abort(played.id, "only a test")
+    # one that also says so, to all clients alike, is found out when S1 has signed
+    played.lie("model and digest")
+    played.run(Bucketed())
+    for client in played.clients:
+        with pytest.raises(ReceiptInvalid, match="started from another model or range"):
+            client.result(played.id, WAIT_S)
+
+
+@pytest.mark.slow
+def test_a_server_that_signs_something_else_gets_nothing_published(played: Round) -> None:
+    played.lie("signature")
+    played.run(Bucketed())
+    for member in played.members:
+        with pytest.raises(RoundFailed, match="s0 vouches for another result|s1 vouches"):
+            member.result(played.id, WAIT_S)
+    assert played.pair.wait("failed", "s1")["reason"]
+
+
+@pytest.mark.slow
+def test_one_server_is_enough_to_get_a_result(played: Round) -> None:
+    played.run(Radix())
+    result = played.clients[0].result(played.id, WAIT_S)
+    played.pair.wait("published", "s1")
+    for client, away in ((client, away) for client in played.clients for away in (0, 1)):
+        with Client(client.config) as alone:
+            alone._source = client._source
+            alone.servers[away].cancel()
+            if away == 1:
+                assert np.array_equal(alone.result(played.id), result)
+            elif client is played.clients[0]:
+                # the model to start from is at S0, and this client has it
+                client.servers[0].cancel()
+                assert np.array_equal(client.result(), result)
+
+
+# The verb
+
+
+def test_a_receipt_is_shown_and_verified_without_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from securemedian.settings.keys import load_signing_key
+
+    keys = tmp_path / "keys"
+    assert cli.main(["keygen", str(keys), "--clients", "2"]) == 0
+    receipt = Receipt(RECORD.encode())
+    for server in ("s0", "s1"):
+        receipt = receipt.signed(server, load_signing_key(keys / f"{server}.key_secret"))
+    file = tmp_path / "receipt.json"
+    receipts.save(receipt, file)
+    capsys.readouterr()
+    for trusted in (["client-1.toml"], ["s0.toml"], ["s1.toml"], ["s1.key", "s0.key"]):
+        given = [str(keys / name) for name in trusted]
+        assert cli.main(["receipt", "verify", str(file), "--keys", *given]) == 0
+        assert "both servers vouch for round 7-3fa9c1d2" in capsys.readouterr().out
+    assert cli.main(["receipt", "show", str(file)]) == 0
+    said = capsys.readouterr().out
+    for text in (RECORD.start.hex(), "key-a", "its upload reached only s0", "not verified"):
+        assert text in said
+    for trusted, why in ((["s0.key"], "0 signing keys of s1"), (["client-1.key"], "0 signing")):
+        given = [str(keys / name) for name in trusted]
+        assert cli.main(["receipt", "verify", str(file), "--keys", *given]) == 2
+        assert why in capsys.readouterr().err
+    receipts.save(signed(), file)
+    assert cli.main(["receipt", "verify", str(file), "--keys", str(keys / "s0.toml")]) == 2
+    assert "not signed by s0 and s1" in capsys.readouterr().err
+    assert cli.main(["receipt", "show", str(tmp_path / "none.json")]) == 2
+
+
+def test_a_server_s_configuration_names_the_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from securemedian.servers import config
+    from securemedian.settings.keys import load_signing_key
+
+    assert cli.main(["keygen", str(tmp_path), "--clients", "2"]) == 0
+    listed = config.load(tmp_path / "s0.toml").clients
+    record = replace(RECORD, included=sorted(client.public_key for client in listed))
+    receipt = Receipt(record.encode())
+    for server in ("s0", "s1"):
+        receipt = receipt.signed(server, load_signing_key(tmp_path / f"{server}.key_secret"))
+    receipts.save(receipt, tmp_path / "receipt.json")
+    capsys.readouterr()
+    command = ["receipt", "show", str(tmp_path / "receipt.json")]
+    assert cli.main([*command, "--keys", str(tmp_path / "s0.toml")]) == 0
+    said = capsys.readouterr().out
+    for client in listed:
+        assert f"  {client.public_key} {client.name}\n" in said
+    assert "signed by s0 and s1, verified" in said
+
+
+def test_signing_keys_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert cli.main(["keygen", str(tmp_path / name), "--clients", "2"]) == 0
+    both = [tmp_path / name / "client-1.toml" for name in ("one", "two")]
+    with pytest.raises(ConfigError, match="2 signing keys of s0"):
+        receipts.signing_keys(both)
