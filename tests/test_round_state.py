@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -561,6 +561,45 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
     fails(here, run, "peer-protocol")
 
 
+def test_a_dealing_is_checked_under_one_coin_only() -> None:
+    """Two permutations would tell how an honest client's values differ."""
+    here = a_round(1, State.OPEN, **DEALT)
+    here.dealt_here |= {"key-a": b"", "key-b": b""}
+    here.handle(Check(ID, ["key-a"]), 1.0)
+    assert here.handle(Tossed(COIN), 1.0) == [Effect.CHECK] and here.coins == {"key-a": COIN}
+    # it breaks off before there are verdicts
+    here.handle(Interrupted("timeout", "why"), 1.0)
+    said = Resume(ID, SECOND, "open", 0, False, {}, ["key-a", "key-b"], [], [], {})
+    answer = here.handle(said, 1.0)[-1]
+    assert isinstance(answer, Resume) and answer.coins == {"key-a": COIN}
+    for clients, coin in (
+        (["key-a"], OTHER_COIN),
+        # which would toss once more
+        (["key-a"], b""),
+        (["key-a", "key-b"], b""),
+    ):
+        there = copy.deepcopy(here)
+        actions = there.handle(Check(ID, clients, coin), 1.0)
+        assert there.state is State.FAILED and there.code == "peer-protocol"
+        assert Effect.CHECK not in actions
+    assert here.handle(Check(ID, ["key-a"], COIN), 1.0) == [Effect.CHECK]
+    # S0 takes over what S1 has stored, and asks for the others apart
+    leader = a_round(0, State.OPEN, **DEALT)
+    leader.dealt_here |= {"key-a": b"", "key-b": b""}
+    leader.handle(Unlinked("why"), 1.0)
+    leader.handle(Turn(SECOND, True), 10.0)
+    asks = leader.handle(replace(answer, session=SECOND), 10.0)
+    assert Check(ID, ["key-a"], COIN) in asks
+    leader.handle(CheckEnded(["key-a"], []), 10.0)
+    assert leader.handle(Checked(ID, ["key-a"], []), 10.0) == [Check(ID, ["key-b"]), Effect.CHECK]
+    # and if both have one, it must be the same
+    leader.coins["key-a"] = OTHER_COIN
+    leader.handle(Unlinked("why"), 20.0)
+    leader.handle(Turn(FIRST, True), 30.0)
+    leader.handle(replace(answer, session=FIRST), 30.0)
+    assert leader.state is State.FAILED and "tossed differently" in leader.reason
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -1023,8 +1062,8 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int, set[bool]]:
     return taken, late, len(known), ends
 
 
-# Pairs with a line that takes longer walks: a server that is away for a day, a check of somebody who
-# is not in the round, `again` where nothing has been tried or about an earlier run.
+# Pairs with a line that takes longer walks: a server that is away for a day, a check of somebody
+# who is not in the round, `again` where nothing has been tried or about an earlier run.
 RARE = {
     (0, State.OPENING, Again),
     (0, State.CHECKING, Resume),
