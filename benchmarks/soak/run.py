@@ -1,0 +1,207 @@
+"""The rounds of a soak, one after another, until the time is over."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.benchmarks.soak.audit import Audit, Ended
+from securemedian.benchmarks.soak.client import digest_of, update
+from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
+from securemedian.benchmarks.soak.service import CLIENTS, SERVERS, Service
+from securemedian.clients.client import Coordinator
+from securemedian.laboratory import plaintext
+from securemedian.mpc.errors import (
+    PeerUnavailable,
+    RoundBusy,
+    SecureMedianError,
+    ServerUnreachable,
+    UnknownRound,
+)
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.params import RoundParams
+
+DIM = 3000
+# what the rounds compute, in turn
+METHODS = (Bucketed(), Radix(), Pairwise(), Mean())
+# for all uploads of a round, seconds
+DEADLINE_S = 8.0
+# After the time is over the faults end, and this many rounds more show that all is well again.
+CALM_ROUNDS = 2 * len(METHODS)
+# A round that has not ended, or a request that is not answered, within so long needs an operator.
+STUCK_S = 150.0
+# for one answer
+REPLY_S = 2.0
+POLL_S = 0.1
+
+T = TypeVar("T")
+
+
+class Stuck(Exception):
+    """Something has not come about within STUCK_S."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a soak is doing."""
+
+    seconds: float
+    now: str
+    audit: Audit
+
+
+Show = Callable[[Progress], None]
+
+
+class Soak:
+    """One soak, in a new folder. `show` is called again and again while it lasts."""
+
+    def __init__(self, folder: Path, seed: int, show: Show, faulty: bool = True) -> None:
+        self._folder, self._seed, self._show, self._faulty = folder, seed, show, faulty
+        self.audit = Audit()
+        self._transitions = Transitions()
+        self._began = time.monotonic()
+        # the result of the last published round, which is the next one's model
+        self._model: NDArray[np.float32] = np.zeros(DIM, np.float32)
+        self._any = False
+
+    def run(self, seconds: float) -> None:
+        """Run rounds under faults for so long, and then some without."""
+        with Service(self._folder, self._seed, self._hear) as service:
+            service.start()
+            with service.coordinator(REPLY_S) as coordinator:
+                self._until_linked(coordinator)
+                saboteurs = Saboteurs(service, self._transitions, self.audit, self._seed)
+                until = time.monotonic() + seconds
+                number = 0
+                if self._faulty:
+                    saboteurs.start()
+                try:
+                    while time.monotonic() < until:
+                        self._round(service, coordinator, number)
+                        number += 1
+                finally:
+                    if self._faulty:
+                        saboteurs.stop()
+                for _ in range(CALM_ROUNDS):
+                    self._round(service, coordinator, number)
+                    number += 1
+
+    def _hear(self, name: str, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if name in SERVERS:
+            self._transitions.heard(name, event)
+            self.audit.logged(name, event, time.monotonic())
+        elif kind == "acknowledged":
+            self.audit.acknowledged(name, event["round"])
+        elif kind == "result":
+            self.audit.result(name, event["round"], event["digest"])
+
+    def _say(self, now: str) -> None:
+        self._show(Progress(time.monotonic() - self._began, now, self.audit))
+
+    # One round
+
+    def _round(self, service: Service, coordinator: Coordinator, number: int) -> None:
+        method = METHODS[number % len(METHODS)]
+        params = RoundParams(method, DIM, CLIENTS, deadline_s=DEADLINE_S)
+        round_id = ""
+        try:
+            round_id = self._open(coordinator, params)
+            before = self._persist(lambda: coordinator.model(round_id), "the model")
+            self._check_model(round_id, before)
+            status = self._persist(lambda: self._status(coordinator, round_id), "the round's end")
+            self._close(coordinator, round_id, params, before, status)
+        except Stuck as error:
+            self.audit.closed(Ended(round_id or "?", method.name, "stuck", str(error)))
+        except UnknownRound:
+            self.audit.forgotten(round_id)
+        for server in SERVERS:
+            if size := service.processes[server].size():
+                self.audit.size(server, *size)
+
+    def _open(self, coordinator: Coordinator, params: RoundParams) -> str:
+        """Open a round, however often that has to be asked for."""
+        model = None if self._any else self._model
+
+        def ask() -> str:
+            try:
+                return coordinator.open(params, model)
+            except RoundBusy:
+                # the answer to an earlier request was lost
+                return str(coordinator.status()["round"])
+
+        opened = self._persist(ask, "a new round")
+        return opened
+
+    def _status(self, coordinator: Coordinator, round_id: str) -> dict[str, Any] | None:
+        status = coordinator.status(round_id)
+        phase = f", {status['phase']}" if status["phase"] else ""
+        self._say(f"round {round_id}: {status['state']}{phase} {status['reason']}")
+        return status if status["state"] in ("published", "failed") else None
+
+    def _check_model(self, round_id: str, before: Published) -> None:
+        if before.model is None or not np.array_equal(before.model, self._model):
+            self.audit.other_model(round_id)
+        if before.model is not None:
+            self._model = before.model
+
+    def _close(
+        self,
+        coordinator: Coordinator,
+        round_id: str,
+        params: RoundParams,
+        before: Published,
+        status: dict[str, Any],
+    ) -> None:
+        ended = Ended(
+            round_id,
+            params.method.name,
+            status["state"],
+            status["reason"],
+            tuple(status["included"]),
+            status["left_out"],
+            min_clients=params.min_clients,
+        )
+        if ended.state == "published":
+            results = self._persist(lambda: coordinator.results(round_id), "the result")
+            self._model, self._any = results[0], True
+            expected = reference(self._seed, params, before, round_id, ended.included)
+            right = np.array_equal(results, expected)
+            ended = replace_right(ended, right, digest_of(results[0]))
+        self.audit.closed(ended)
+
+    def _until_linked(self, coordinator: Coordinator) -> None:
+        def linked() -> bool | None:
+            self._say("the servers start")
+            info = coordinator.servers[0].ask("info").fields
+            return bool(info["peer_linked"]) or None
+
+        self._persist(linked, "the link", limit_s=2 * STUCK_S)
+
+    def _persist(self, ask: Callable[[], T | None], what: str, limit_s: float = STUCK_S) -> T:
+        """Ask again and again until there is an answer that is not None. Raises Stuck."""
+        deadline = time.monotonic() + limit_s
+        why = ""
+        while time.monotonic() < deadline:
+            try:
+                if (answer := ask()) is not None:
+                    return answer
+            except UnknownRound:
+                raise
+            except (ServerUnreachable, PeerUnavailable) as error:
+                why = f": {error}"
+            except SecureMedianError as error:
+                why = f": {error}"
+                self._say(str(error))
+            time.sleep(POLL_S)
+        raise Stuck(f"{what} has not come within {limit_s:g} s{why}")
