@@ -146,7 +146,7 @@ class Audit:
         self._runs.add(run)
 
     def _is_alone(self, server: str, life: _Life) -> bool:
-        """Return whether the other server and the link were there during all of a server's start."""
+        """Return whether the other server and the link were there during all of this start."""
         other = self._lives["s1" if server == "s0" else "s0"][-1:]
         there = all(one.ready is not None and one.ready < life.started for one in other)
         return there and bool(other) and not self._disturbing and self._disturbed < life.started

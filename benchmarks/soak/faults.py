@@ -1,8 +1,8 @@
 """Which fault strikes when, from a seed, and how it strikes.
 
 The seed decides on kinds, victims, lengths and pauses. Which moment of a round a fault meets also
-depends on how busy the machine is, so that the same seed strikes alike, and not at the same message.
-A server is killed at a transition when it logs it: at once, by the thread that reads the log.
+depends on how busy the machine is, so that a seed does not repeat a soak message by message. A
+server is killed at a transition when it logs it: at once, by the thread that reads the log.
 """
 
 import random

@@ -1,9 +1,8 @@
 """The rounds of a soak, one after another, until the time is over."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,9 +69,10 @@ class Soak:
         self.audit = Audit()
         self._transitions = Transitions()
         self._began = time.monotonic()
-        # the result of the last published round, which is the next one's model
-        self._model: NDArray[np.float32] = np.zeros(DIM, np.float32)
-        self._any = False
+        # the model of the next round: the result of the last one, or None if that is not known
+        self._model: NDArray[np.float32] | None = np.zeros(DIM, np.float32)
+        # whether S0 has a model to go on from
+        self._goes_on = False
 
     def run(self, seconds: float) -> None:
         """Run rounds under faults for so long, and then some without."""
@@ -120,18 +120,20 @@ class Soak:
             before = self._persist(lambda: coordinator.model(round_id), "the model")
             self._check_model(round_id, before)
             status = self._persist(lambda: self._status(coordinator, round_id), "the round's end")
-            self._close(coordinator, round_id, params, before, status)
+            self._close(coordinator, before, status)
         except Stuck as error:
-            self.audit.closed(Ended(round_id or "?", method.name, "stuck", str(error)))
+            self.audit.closed(Ended(round_id, method.name, "stuck", str(error)))
+            self._model = None
         except UnknownRound:
             self.audit.forgotten(round_id)
+            self._model = None
         for server in SERVERS:
             if size := service.processes[server].size():
                 self.audit.size(server, *size)
 
     def _open(self, coordinator: Coordinator, params: RoundParams) -> str:
         """Open a round, however often that has to be asked for."""
-        model = None if self._any else self._model
+        model = None if self._goes_on else np.zeros(DIM, np.float32)
 
         def ask() -> str:
             try:
@@ -140,8 +142,7 @@ class Soak:
                 # the answer to an earlier request was lost
                 return str(coordinator.status()["round"])
 
-        opened = self._persist(ask, "a new round")
-        return opened
+        return self._persist(ask, "a new round")
 
     def _status(self, coordinator: Coordinator, round_id: str) -> dict[str, Any] | None:
         status = coordinator.status(round_id)
@@ -150,19 +151,14 @@ class Soak:
         return status if status["state"] in ("published", "failed") else None
 
     def _check_model(self, round_id: str, before: Published) -> None:
-        if before.model is None or not np.array_equal(before.model, self._model):
-            self.audit.other_model(round_id)
-        if before.model is not None:
-            self._model = before.model
+        if self._model is not None and before.model is not None:
+            if not np.array_equal(before.model, self._model):
+                self.audit.other_model(round_id)
+        self._model = before.model
 
-    def _close(
-        self,
-        coordinator: Coordinator,
-        round_id: str,
-        params: RoundParams,
-        before: Published,
-        status: dict[str, Any],
-    ) -> None:
+    def _close(self, coordinator: Coordinator, before: Published, status: dict[str, Any]) -> None:
+        """Compare the result of a round that has ended, if it has one, and close its account."""
+        round_id, params = status["round"], RoundParams.from_dict(status["params"])
         ended = Ended(
             round_id,
             params.method.name,
@@ -174,10 +170,10 @@ class Soak:
         )
         if ended.state == "published":
             results = self._persist(lambda: coordinator.results(round_id), "the result")
-            self._model, self._any = results[0], True
+            self._model, self._goes_on = results[0], True
             expected = reference(self._seed, params, before, round_id, ended.included)
             right = np.array_equal(results, expected)
-            ended = replace_right(ended, right, digest_of(results[0]))
+            ended = replace(ended, right=right, digest=digest_of(results[0]))
         self.audit.closed(ended)
 
     def _until_linked(self, coordinator: Coordinator) -> None:
@@ -205,3 +201,11 @@ class Soak:
                 self._say(str(error))
             time.sleep(POLL_S)
         raise Stuck(f"{what} has not come within {limit_s:g} s{why}")
+
+
+def reference(
+    seed: int, params: RoundParams, before: Published, round_id: str, included: Sequence[str]
+) -> NDArray[np.float32]:
+    """Return what a round of these clients must publish, computed in the clear."""
+    updates = [update(seed, name, round_id, params.dim) for name in included]
+    return plaintext.published(np.stack(updates), params, before)

@@ -77,9 +77,7 @@ class Service:
     def coordinator(self, reply_timeout_s: float) -> Coordinator:
         """Return the coordinator, who reaches the servers without a proxy."""
         config = ClientConfig.load(self.folder / "coordinator.toml")
-        return Coordinator(
-            replace(config, reply_timeout_s=reply_timeout_s, poll_interval_s=0.1)
-        )
+        return Coordinator(replace(config, reply_timeout_s=reply_timeout_s, poll_interval_s=0.1))
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +99,6 @@ def _configure(path: Path, settings: Mapping[str, float], ways: Mapping[int, Pro
     """Put settings in front of a configuration, and proxies in the place of addresses."""
     text = path.read_text()
     for port, proxy in ways.items():
-        text = text.replace(f":{port}\"", f":{proxy.port}\"")
+        text = text.replace(f':{port}"', f':{proxy.port}"')
     lines = [f"{name} = {value}" for name, value in settings.items()]
     path.write_text("\n".join([*lines, text]))
