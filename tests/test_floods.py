@@ -153,7 +153,7 @@ def with_a_clients_key(pair: Pair, felt: threading.Event, ended: threading.Event
 def with_refused_requests(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
     """Send as many wrong requests as the servers take, and read the answers."""
     keys = load_keys(pair.folder / "client-1.key_secret")
-    wrong = [
+    wrong: list[list[wire.Part]] = [
         [b"junk"],
         wire.pack("surprise", {"id": 1}),
         wire.pack("upload", {"id": 1, "round": "7-3fa9c1d2", "params": b"", "form": "seed"}),

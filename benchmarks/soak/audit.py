@@ -192,10 +192,11 @@ class Audit:
             for client in sorted(acknowledged):
                 self._lost(round_id, client, "the round was forgotten")
 
-    def other_model(self, round_id: str) -> None:
-        """Note that a round does not begin with the result of the round before it."""
+    def goes_on(self, round_id: str, right: bool) -> None:
+        """Note whether a round goes on from the result of the round before it."""
         with self._lock:
-            self._wrong(f"round {round_id} does not go on from the last result")
+            if not right:
+                self._wrong(f"round {round_id} does not go on from the last result")
 
     def _compare(self, client: str, round_id: str, digest: str, published: str) -> None:
         if digest != published:

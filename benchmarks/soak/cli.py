@@ -66,25 +66,22 @@ def _soak(options: argparse.Namespace) -> None:
 
     if options.json:
         check_writable(options.json)
-    # SIGTERM, like Ctrl-C, unwinds the stack, so that the processes started here are ended
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     directory = Path(tempfile.mkdtemp(prefix="securemedian-soak-"))
-    minutes, ended = options.minutes, True
+    minutes = options.minutes
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         soak = Soak(
             directory / "service",
             options.seed,
             lambda progress: live.update(_board(progress, minutes)),
         )
-        try:
-            soak.run(60 * minutes)
-        except KeyboardInterrupt:
-            ended = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: soak.interrupt())
+        complete = soak.run(60 * minutes)
     report = {
         "minutes": minutes,
         "seed": options.seed,
-        "ended": ended,
+        "complete": complete,
         **soak.audit.report(),
     }
     console.print(_table(report))

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from securemedian.benchmarks.soak.audit import Audit
 from securemedian.benchmarks.soak.proxy import CALM, Proxy, Trouble
@@ -19,7 +20,7 @@ from securemedian.benchmarks.soak.service import SERVERS, Service
 from securemedian.servers.round_state import State
 
 # the pause between two faults of one saboteur, seconds
-PAUSE_S = 0.5, 4.0
+PAUSE_S = 0.3, 3.0
 # how long a fault lasts; some are longer than the servers' own limits (`SERVER_SETTINGS`)
 LASTS_S = 0.3, 7.0
 # how long a killed process is down before it is started again
@@ -27,7 +28,7 @@ DOWN_S = 0.0, 2.0
 DELAY_S = 0.02, 0.3
 SHUFFLE_S = 1.0
 # how long a kill waits for its transition; then it is given up, and not counted
-TRANSITION_LIMIT_S = 30.0
+TRANSITION_LIMIT_S = 10.0
 
 Strike = Callable[[random.Random], str | None]
 
@@ -63,7 +64,10 @@ class Transitions:
 
 
 class Saboteurs:
-    """Two threads that strike until `stop`: one at servers, one at clients, links and disks."""
+    """Two threads that strike while the context is open.
+
+    One strikes at servers, the other one at links, clients and disks.
+    """
 
     def __init__(self, service: Service, transitions: Transitions, audit: Audit, seed: int) -> None:
         self._service, self._transitions, self._audit = service, transitions, audit
@@ -88,12 +92,17 @@ class Saboteurs:
             for number, strikes in enumerate(kinds)
         ]
 
-    def start(self) -> None:
-        """Begin to strike."""
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Strike no more, and wait until everything that was struck is as before."""
         self._stop.set()
         for thread in self._threads:

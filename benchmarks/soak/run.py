@@ -1,7 +1,10 @@
 """The rounds of a soak, one after another, until the time is over."""
 
+import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +19,8 @@ from securemedian.benchmarks.soak.service import CLIENTS, SERVERS, Service
 from securemedian.clients.client import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
-    PeerUnavailable,
     RoundBusy,
     SecureMedianError,
-    ServerUnreachable,
     UnknownRound,
 )
 from securemedian.mpc.methods.base import Published
@@ -49,6 +50,10 @@ class Stuck(Exception):
     """Something has not come about within STUCK_S."""
 
 
+class Interrupted(Exception):
+    """The soak is to end before its time."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """What a soak is doing."""
@@ -73,28 +78,33 @@ class Soak:
         self._model: NDArray[np.float32] | None = np.zeros(DIM, np.float32)
         # whether S0 has a model to go on from
         self._goes_on = False
+        self._interrupted = threading.Event()
 
-    def run(self, seconds: float) -> None:
-        """Run rounds under faults for so long, and then some without."""
-        with Service(self._folder, self._seed, self._hear) as service:
+    def run(self, seconds: float) -> bool:
+        """Run rounds under faults for so long, and then some without.
+
+        Returns whether it came to its end, and was not interrupted.
+        """
+        with (
+            suppress(Interrupted),
+            Service(self._folder, self._seed, self._hear) as service,
+            service.coordinator(REPLY_S) as coordinator,
+        ):
             service.start()
-            with service.coordinator(REPLY_S) as coordinator:
-                self._until_linked(coordinator)
-                saboteurs = Saboteurs(service, self._transitions, self.audit, self._seed)
+            self._until_linked(coordinator)
+            numbers = itertools.count()
+            saboteurs = Saboteurs(service, self._transitions, self.audit, self._seed)
+            with saboteurs if self._faulty else nullcontext():
                 until = time.monotonic() + seconds
-                number = 0
-                if self._faulty:
-                    saboteurs.start()
-                try:
-                    while time.monotonic() < until:
-                        self._round(service, coordinator, number)
-                        number += 1
-                finally:
-                    if self._faulty:
-                        saboteurs.stop()
-                for _ in range(CALM_ROUNDS):
-                    self._round(service, coordinator, number)
-                    number += 1
+                while time.monotonic() < until:
+                    self._round(service, coordinator, next(numbers))
+            for _ in range(CALM_ROUNDS):
+                self._round(service, coordinator, next(numbers))
+        return not self._interrupted.is_set()
+
+    def interrupt(self) -> None:
+        """Let `run` end soon and in order. To be called by a signal's handler or another thread."""
+        self._interrupted.set()
 
     def _hear(self, name: str, event: dict[str, Any]) -> None:
         kind = event.get("event")
@@ -151,10 +161,9 @@ class Soak:
         return status if status["state"] in ("published", "failed") else None
 
     def _check_model(self, round_id: str, before: Published) -> None:
-        if self._model is not None and before.model is not None:
-            if not np.array_equal(before.model, self._model):
-                self.audit.other_model(round_id)
-        self._model = before.model
+        expected, self._model = self._model, before.model
+        if expected is not None and before.model is not None:
+            self.audit.goes_on(round_id, np.array_equal(before.model, expected))
 
     def _close(self, coordinator: Coordinator, before: Published, status: dict[str, Any]) -> None:
         """Compare the result of a round that has ended, if it has one, and close its account."""
@@ -185,17 +194,20 @@ class Soak:
         self._persist(linked, "the link", limit_s=2 * STUCK_S)
 
     def _persist(self, ask: Callable[[], T | None], what: str, limit_s: float = STUCK_S) -> T:
-        """Ask again and again until there is an answer that is not None. Raises Stuck."""
+        """Ask again and again until there is an answer that is not None.
+
+        Raises Stuck, UnknownRound or Interrupted.
+        """
         deadline = time.monotonic() + limit_s
         why = ""
         while time.monotonic() < deadline:
+            if self._interrupted.is_set():
+                raise Interrupted
             try:
                 if (answer := ask()) is not None:
                     return answer
             except UnknownRound:
                 raise
-            except (ServerUnreachable, PeerUnavailable) as error:
-                why = f": {error}"
             except SecureMedianError as error:
                 why = f": {error}"
                 self._say(str(error))
