@@ -1,5 +1,6 @@
 """The processes of a soak, each behind its proxies."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,13 +18,14 @@ from securemedian.scripts import keygen
 SERVERS = ("s0", "s1")
 CLIENTS = 5
 # Short limits, so that what happens at a limit happens often.
-SERVER_SETTINGS: Mapping[str, float] = {
+Settings = Mapping[str, float | str]
+SERVER_SETTINGS: Settings = {
     "peer_wait_s": 300,
     "peer_timeout_s": 4,
     "channel_timeout_s": 6,
     "round_limit_s": 30,
 }
-CLIENT_SETTINGS: Mapping[str, float] = {"reply_timeout_s": 5, "poll_interval_s": 0.1}
+CLIENT_SETTINGS: Settings = {"reply_timeout_s": 5, "retry_limit_s": 60, "poll_interval_s": 0.1}
 # one JSON line that a process wrote: its name and the event
 Hear = Callable[[str, dict[str, Any]], None]
 
@@ -51,7 +53,8 @@ class Service:
         _configure(folder / "s1.toml", SERVER_SETTINGS, {})
         for name in self.names:
             ways = {net.s0: self.ways[name, "s0"], net.s1: self.ways[name, "s1"]}
-            _configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways)
+            kept = {"state_dir": f"{name}-state"}
+            _configure(folder / f"{name}.toml", {**CLIENT_SETTINGS, **kept}, ways)
         commands = {server: ["securemedian", "serve"] for server in SERVERS}
         commands |= {name: ["securemedian.benchmarks.soak.client"] for name in self.names}
         after = {name: [str(seed)] for name in self.names}
@@ -77,7 +80,9 @@ class Service:
     def coordinator(self, reply_timeout_s: float) -> Coordinator:
         """Return the coordinator, who reaches the servers without a proxy."""
         config = ClientConfig.load(self.folder / "coordinator.toml")
-        return Coordinator(replace(config, reply_timeout_s=reply_timeout_s, poll_interval_s=0.1))
+        return Coordinator(
+            replace(config, reply_timeout_s=reply_timeout_s, retry_limit_s=reply_timeout_s)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -95,10 +100,11 @@ class Service:
             disk.close()
 
 
-def _configure(path: Path, settings: Mapping[str, float], ways: Mapping[int, Proxy]) -> None:
+def _configure(path: Path, settings: Settings, ways: Mapping[int, Proxy]) -> None:
     """Put settings in front of a configuration, and proxies in the place of addresses."""
     text = path.read_text()
     for port, proxy in ways.items():
         text = text.replace(f':{port}"', f':{proxy.port}"')
-    lines = [f"{name} = {value}" for name, value in settings.items()]
+    # for these values JSON is TOML
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     path.write_text("\n".join([*lines, text]))
