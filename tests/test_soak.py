@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -10,7 +11,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +24,14 @@ from securemedian.benchmarks.soak import disk, run
 from securemedian.benchmarks.soak.audit import SAMPLES, Audit, Ended
 from securemedian.benchmarks.soak.client import update
 from securemedian.benchmarks.soak.disk import Disk
-from securemedian.benchmarks.soak.faults import Transitions
+from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
 from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
 from securemedian.benchmarks.soak.run import Soak, reference
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
+from securemedian.servers.round_state import State
 from tests.daemons import wait_until
 
 ROUND = "7-3fa9c1d2"
@@ -329,6 +333,83 @@ def test_a_kill_waits_for_its_transition() -> None:
         transitions.heard("s0", {"event": "round-open"})
     waits.join(30.0)
     assert not waits.is_alive()
+
+
+class Struck:
+    """A service of stubs, which note what is done to them."""
+
+    def __init__(self) -> None:
+        self.names = ["client-1", "client-2"]
+        self.done: list[tuple[Any, ...]] = []
+        self.processes = {name: self._stub(name) for name in ("s0", "s1", *self.names)}
+        self.link = self._stub("link")
+        self.ways = {
+            (name, server): self._stub(name) for name in self.names for server in ("s0", "s1")
+        }
+        self.disks = {server: self._stub(f"disk of {server}") for server in ("s0", "s1")}
+
+    def _stub(self, name: str) -> Any:
+        def note(what: str) -> Any:
+            return lambda *arguments: self.done.append((name, what, *arguments))
+
+        return SimpleNamespace(
+            **{what: note(what) for what in ("kill", "pause", "put", "fill", "free")}
+        )
+
+
+def test_every_fault_strikes_is_counted_and_is_undone() -> None:
+    service: Any = Struck()
+    audit = Audit()
+    saboteurs = Saboteurs(service, Transitions(), audit, 1)
+    # so that nothing lasts
+    saboteurs._stop.set()
+    undone = {"pause": (False,), "put": (CALM,), "free": ()}
+    kinds: set[str] = set()
+    for seed in range(100):
+        for strike in (
+            saboteurs._kill,
+            saboteurs._hang,
+            saboteurs._link,
+            saboteurs._way,
+            saboteurs._slow,
+            saboteurs._end_client,
+            saboteurs._full,
+        ):
+            service.done.clear()
+            kinds.add(strike(random.Random(seed)))
+            name, what, *last = service.done[-1]
+            assert service.done and (what == "kill" or undone[what] == tuple(last))
+    assert {kind.split(" ")[0] for kind in kinds} == {
+        *("kill", "hang", "cut", "stall", "delay", "reorder", "slow", "full")
+    }
+    assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
+
+
+def test_a_server_is_killed_at_every_transition_in_turn() -> None:
+    service: Any = Struck()
+    audit, transitions = Audit(), Transitions()
+    saboteurs = Saboteurs(service, transitions, audit, 1)
+    logging = threading.Event()
+
+    def log() -> None:
+        while not logging.wait(0.001):
+            for server, state in product(("s0", "s1"), State):
+                transitions.heard(server, {"event": f"round-{state}"})
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        states = [state for state in State if state is not State.NEW]
+        struck = {saboteurs._at_transition(random.Random(1)) for _ in range(6 * len(states))}
+    finally:
+        logging.set()
+        thread.join()
+    victims = ("s0", "s1", "s0 and s1")
+    assert struck == {
+        f"kill {whom} at {state} of {server}"
+        for whom, state, server in product(victims, states, ("s0", "s1"))
+    }
+    assert len(service.done) == 8 * len(states)
 
 
 # The command

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from securemedian.benchmarks.soak.processes import Restarted
 
-SIZE = "256m"
+SIZE = "64m"
 # for mount and umount
 LIMIT_S = 30.0
 PIECE = bytes(1 << 20)
