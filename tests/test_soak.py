@@ -155,8 +155,9 @@ def test_growth_is_told_of_lives_that_are_long_enough() -> None:
     audit = Audit()
     restart(audit, "s0", 0.0)
     for sample in range(SAMPLES):
-        audit.size("s0", 10**8 + 10**6 * sample, 40 + sample // (SAMPLES - 1))
+        audit.size("s0", 10**8 + 10**6 * sample, 40 + sample // (SAMPLES - 1), 10**6)
     growth = audit.report()["growth"]
+    assert growth["peak_disk_mb"] == growth["last_disk_mb"] == 1.0
     assert (growth["lives"], growth["memory_mb"], growth["descriptors"]) == (1, SAMPLES / 2, 1)
 
 

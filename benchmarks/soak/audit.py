@@ -79,6 +79,8 @@ class Audit:
         self._sessions: dict[str, set[str]] = {"s0": set(), "s1": set()}
         self._runs: set[tuple[str, str, str]] = set()
         self._lives: dict[str, list[_Life]] = {"s0": [], "s1": []}
+        # what the state folders took between two rounds
+        self._disk: list[int] = []
         # the last time at which something was in the way of the link, and whether it still is
         self._disturbed, self._disturbing = 0.0, 0
 
@@ -108,11 +110,12 @@ class Audit:
             else:
                 self._compare(client, round_id, digest, published)
 
-    def size(self, server: str, bytes_: int, descriptors: int) -> None:
-        """Note what a server takes between two rounds."""
+    def size(self, server: str, memory: int, descriptors: int, disk: int) -> None:
+        """Note what a server takes between two rounds; memory and disk are in bytes."""
         with self._lock:
+            self._disk.append(disk)
             if lives := self._lives[server]:
-                lives[-1].sizes.append((bytes_, descriptors))
+                lives[-1].sizes.append((memory, descriptors))
 
     def logged(self, server: str, event: dict[str, Any], now: float) -> None:
         """Note a line of a server's log."""
@@ -277,6 +280,8 @@ class Audit:
             "descriptors": max(grown[1], default=0),
             "peak_memory_mb": round(max((size for size, _ in peaks), default=0) / 1e6, 1),
             "peak_descriptors": max((count for _, count in peaks), default=0),
+            "peak_disk_mb": round(max(self._disk, default=0) / 1e6, 1),
+            "last_disk_mb": round(max(self._disk[-2:], default=0) / 1e6, 1),
         }
 
 

@@ -132,6 +132,10 @@ def _table(report: dict[str, Any]) -> "Table":
         ("  growth within one life, MB", growth["memory_mb"]),
         ("descriptors at most", growth["peak_descriptors"]),
         ("  growth within one life", growth["descriptors"]),
+        (
+            "state folder at most, and at the end, MB",
+            f"{growth['peak_disk_mb']} {growth['last_disk_mb']}",
+        ),
     ):
         table.add_row(label, str(value))
     return table

@@ -139,7 +139,7 @@ class Soak:
             self._model = None
         for server in SERVERS:
             if size := service.processes[server].size():
-                self.audit.size(server, *size)
+                self.audit.size(server, *size, service.disks[server].used_bytes())
 
     def _open(self, coordinator: Coordinator, params: RoundParams) -> str:
         """Open a round, however often that has to be asked for."""
