@@ -77,7 +77,7 @@ def test_an_acknowledged_upload_is_in_the_result_or_its_client_is_named(
 def test_a_round_that_a_server_forgets_has_lost_its_uploads() -> None:
     audit = Audit()
     audit.acknowledged("a", ROUND)
-    audit.forgotten(ROUND)
+    audit.closed(Ended(ROUND, "mean", "forgotten", "s0 knows no such round"))
     assert counts(audit) == (1, 0, 0, 1)
 
 

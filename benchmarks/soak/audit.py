@@ -35,7 +35,7 @@ class Ended:
 
     round_id: str
     method: str
-    # "published", "failed", or "stuck" where it has not ended
+    # "published", "failed", or where it has not ended, "stuck" or "forgotten"
     state: str
     reason: str = ""
     included: tuple[str, ...] = ()
@@ -165,7 +165,10 @@ class Audit:
                 self._check_failed(ended, acknowledged)
             else:
                 self.stuck += 1
-                self.findings.append(f"round {ended.round_id} is stuck: {ended.reason}")
+                self.findings.append(f"round {ended.round_id} is {ended.state}: {ended.reason}")
+            if ended.state == "forgotten":
+                for client in sorted(acknowledged):
+                    self._lost(ended.round_id, client, ended.reason)
 
     def _check_published(self, ended: Ended, acknowledged: set[str]) -> None:
         for client in sorted(acknowledged - set(ended.included)):
@@ -184,16 +187,6 @@ class Audit:
         if ended.reason.startswith(TOO_FEW) and len(acknowledged) >= ended.min_clients:
             for client in sorted(acknowledged):
                 self._lost(ended.round_id, client, ended.reason)
-
-    def forgotten(self, round_id: str) -> None:
-        """Note that a server no longer knows a round that it had opened."""
-        with self._lock:
-            acknowledged = self._acknowledged.pop(round_id, set())
-            self._results.pop(round_id, None)
-            self.stuck += 1
-            self.findings.append(f"round {round_id} was forgotten")
-            for client in sorted(acknowledged):
-                self._lost(round_id, client, "the round was forgotten")
 
     def goes_on(self, round_id: str, right: bool) -> None:
         """Note whether a round goes on from the result of the round before it."""

@@ -111,7 +111,8 @@ def _board(progress: "Progress", minutes: float) -> str:
 def _table(report: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    table = Table(title=f"soak of {report['minutes']:g} minutes, seed {report['seed']}")
+    ended = "" if report["complete"] else ", interrupted"
+    table = Table(title=f"soak: {report['minutes']:g} min, seed {report['seed']}{ended}")
     table.add_column("")
     table.add_column("", justify="right")
     recovery, growth = report["recovery"], report["growth"]

@@ -131,11 +131,9 @@ class Soak:
             self._check_model(round_id, before)
             status = self._persist(lambda: self._status(coordinator, round_id), "the round's end")
             self._close(coordinator, before, status)
-        except Stuck as error:
-            self.audit.closed(Ended(round_id, method.name, "stuck", str(error)))
-            self._model = None
-        except UnknownRound:
-            self.audit.forgotten(round_id)
+        except (Stuck, UnknownRound) as error:
+            state = "stuck" if isinstance(error, Stuck) else "forgotten"
+            self.audit.closed(Ended(round_id, method.name, state, str(error)))
             self._model = None
         for server in SERVERS:
             if size := service.processes[server].size():
