@@ -154,7 +154,7 @@ class Engine:
     @property
     def phase(self) -> str:
         """What is being done; `progress` is about the first thing that is named."""
-        if not self.ready:
+        if self._compiler and not self.ready:
             return "compiling"
         checking = "checking dealings" if self._check_job else ""
         return " and ".join(phase for phase in (self._phase, checking) if phase)
