@@ -59,7 +59,6 @@ class _Life:
     compile_s: float = 0.0
     # whether nothing but this server's own start was in the way of the link
     alone: bool = False
-    session: str = ""
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -130,22 +129,21 @@ class Audit:
                 case "peer-linked" if life.linked is None:
                     life.linked, life.alone = now, self._is_alone(server, life)
                 case "session-established":
-                    self._session(server, life, str(event["session"]))
+                    self._session(server, str(event["session"]))
                 case "round-running":
-                    self._run(server, life, str(event["round"]))
+                    self._run(server, str(event["round"]), str(event["session"]))
 
-    def _session(self, server: str, life: _Life, session: str) -> None:
+    def _session(self, server: str, session: str) -> None:
         if session in self._sessions[server]:
             self.reused_correlations += 1
             self.findings.append(f"{server} established session {session} twice")
         self._sessions[server].add(session)
-        life.session = session
 
-    def _run(self, server: str, life: _Life, round_id: str) -> None:
-        run = server, round_id, life.session
+    def _run(self, server: str, round_id: str, session: str) -> None:
+        run = server, round_id, session
         if run in self._runs:
             self.reused_correlations += 1
-            self.findings.append(f"{server} ran round {round_id} twice in session {life.session}")
+            self.findings.append(f"{server} ran round {round_id} twice in session {session}")
         self._runs.add(run)
 
     def _is_alone(self, server: str, life: _Life) -> bool:
