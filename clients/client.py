@@ -674,8 +674,12 @@ class Coordinator(_Member):
         range_policy: RangePolicy | None = None,
         reset: bool = False,
         optimiser: Optimiser | None = None,
+        request: str = "",
     ) -> str:
         """Open a round and return its id.
+
+        A `request`, 32 hex digits that the caller draws, makes it safe to call this again after an
+        error: S0 answers the same request with the round that it has opened.
 
         A `model` (flat) starts a new training run, and so does `reset`; without them the last
         training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
@@ -687,6 +691,7 @@ class Coordinator(_Member):
             "range": range_policy.to_dict() if range_policy else {},
             "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
+            "request": request,
         }
         return str(self.servers[0].ask("open", fields, arrays).fields["round"])
 

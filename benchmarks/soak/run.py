@@ -1,6 +1,7 @@
 """The rounds of a soak, one after another, until the time is over."""
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from securemedian.benchmarks.soak.service import CLIENTS, SERVERS, Service
 from securemedian.clients.client import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
-    RoundBusy,
     SecureMedianError,
     UnknownRound,
 )
@@ -142,15 +142,10 @@ class Soak:
     def _open(self, coordinator: Coordinator, params: RoundParams) -> str:
         """Open a round, however often that has to be asked for."""
         model = None if self._goes_on else np.zeros(DIM, np.float32)
-
-        def ask() -> str:
-            try:
-                return coordinator.open(params, model)
-            except RoundBusy:
-                # the answer to an earlier request was lost
-                return str(coordinator.status()["round"])
-
-        return self._persist(ask, "a new round")
+        request = os.urandom(16).hex()
+        return self._persist(
+            lambda: coordinator.open(params, model, request=request), "a new round"
+        )
 
     def _status(self, coordinator: Coordinator, round_id: str) -> dict[str, Any] | None:
         status = coordinator.status(round_id)
