@@ -351,6 +351,7 @@ class Pair:
                 "open",
                 "closing",
                 "checking",
+                "queued",
                 "starting",
                 "running",
             ), (
