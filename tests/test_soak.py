@@ -457,7 +457,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
 @pytest.mark.slow
 def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     soak = Soak(tmp_path / "service", 5, lambda progress: None)
-    assert soak.run(20.0)
+    assert soak.run(15.0)
     report = soak.audit.report()
     assert soak.audit.clean, report
     assert report["faults"] >= 5 and report["published"] >= run.CALM_ROUNDS, report
