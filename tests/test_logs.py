@@ -102,6 +102,7 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
             server.replies.clear()
 
     caplog.clear()
+    server.sent.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
         flood(100)
         most = len(caplog.records)
