@@ -71,6 +71,8 @@ class Audit:
         self.ended: list[Ended] = []
         # each finding in words
         self.findings: list[str] = []
+        # how often a server has ended by itself
+        self.exits = 0
         self.uploads_lost = self.wrong_results = self.reused_correlations = self.stuck = 0
         self._acknowledged: dict[str, set[str]] = {}
         self._results: dict[str, dict[str, str]] = {}
@@ -243,6 +245,7 @@ class Audit:
                     ),
                 },
                 "sessions": len(self._sessions["s0"] | self._sessions["s1"]),
+                "exits": self.exits,
                 "faults_by_kind": dict(sorted(self.faults.items())),
                 "reasons": dict(
                     Counter(
