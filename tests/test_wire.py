@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from securemedian.mpc import wire
 from securemedian.mpc.channel import frame_size, local_pair
-from securemedian.mpc.errors import ChannelClosed, (
+from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
     FrameError,
