@@ -19,7 +19,7 @@ class TrainingKeeper:
 
     def __init__(self, party: int, store: Store) -> None:
         self._party = party
-        self._kept = _current(store) if party == 0 else Training()
+        self._kept = store.load_training() if party == 0 else Training()
 
     @property
     def model(self) -> Float32s | None:
@@ -60,17 +60,3 @@ class TrainingKeeper:
             entry.after, results = training.finish(entry.before, params, opened, total)
             result = replace(result, results=results)
         entry.result = result
-
-
-def _current(store: Store) -> Training:
-    """Return the current training run, also that of a release that had no database."""
-    database = store.database
-    if name := database.current_training():
-        return store.load_training(name)
-    if old := store.load_old_training():
-        name = store.save_training(old)
-        with database.transaction():
-            database.set_current_training(name)
-        store.forget_old_training()
-        return old
-    return Training()

@@ -62,13 +62,14 @@ def test_frames(fuzz_examples: int) -> None:
 
 
 CONTROL = [
-    control.Hello("instance", {"release": "1"}),
+    control.Hello("instance", "", 0, [], {"release": "1"}),
     control.Bye(),
     control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False),
+    control.Resume("1-00000000", bytes(16), "open", 0, False, {"key": b""}, ["key"], [], [], {}),
     control.Uploaded("1-00000000", "key"),
     control.Close("1-00000000", {"key": b""}),
     control.Held("1-00000000", {"key": b""}),
-    control.Run("1-00000000", bytes(32)),
+    control.Run("1-00000000", bytes(32), 1, bytes(16), True),
     control.Failed("1-00000000", "timeout", "why"),
 ]
 

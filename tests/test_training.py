@@ -155,9 +155,14 @@ def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
         )
         assert (loaded.model is None) == (training.model is None)
     assert np.array_equal(model_of(loaded), MODEL)
-    (tmp_path / "state" / "training.npz").write_bytes(b"junk")
+    for file in (tmp_path / "state" / "kept").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="damaged"):
         store.load_training()
+    old = Store(tmp_path / "old")
+    (tmp_path / "old" / "training.npz").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match="damaged"):
+        old.load_training()
 
 
 def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:
@@ -174,8 +179,8 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
     spool = store.spool("1-0000000a", layout)
-    spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8))
-    spool.put("b", "words", words.packed)
+    spool.add(spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8)))
+    spool.add(spool.put("b", "words", words.packed))
     halves = [RingShare(share.read(spool.get(client), layout, 0, DIM)) for client in ("a", "b")]
     assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
     assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1
