@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     rows = [
         [
             str(point["buckets"]),
-            *(str(point[f"{server}_peak_mib"]) for server in SERVERS),
+            *(str(point["peak_mib"][server]) for server in SERVERS),
             report.figure(point["uploads_seconds"]),
             report.figure(point["run_seconds"]),
         ]
@@ -131,12 +131,12 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
             submitted = time.monotonic()
             daemons.until_published(processes, coordinator, round_id, lambda status: None)
             ended = time.monotonic()
-            peaks = {f"{server}_peak_mib": processes.peak_mib(server) for server in SERVERS}
+            peaks = {server: processes.peak_mib(server) for server in SERVERS}
     return {
         "clients": clients,
         "dim": dim,
         "buckets": buckets,
-        **peaks,
+        "peak_mib": peaks,
         "uploads_seconds": submitted - start,
         "run_seconds": ended - submitted,
     }
