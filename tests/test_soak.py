@@ -385,7 +385,7 @@ class Struck:
 def test_every_fault_strikes_is_counted_and_is_undone() -> None:
     service: Any = Struck()
     audit = Audit()
-    saboteurs = Saboteurs(service, Transitions(), audit, 1)
+    saboteurs = Saboteurs(service, Transitions(), audit, 1, threading.Event())
     # so that nothing lasts
     saboteurs._stop.set()
     undone = {"pause": (False,), "put": (CALM,), "free": ()}
@@ -413,7 +413,7 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
 def test_a_server_is_killed_at_every_transition_in_turn() -> None:
     service: Any = Struck()
     audit, transitions = Audit(), Transitions()
-    saboteurs = Saboteurs(service, transitions, audit, 1)
+    saboteurs = Saboteurs(service, transitions, audit, 1, threading.Event())
     logging = threading.Event()
 
     def log() -> None:

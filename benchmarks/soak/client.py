@@ -24,13 +24,18 @@ from securemedian.mpc.errors import RoundFailed, SecureMedianError
 WAIT_S = 600.0
 # before a client that got an error goes on
 PAUSE_S = 0.2
+# A client trains for up to so long, so that uploads are far apart and many faults strike between.
+TRAINING_S = 1.5
 
 
 def update(seed: int, name: str, round_id: str, dim: int) -> NDArray[np.float32]:
     """Return what a client submits to a round, shape (dim,)."""
+    return _rng(seed, name, round_id).normal(0.0, 0.1, dim).astype(np.float32)
+
+
+def _rng(seed: int, name: str, round_id: str) -> np.random.Generator:
     digest = hashlib.sha256(f"{seed}/{name}/{round_id}".encode()).digest()
-    rng = np.random.default_rng(int.from_bytes(digest))
-    return rng.normal(0.0, 0.1, dim).astype(np.float32)
+    return np.random.default_rng(int.from_bytes(digest))
 
 
 def digest_of(result: NDArray[Any]) -> str:
@@ -67,7 +72,9 @@ def _submit(client: Client, current: Round, seed: int) -> None:
     if current.submitted or current.dealing_lost:
         _say("found", round=current.round_id, submitted=current.submitted)
         return
-    values = update(seed, client.config.name, current.round_id, current.params.dim)
+    name = client.config.name
+    time.sleep(_rng(seed, name, current.round_id).uniform(0.0, TRAINING_S))
+    values = update(seed, name, current.round_id, current.params.dim)
     client.submit(values, current.round_id)
     _say("acknowledged", round=current.round_id)
 

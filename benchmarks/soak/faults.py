@@ -29,6 +29,10 @@ DELAY_S = 0.02, 0.3
 SHUFFLE_S = 1.0
 # how long a kill waits for its transition; then it is given up, and not counted
 TRANSITION_LIMIT_S = 10.0
+# Servers that have just been killed have no round to lose. So most faults of servers wait for a
+# round, at most so long, and then for a moment in it.
+ROUND_LIMIT_S, MOMENT_S = 10.0, (0.0, 2.0)
+MOSTLY = 0.75
 
 Strike = Callable[[random.Random], str | None]
 
@@ -66,11 +70,20 @@ class Transitions:
 class Saboteurs:
     """Two threads that strike while the context is open.
 
-    One strikes at servers, the other one at links, clients and disks.
+    One strikes at servers, the other one at links, clients and disks. `live` is set while a round
+    is.
     """
 
-    def __init__(self, service: Service, transitions: Transitions, audit: Audit, seed: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        transitions: Transitions,
+        audit: Audit,
+        seed: int,
+        live: threading.Event,
+    ) -> None:
         self._service, self._transitions, self._audit = service, transitions, audit
+        self._live = live
         self._stop = threading.Event()
         states = [str(state) for state in State if state is not State.NEW]
         victims = [("s0",), ("s1",), SERVERS]
@@ -130,8 +143,18 @@ class Saboteurs:
                 return f"kill {' and '.join(victims)} at {state} of {server}"
         return None
 
+    def _await_round(self, rng: random.Random) -> None:
+        moment_s = rng.uniform(*MOMENT_S)
+        if rng.random() < MOSTLY:
+            deadline = time.monotonic() + ROUND_LIMIT_S
+            while not self._live.wait(0.1) and time.monotonic() < deadline:
+                if self._stop.is_set():
+                    return
+            self._stop.wait(moment_s)
+
     def _kill(self, rng: random.Random) -> str:
         victims = rng.choice([("s0",), ("s1",), SERVERS])
+        self._await_round(rng)
         for victim in victims:
             self._service.processes[victim].kill(rng.uniform(*DOWN_S))
         return f"kill {' and '.join(victims)}"
@@ -139,6 +162,7 @@ class Saboteurs:
     def _hang(self, rng: random.Random) -> str:
         server = rng.choice(SERVERS)
         process = self._service.processes[server]
+        self._await_round(rng)
         with self._disturbing():
             process.pause(True)
             self._stop.wait(rng.uniform(*LASTS_S))

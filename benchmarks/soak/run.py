@@ -78,7 +78,7 @@ class Soak:
         self._model: NDArray[np.float32] | None = np.zeros(DIM, np.float32)
         # whether S0 has a model to go on from
         self._goes_on = False
-        self._interrupted = threading.Event()
+        self._interrupted, self._live = threading.Event(), threading.Event()
 
     def run(self, seconds: float) -> bool:
         """Run rounds under faults for so long, and then some without.
@@ -93,7 +93,7 @@ class Soak:
             service.start()
             self._until_linked(coordinator)
             numbers = itertools.count()
-            saboteurs = Saboteurs(service, self._transitions, self.audit, self._seed)
+            saboteurs = Saboteurs(service, self._transitions, self.audit, self._seed, self._live)
             with saboteurs if self._faulty else nullcontext():
                 until = time.monotonic() + seconds
                 while time.monotonic() < until:
@@ -127,6 +127,7 @@ class Soak:
         round_id = ""
         try:
             round_id = self._open(coordinator, params)
+            self._live.set()
             before = self._persist(lambda: coordinator.model(round_id), "the model")
             self._check_model(round_id, before)
             status = self._persist(lambda: self._status(coordinator, round_id), "the round's end")
@@ -138,6 +139,7 @@ class Soak:
             # this is what needs an operator, so that the soak can go on
             with suppress(SecureMedianError):
                 coordinator.abort(round_id, "the soak waits no longer")
+        self._live.clear()
         self.audit.exits = sum(len(service.processes[server].exits) for server in SERVERS)
         for server in SERVERS:
             if size := service.processes[server].size():
