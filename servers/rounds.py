@@ -268,11 +268,14 @@ class Rounds:
                 share.when_stored(error)
             return
         for share in shares:
-            logs.event(
-                f"{share.row.kind}-stored",
-                round=entry.server_round.round_id,
-                client=entry.server_round.names[share.row.client],
-            )
+            fields = {
+                "round": entry.server_round.round_id,
+                "client": entry.server_round.names[share.row.client],
+            }
+            if share.row.kind == DEALING:
+                logs.event("dealing-stored", **fields)
+            else:
+                logs.event("upload-stored", **fields)
             share.when_stored(None)
 
     def _flush_of(self, client: str) -> None:
