@@ -691,13 +691,17 @@ class Coordinator(_Member):
         range_policy: RangePolicy | None = None,
         reset: bool = False,
         optimiser: Optimiser | None = None,
+        request: str = "",
     ) -> str:
         """Open a round and return its id.
 
-        If S0 is away for a while, it is asked again, and opens one round only. A `model` (flat)
-        starts a new training run, and so does `reset`; without them the last training run goes on.
-        Without a `range_policy` or an `optimiser` the current one is kept. The optimiser makes the
-        next round's model of this one's result.
+        If S0 is away for a while, it is asked again, and opens one round only. With a `request`, 32
+        hex digits that the caller draws and keeps, the caller can do so, too, after an error or its
+        own restart: S0 answers the same request with the round that it has opened.
+
+        A `model` (flat) starts a new training run, and so does `reset`; without them the last
+        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
+        The optimiser makes the next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
@@ -705,7 +709,7 @@ class Coordinator(_Member):
             "range": range_policy.to_dict() if range_policy else {},
             "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
-            "request": os.urandom(16).hex(),
+            "request": request or os.urandom(16).hex(),
         }
         answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
         return str(answer.fields["round"])

@@ -22,7 +22,7 @@ from securemedian.mpc.errors import (
 from securemedian.servers import logs
 from securemedian.servers.control import Message
 from securemedian.servers.database import Row
-from securemedian.servers.engine import Engine
+from securemedian.servers.engine import Engine, session_name
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
 from securemedian.servers.round_state import (
@@ -236,7 +236,10 @@ class RoundRunner:
         if server_round.state is State.OPEN and server_round.repeats:
             details |= {"repeats": server_round.whom_it_repeats()}
         if server_round.state in (State.STARTING, State.RUNNING):
-            details |= {"attempt": server_round.attempt}
+            details |= {
+                "attempt": server_round.attempt,
+                "session": session_name(server_round.session),
+            }
         if server_round.state is State.QUEUED and server_round.reason:
             details |= {
                 "setbacks": server_round.setbacks,
