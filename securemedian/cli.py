@@ -16,6 +16,7 @@ from securemedian.mpc.errors import SecureMedianError
 VERBS = {
     "the service": (
         "securemedian.scripts.keygen",
+        "securemedian.scripts.doctor",
         "securemedian.servers.cli",
         "securemedian.clients.cli",
         "securemedian.laboratory.cli",
