@@ -20,8 +20,6 @@ pytest.importorskip("mkdocstrings")
 FETCHED = re.compile(
     r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"?(https?:)?//[^\">]+"
 )
-    r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"?(https?:)?//[^\">]+"
-)
 
 
 @pytest.fixture(scope="module")
