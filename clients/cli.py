@@ -1,4 +1,4 @@
-"""The verbs `submit` and `round`; `receipt` has a module of its own.
+"""The verbs `submit`, `round` and `coordinate`; `receipt` has a module of its own.
 
 What a verb needs is imported when it runs, so that --help needs nothing.
 """
@@ -7,7 +7,8 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ def add_verbs(subparsers: "Verbs") -> None:
     _add_submit(subparsers)
     _add_round(subparsers)
     receipts.add_verb(subparsers)
+    _add_coordinate(subparsers)
 
 
 def _add_submit(subparsers: "Verbs") -> None:
@@ -270,3 +272,58 @@ def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
     if not round_id:
         raise UnknownRound("there has been no round yet: `securemedian round open` opens one")
     return round_id
+
+
+_COORDINATE = """Run a training unattended, from its first round to its last: open each round, close
+it when its quorum is there, try failed ones again, and write what comes out. TRAINING.toml says
+what to do (docs/samples/training.toml). In the folder that it names are then model-NUMBER.npy for
+each published round, and rounds.jsonl with a line per attempt at a round. The same command goes on
+with a training that was interrupted, also with a round that is still open."""
+
+
+def _add_coordinate(subparsers: "Verbs") -> None:
+    verb = subparsers.add_parser(
+        "coordinate",
+        help="run a training, unattended from its first round to its last (coordinator)",
+        description=_COORDINATE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument("training", type=Path, metavar="TRAINING.toml", help="what to do")
+    verb.add_argument(
+        "--evaluate",
+        metavar="MODULE:FUNCTION",
+        help=(
+            "call this function of yours with each new model, a flat float32 vector: it returns a "
+            "number or numbers by name, which go into rounds.jsonl"
+        ),
+    )
+    verb.set_defaults(run=_coordinate)
+
+
+def _coordinate(options: argparse.Namespace) -> None:
+    from securemedian.clients.client import Coordinator
+    from securemedian.clients.coordinate import Training, TrainingPlan
+
+    plan = TrainingPlan.load(options.training)
+    if options.evaluate:
+        plan = replace(plan, evaluate=options.evaluate)
+    with (
+        Coordinator.from_config(plan.coordinator) as coordinator,
+        _narration() as (report, show),
+        Training(plan, coordinator, report, show) as training,
+    ):
+        training.run()
+
+
+@contextmanager
+def _narration() -> Iterator[tuple[Callable[[str], object], Callable[[str], object]]]:
+    """Yield what prints a line, and what shows the state of things in place, on a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: print(text, flush=True), lambda text: None
+        return
+    with console.status("") as status:
+        yield lambda text: console.print(escape(text)), lambda text: status.update(escape(text))

@@ -1,4 +1,4 @@
-"""The start model of a training run, from a function of the user's that builds the model."""
+"""Functions of the user's, named package.module:function, such as one that builds a start model."""
 
 import os
 import random
@@ -16,11 +16,11 @@ from securemedian.mpc.errors import ConfigError, InputError
 def start_model(source: str, seed: int) -> NDArray[np.float32]:
     """Call the function `source`, written package.module:build, and flatten the model it returns.
 
-    Modules in the current folder are found as well as installed ones. Before the call the random
-    numbers of Python, numpy and, if the module imports it, torch are seeded. Raises ConfigError if
-    there is no such function or it fails, and InputError if it returns no model.
+    Before the call the random numbers of Python, numpy and, if the module imports it, torch are
+    seeded. Raises ConfigError if there is no such function or it fails, and InputError if it
+    returns no model.
     """
-    build = _find(source)
+    build = function_of(source)
     random.seed(seed)
     np.random.seed(seed)
     if torch := sys.modules.get("torch"):
@@ -29,18 +29,22 @@ def start_model(source: str, seed: int) -> NDArray[np.float32]:
         model = build()
     # it is the user's code, and may raise anything
     except Exception as error:
-        raise ConfigError(f"{source} failed: {_in_one_line(error)}") from error
+        raise ConfigError(f"{source} failed: {in_one_line(error)}") from error
     try:
         return flatten(model)[0].astype(np.float32)
     except InputError as error:
         raise InputError(f"{source} returned no model: {error}") from error
 
 
-def _find(source: str) -> Any:
-    """Return the function that `source` names. Raises ConfigError if there is none."""
+def function_of(source: str) -> Any:
+    """Return the function that `source`, written package.module:function, names.
+
+    Modules in the current folder are found as well as installed ones. Raises ConfigError if there
+    is no such function.
+    """
     name, _, function = source.partition(":")
     if not name or not function:
-        raise ConfigError(f"{source!r} is not like package.module:build")
+        raise ConfigError(f"{source!r} is not like package.module:function")
     # an installed command has its own folder there, and not the one in which it is run
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -49,8 +53,7 @@ def _find(source: str) -> Any:
     # importing runs the user's code
     except Exception as error:
         raise ConfigError(
-            f"cannot import {name!r}, from {os.getcwd()} or what is installed: "
-            f"{_in_one_line(error)}"
+            f"cannot import {name!r}, from {os.getcwd()} or what is installed: {in_one_line(error)}"
         ) from error
     build = getattr(module, function, None)
     if not callable(build):
@@ -58,5 +61,6 @@ def _find(source: str) -> Any:
     return build
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
+    """Return an error of the user's code as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

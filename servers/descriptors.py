@@ -16,6 +16,12 @@ MOST = 1 << 14
 RESERVED = 0.25
 
 
+def limits_of(hard: int) -> tuple[int, int]:
+    """Return the most descriptors of a server with this hard limit, and those for connections."""
+    most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    return most, most - int(most * RESERVED)
+
+
 class Descriptors:
     """The limits on descriptors of this process.
 
@@ -25,8 +31,7 @@ class Descriptors:
 
     def __init__(self) -> None:
         _, self._hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.limit = MOST if self._hard == resource.RLIM_INFINITY else min(self._hard, MOST)
-        self.for_connections = self.limit - int(self.limit * RESERVED)
+        self.limit, self.for_connections = limits_of(self._hard)
         self._set(self.for_connections)
 
     @contextmanager

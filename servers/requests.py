@@ -6,6 +6,7 @@ dataclass for its fields, which have the names that they have on the wire.
 
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -297,6 +298,7 @@ class Desk:
         server = {
             "party": self._config.party,
             "release": securemedian.__version__,
+            "time": time.time(),
             "max_message_bytes": self._config.max_message_bytes,
             "policy": self._config.policy.to_dict(),
         }
@@ -307,6 +309,10 @@ class Desk:
             "round": latest.server_round.round_id if latest else "",
         }
         return Answer(server | caller | now | self._peer())
+
+    def _probe(self, call: Call) -> Answer:
+        """Take a load and say nothing, so that the caller can tell how long that takes."""
+        return Answer()
 
     def _status(self, call: Call) -> Answer:
         entry = self._find(call) if call.fields.round else self._rounds.register.latest
@@ -512,6 +518,7 @@ class Op:
 
 OPS: dict[str, Op] = {
     "info": Op(Desk._info, NoFields),
+    "probe": Op(Desk._probe, NoFields, arrays=frozenset({"load"})),
     "status": Op(Desk._status, AnyRound, logged=False),
     "round": Op(Desk._round, NoFields, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),

@@ -123,7 +123,7 @@ def test_a_start_model_is_built_by_a_function_of_the_current_folder(
         (":words", "returned no model"),
         (":lacks", "has no function 'lacks'"),
         (".lacks:build", "cannot import"),
-        ("", "is not like package.module:build"),
+        ("", "is not like package.module:function"),
     ],
 )
 def test_a_build_that_gives_no_model_is_one_line(

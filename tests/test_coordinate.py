@@ -1,0 +1,357 @@
+"""A training that is coordinated unattended: what it asks for, keeps and goes on with."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from securemedian import cli
+from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.coordinate import Journal, Training, TrainingPlan
+from securemedian.mpc.errors import (
+    ConfigError,
+    InputError,
+    PolicyRefused,
+    RoundFailed,
+    ServerUnreachable,
+    UnknownRound,
+)
+from securemedian.mpc.params import RoundParams
+from tests.daemons import ROOT, WAIT_S, Pair, running
+
+START = np.arange(3, dtype=np.float32)
+PLAN = """
+coordinator = "coordinator.toml"
+rounds = 3
+output = "out"
+retry_wait_s = 2
+patience_s = 100
+"""
+ROUND = """
+[round]
+method = "radix"
+max_clients = 3
+"""
+
+
+def loss(model: np.ndarray) -> dict[str, float]:
+    return {"loss": float(model.sum())}
+
+
+def broken(model: np.ndarray) -> float:
+    raise ValueError("no data")
+
+
+class Fake:
+    """A coordinator whose servers are a list of what becomes of each round."""
+
+    def __init__(self, *ends: str) -> None:
+        self.ends = list(ends)
+        self.config = SimpleNamespace(poll_interval_s=0.5)
+        self.opened: list[dict[str, Any]] = []
+        self.by_request: dict[str, str] = {}
+        self.closed: list[str] = []
+        # errors that the next requests meet
+        self.errors: list[Exception] = []
+        self.published = 0
+        self.polls = 0
+
+    def _meet(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def dim(self) -> int:
+        return START.size
+
+    def open(self, params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
+        self._meet()
+        request = rest["request"]
+        if request not in self.by_request:
+            self.opened.append({"params": params, "model": model, "policy": policy} | rest)
+            self.by_request[request] = f"{self.published + 1}-{len(self.opened):08x}"
+        return self.by_request[request]
+
+    def status(self, round_id: str) -> dict[str, Any]:
+        self._meet()
+        self.polls += 1
+        status: dict[str, Any] = {
+            "number": self.published + 1,
+            "state": "open",
+            "reason": "",
+            "clients": dict.fromkeys("abc", "both" if self.polls % 3 else "none"),
+            "progress": [0, 0],
+            "phase": "",
+            "deadline_in_s": 5.0,
+            "included": ["a", "b"],
+            "left_out": {"c": "its upload reached neither server"},
+            "cost": {},
+        }
+        if self.polls % 3 == 0:
+            status["state"] = self.ends.pop(0)
+            status["reason"] = "" if status["state"] == "published" else "too few"
+            self.published += status["state"] == "published"
+        return status
+
+    def close_round(self, round_id: str) -> None:
+        self.closed.append(round_id)
+
+    def result(self, round_id: str) -> Any:
+        self._meet()
+        return START + np.float32(self.published)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    np.save(tmp_path / "start.npy", START)
+    (tmp_path / "plan.toml").write_text(f'model = "start.npy"\n{PLAN}{ROUND}')
+    return tmp_path
+
+
+def ran(
+    folder: Path, fake: Fake, evaluate: str = "", plan: TrainingPlan | None = None
+) -> tuple[list[str], list[float]]:
+    """Run the plan of a folder, and return what was said and how long it slept."""
+    said: list[str] = []
+    slept: list[float] = []
+    made = plan or TrainingPlan.load(folder / "plan.toml")
+    if evaluate:
+        object.__setattr__(made, "evaluate", evaluate)
+    coordinator = cast(Coordinator, fake)
+    with Training(made, coordinator, said.append, sleep=slept.append) as training:
+        training.run()
+    return said, slept
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out/rounds.jsonl").read_text().splitlines()]
+
+
+def test_all_rounds_one_after_the_other(folder: Path) -> None:
+    fake = Fake("published", "published", "published")
+    said, _ = ran(folder, fake, "tests.test_coordinate:loss")
+    assert [opened["model"] is not None for opened in fake.opened] == [True, False, False]
+    assert len({opened["request"] for opened in fake.opened}) == 3
+    assert fake.closed == []
+    for number, line in enumerate(lines(folder), 1):
+        assert (line["number"], line["state"], line["model"]) == (
+            number,
+            "published",
+            f"model-{number}.npy",
+        )
+        model = np.load(folder / "out" / line["model"])
+        assert np.array_equal(model, START + number)
+        assert line["evaluation"] == {"loss": float(model.sum())}
+        assert line["left_out"] == {"c": "its upload reached neither server"}
+    assert any("1-00000001 is published (1 of 3): 2 clients" in text for text in said)
+    assert any("left out: c: its upload" in text for text in said)
+    # and nothing is left to do
+    assert "3 of 3 rounds are published already" in ran(folder, Fake())[0][0]
+
+
+def test_a_failed_round_is_tried_again(folder: Path) -> None:
+    fake = Fake("failed", "failed", "published", "published", "published")
+    said, slept = ran(folder, fake)
+    assert [line["state"] for line in lines(folder)] == ["failed"] * 2 + ["published"] * 3
+    # until a round is published, the training begins anew with each
+    assert [opened["model"] is not None for opened in fake.opened] == [True] * 3 + [False] * 2
+    assert [wait for wait in slept if wait != 0.5] == [2.0, 4.0]
+    assert any("failed: too few; attempt 2 in 2 s" in text for text in said)
+
+
+def test_a_round_that_goes_on_failing_ends_the_training(folder: Path) -> None:
+    with pytest.raises(RoundFailed, match="round 1 of 3 failed 3 times.*too few.*same command"):
+        ran(folder, Fake("failed", "failed", "failed"))
+    # the next call has attempts of its own
+    ran(folder, Fake("failed", "failed", "published", "published", "published"))
+    assert [line["state"] for line in lines(folder)].count("failed") == 5
+
+
+def test_a_training_goes_on_with_the_round_that_is_open(folder: Path) -> None:
+    fake = Fake("published", "published", "published")
+    # S0 opens the round and the answer is lost, with the coordinator
+    journal = Journal(folder / "out")
+    journal.begin("ab" * 16)
+    journal.close()
+    fake.open(TrainingPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
+    ran(folder, fake)
+    assert len(fake.opened) == 3
+    # the answer came, and nothing after it
+    other = Fake("published", "published", "published")
+    kept = folder / "out/rounds.jsonl"
+    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:1]))
+    journal = Journal(folder / "out")
+    journal.begin("cd" * 16, "2-0000000f")
+    journal.close()
+    ran(folder, other)
+    assert len(other.opened) == 1
+    assert [line["round"] for line in lines(folder)][1] == "2-0000000f"
+
+
+def test_a_round_that_has_ended_is_not_kept_twice(folder: Path) -> None:
+    ran(folder, Fake("published", "published", "published"))
+    journal = Journal(folder / "out")
+    journal.begin("ef" * 16, lines(folder)[-1]["round"])
+    assert journal.under_way == {}
+    journal.close()
+
+
+def test_a_round_closes_with_its_quorum(folder: Path) -> None:
+    path = folder / "plan.toml"
+    path.write_text("quorum = 3\n" + path.read_text())
+    fake = Fake("published", "published", "published")
+    said, _ = ran(folder, fake)
+    assert fake.closed == list(fake.by_request.values())
+    assert any("is closed: 3 uploads are complete" in text for text in said)
+
+
+def test_servers_that_are_away_are_waited_for(folder: Path) -> None:
+    fake = Fake("published", "published", "published")
+    fake.errors = [ServerUnreachable("S0 is away")] * 8
+    said, slept = ran(folder, fake)
+    assert slept[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert said.count("S0 is away: trying again") == 1
+    assert said.count("going on") == 1
+
+
+def test_servers_that_are_away_for_too_long(folder: Path) -> None:
+    path = folder / "plan.toml"
+    path.write_text(path.read_text().replace("patience_s = 100", "patience_s = 0"))
+    fake = Fake()
+    fake.errors = [ServerUnreachable("S0 is away")]
+    with pytest.raises(ServerUnreachable):
+        ran(folder, fake)
+
+
+def test_what_a_server_refuses_ends_the_training(folder: Path) -> None:
+    fake = Fake()
+    fake.errors = [PolicyRefused("s1 takes no part")]
+    with pytest.raises(PolicyRefused):
+        ran(folder, fake)
+
+
+def test_a_round_that_the_servers_have_lost_counts_as_failed(folder: Path) -> None:
+    fake = Fake("published", "published", "published")
+    journal = Journal(folder / "out")
+    journal.begin("ab" * 16, "1-000000aa")
+    journal.close()
+    fake.errors = [UnknownRound("s0 knows no round 1-000000aa")]
+    ran(folder, fake)
+    first = lines(folder)[0]
+    assert (first["state"], "knows no round" in first["reason"]) == ("failed", True)
+
+
+def test_an_evaluation_that_fails_ends_nothing(folder: Path) -> None:
+    said, _ = ran(
+        folder, Fake("published", "published", "published"), "tests.test_coordinate:broken"
+    )
+    assert lines(folder)[2]["evaluation"] == {"error": "ValueError: no data"}
+    assert any("broken failed: ValueError: no data" in text for text in said)
+
+
+def test_one_process_at_a_time(folder: Path) -> None:
+    journal = Journal(folder / "out")
+    with pytest.raises(ConfigError, match="another process coordinates"):
+        ran(folder, Fake())
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("rounds.jsonl", "[1]\n", "is damaged"),
+        ("open.json", "{", "remove it"),
+    ],
+)
+def test_damaged_files(folder: Path, file: str, text: str, message: str) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / file).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        ran(folder, Fake("published"))
+
+
+def test_a_last_line_that_was_cut_short(folder: Path) -> None:
+    ran(folder, Fake("published", "published", "published"))
+    kept = folder / "out/rounds.jsonl"
+    kept.write_text(kept.read_text()[:-5])
+    ran(folder, Fake("published"))
+    assert len(lines(folder)) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rounds = 3", "rounds = 0", "rounds must be 1"),
+        ("retry_wait_s = 2", "retry_wait_s = -1", "retry_wait_s"),
+        ("rounds = 3", "rounds = 3\nquorum = 1", "quorum is 1"),
+        ("rounds = 3", "rounds = 3\nround_s = 1", "unknown round_s"),
+        ("rounds = 3", 'rounds = 3\nevaluate = "json:no"', "has no function"),
+        ('method = "radix"', 'method = "median"', "method"),
+        ("max_clients = 3", "max_clients = 3\nbuckets = 4\nschedule = 'scan'", "schedule"),
+        ("[round]", "[range]\npolicy = 'odd'\n[round]", "odd"),
+        ("[round]", "[optimiser]\noptimiser = 'odd'\n[round]", "odd"),
+    ],
+)
+def test_mistakes_in_a_plan(folder: Path, old: str, new: str, message: str) -> None:
+    path = folder / "plan.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        ran(folder, Fake())
+    assert not (folder / "out").exists()
+
+
+def test_a_start_model_that_is_none(folder: Path) -> None:
+    np.save(folder / "start.npy", START.reshape(1, 3))
+    with pytest.raises(InputError, match="flat vector"):
+        ran(folder, Fake())
+
+
+def test_the_sample_is_a_plan() -> None:
+    plan = TrainingPlan.load(ROOT / "docs" / "samples" / "training.toml")
+    assert plan.params(5).max_clients == 10
+    assert (plan.policy is not None, plan.step is not None) == (True, True)
+    assert {f for f in TrainingPlan.__dataclass_fields__} == {
+        line.partition(" = ")[0] if " = " in line else line.strip("[]")
+        for line in (ROOT / "docs" / "samples" / "training.toml").read_text().splitlines()
+        if line.startswith(tuple(TrainingPlan.__dataclass_fields__)) or line.startswith("[")
+    }
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("coordinate"))) as started:
+        yield started
+
+
+@pytest.mark.slow
+def test_the_command_runs_a_training(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pair.folder / "training.toml"
+    np.save(pair.folder / "start.npy", START)
+    path.write_text(f'model = "start.npy"\n{PLAN}{ROUND}'.replace("rounds = 3", "rounds = 2"))
+
+    def take_part(name: str, shift: float) -> None:
+        model = START.copy()
+
+        def train(values: np.ndarray) -> None:
+            values += np.float32(shift)
+
+        with Client.from_config(pair.folder / f"{name}.toml") as client:
+            client.fit(model, train, rounds=2, report=lambda text: None)
+
+    threads = [
+        threading.Thread(target=take_part, args=(name, shift), daemon=True)
+        for name, shift in zip(pair.names, (1, 2, 7), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    assert cli.main(["coordinate", str(path), "--evaluate", "tests.test_coordinate:loss"]) == 0
+    for thread in threads:
+        thread.join(WAIT_S)
+    for number in (1, 2):
+        assert np.array_equal(np.load(pair.folder / f"out/model-{number}.npy"), START + 2 * number)
+    assert lines(pair.folder)[1]["evaluation"] == {"loss": float((START + 4).sum())}
+    assert "(2 of 2): 3 clients" in capsys.readouterr().out

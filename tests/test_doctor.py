@@ -1,0 +1,153 @@
+"""The verb `doctor`: what is well, and what is wrong with a word on what to do."""
+
+import shutil
+import socket
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from securemedian import cli
+from securemedian.scripts import doctor, keygen
+from securemedian.scripts.doctor import Level
+from securemedian.servers import config as server_config
+from tests.daemons import Pair, running
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keygen.make_all(tmp_path / "keys", 2, keygen.network("127.0.0.1", "127.0.0.1", None))
+    return tmp_path / "keys"
+
+
+def found(path: Path, level: Level) -> list[str]:
+    return [finding.text for finding in doctor.examine(path) if finding.level is level]
+
+
+def one(texts: list[str], part: str) -> str:
+    (text,) = (text for text in texts if part in text)
+    return text
+
+
+def test_a_server_that_does_not_run_yet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", str(folder / "s1.toml")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(("ok ", "warning ")) for line in said)
+    assert len([line for line in said if "free to listen" in line]) == 2
+    # S0 needs S1, which does not run
+    assert cli.main(["doctor", str(folder / "s0.toml")]) == 2
+    output = capsys.readouterr()
+    wrong = one(output.out.splitlines(), "s1 cannot be reached")
+    assert wrong.startswith("wrong ")
+    assert "start it" in wrong
+    assert output.err.startswith("securemedian: 1 of the lines above is wrong")
+
+
+def test_nothing_is_changed(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    assert list(doctor.examine(folder / "s1.toml"))
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_key_that_others_may_read(folder: Path) -> None:
+    (folder / "s1.key_secret").chmod(0o644)
+    assert "chmod 600" in one(found(folder / "s1.toml", Level.WRONG), "s1.key_secret")
+
+
+def test_a_folder_in_which_others_may_replace_files(folder: Path) -> None:
+    folder.chmod(0o777)
+    assert "chmod 700" in one(found(folder / "s1.toml", Level.WARNING), "may replace files")
+
+
+def test_the_servers_own_key_in_its_list(folder: Path) -> None:
+    path = folder / "s1.toml"
+    config = server_config.load(path)
+    own = next(
+        line.split('"')[1]
+        for line in (folder / "s1.key").read_text().splitlines()
+        if "public-key" in line
+    )
+    path.write_text(path.read_text().replace(config.clients[0].public_key, own))
+    assert "own public key" in one(found(path, Level.WRONG), "client-1")
+
+
+def test_a_port_of_another_program(folder: Path) -> None:
+    host, port = server_config.load(folder / "s1.toml").listen.removeprefix("tcp://").split(":")
+    with socket.create_server((host, int(port))):
+        wrong = one(found(folder / "s1.toml", Level.WRONG), "another program")
+    assert "for clients" in wrong
+
+
+def test_an_address_of_another_machine(folder: Path) -> None:
+    path = folder / "s1.toml"
+    config = server_config.load(path)
+    # reserved for documentation (RFC 5737)
+    path.write_text(path.read_text().replace(config.listen, "tcp://192.0.2.1:7001"))
+    assert "no such address" in one(found(path, Level.WRONG), "192.0.2.1")
+
+
+def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 5, 5))
+    assert "make some" in one(found(folder / "s1.toml", Level.WARNING), "of room")
+
+
+def test_more_callers_than_descriptors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (5, 5))
+    assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "connections")
+
+
+def test_what_is_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "notes.toml"
+    assert "cannot read" in one(found(path, Level.WRONG), "notes.toml")
+    path.write_text("name = 3")
+    assert "missing" in one(found(path, Level.WRONG), "notes.toml")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("doctor"))) as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coordinator", "client-1", "s0", "s1"])
+def test_all_is_well_where_both_servers_run(pair: Pair, name: str) -> None:
+    path = pair.folder / f"{name}.toml"
+    assert found(path, Level.WRONG) == []
+    well = found(path, Level.WELL)
+    if name.startswith("s"):
+        assert one(well, "for clients").startswith("this server is running")
+    else:
+        assert [text for text in well if "round trip takes" in text and name in text][1:]
+        assert [text for text in well if "MB/s" in text][1:]
+        assert one(well, "linked")
+
+
+@pytest.mark.slow
+def test_another_release(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "__version__", "0.0.1")
+    wrong = found(pair.folder / "coordinator.toml", Level.WRONG)
+    assert len([text for text in wrong if "install the same release" in text]) == 2
+
+
+@pytest.mark.slow
+def test_clocks_that_differ(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: real() - 60)
+    late = [text for text in found(pair.folder / "coordinator.toml", Level.WARNING) if "60" in text]
+    assert all("ahead of" in text and "NTP" in text for text in late)
+    assert len(late) == 2
+
+
+@pytest.mark.slow
+def test_servers_that_are_exchanged(pair: Pair, tmp_path: Path) -> None:
+    text = (pair.folder / "client-1.toml").read_text()
+    swapped = text.replace("[s0]", "[sX]").replace("[s1]", "[s0]").replace("[sX]", "[s1]")
+    path = tmp_path / "client-1.toml"
+    path.write_text(swapped)
+    shutil.copy2(pair.folder / "client-1.key_secret", tmp_path)
+    wrong = found(path, Level.WRONG)
+    assert one(wrong, "S0 answers as party 1") and one(wrong, "S1 answers as party 0")
