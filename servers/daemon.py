@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import zmq
 
-from securemedian.mpc import pipeline
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
@@ -77,6 +76,7 @@ class Daemon:
         self._rounds = Rounds(config, store, self._engine, self._send)
         self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
         self._stop_asked = False
+        self._log = logs.BoundedLog()
 
     def run(self) -> None:
         """Serve until `ask_to_stop` is called and the round has ended.
@@ -91,7 +91,8 @@ class Daemon:
             connections=self._descriptors.for_connections,
             descriptors=self._descriptors.limit,
         )
-        logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
+        # behind the loop, which has clients to answer; the other server waits for its end
+        self._engine.compile()
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
             poller.register(source, zmq.POLLIN)
@@ -124,7 +125,7 @@ class Daemon:
         except zmq.ZMQError as error:
             # trouble with a socket, above all a lack of descriptors, ends the round and not the
             # server
-            logs.event("socket-error", logging.ERROR, error)
+            self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
@@ -139,7 +140,7 @@ class Daemon:
     def close(self) -> bool:
         """Close all sockets except those of abandoned computations.
 
-        Returns whether there are no abandoned computations.
+        Returns whether no thread is left that still computes or compiles.
         """
         self._take_leave()
         finished = self._engine.close()
@@ -193,10 +194,6 @@ def serve(config: ServerConfig) -> None:
     check_own_key(config, keys.public.decode())
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own)
-    start = time.monotonic()
-    logs.event("compiling")
-    pipeline.warm_up(config.protocol)
-    logs.event("compiled", seconds=round(time.monotonic() - start, 1))
     daemon = Daemon(config, keys, store, descriptors)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)
@@ -211,8 +208,8 @@ def serve(config: ServerConfig) -> None:
 def _end_at_once(error: BaseException | None) -> NoReturn:
     """End the process, with status 2 if there is an `error`, without Python's own shutdown.
 
-    Python would free zmq's sockets while abandoned threads still use them, and zmq would abort or
-    hang.
+    Python would free zmq's sockets, or the compiler's memory, while threads still use them, and
+    zmq would abort or hang.
     """
     if error:
         logs.event("failed", logging.ERROR, reason=str(error))

@@ -137,10 +137,24 @@ class Engine:
         self._hurry = threading.Event()
         self._phase = ""
         self.progress = (0, 0)
+        self._compiler: threading.Thread | None = None
+        self._compiled = False
+
+    def compile(self) -> None:
+        """Compile the kernels, or load them from the cache on disk, beside what the caller does."""
+        self._compiler = threading.Thread(target=self._warm_up, name="compiler", daemon=True)
+        self._compiler.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `compile` is done, so that no wait of the other server's is for our compiler."""
+        return self._compiled
 
     @property
     def phase(self) -> str:
         """What is being done; `progress` is about the first thing that is named."""
+        if not self.ready:
+            return "compiling"
         checking = "checking dealings" if self._check_job else ""
         return " and ".join(phase for phase in (self._phase, checking) if phase)
 
@@ -216,8 +230,10 @@ class Engine:
         """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
 
         Raises LocalProtocolError if so many abandoned jobs still run that the process has to be
-        started anew.
+        started anew, or if the kernels could not be compiled.
         """
+        if self._compiler and not self._compiled and not self._compiler.is_alive():
+            raise LocalProtocolError("the kernels could not be compiled: see the log")
         if self._dropped and time.monotonic() > self._stop_by:
             self._settle()
         self._reap()
@@ -228,11 +244,12 @@ class Engine:
             )
 
     def close(self) -> bool:
-        """Drop everything, and return whether every job has ended and left no socket open."""
+        """Drop everything, and return whether nothing runs any more and no socket is open."""
         self.drop()
         self._settle()
         self._reap()
-        return not self._abandoned
+        compiles = self._compiler is not None and self._compiler.is_alive()
+        return not self._abandoned and not compiles
 
     def _session(self) -> _Lanes:
         if self._lanes is None:
@@ -290,6 +307,19 @@ class Engine:
                 jobs[0].lanes.release()
                 self._abandoned.remove(jobs)
                 logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
+
+    def _warm_up(self) -> None:
+        start = time.monotonic()
+        logs.event("compiling")
+        try:
+            pipeline.warm_up(self._protocol)
+        except Exception as error:
+            # `check` ends the server
+            logs.event("engine-error", logging.ERROR, error)
+        else:
+            self._compiled = True
+            logs.event("compiled", seconds=round(time.monotonic() - start, 1))
+        self._wake()
 
     def _fill(self, lanes: _Lanes, params: RoundParams, hurry: threading.Event) -> None:
         if not lanes.parties:

@@ -7,12 +7,16 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from securemedian.mpc.errors import cut
 
 # characters
 MAX_TRACEBACK = 20_000
+# how many lines one source may cause at once, and after how long it may cause one more
+BURST, EVERY_S = 10, 10.0
 
 _logger = logging.getLogger("securemedian")
 
@@ -26,6 +30,50 @@ def event(
     """
     fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
+
+
+@dataclass
+class _Allowance:
+    """The lines that one source may still cause (a token bucket), and those it was refused."""
+
+    lines: float
+    at: float
+    suppressed: int = 0
+
+
+class BoundedLog:
+    """Logs what others can cause at will, at a bounded rate per source.
+
+    A source causes `BURST` lines at once, then one per `EVERY_S`, which says how many were
+    `suppressed` before it. What is kept per source does not grow; sources are names on a list, so
+    that there are not more and more of them. Used by one thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._allowances: dict[str, _Allowance] = {}
+
+    def event(
+        self,
+        name: str,
+        source: str,
+        /,
+        level: int = logging.WARNING,
+        error: BaseException | None = None,
+        **fields: Any,
+    ) -> None:
+        """Log an event as `event` does, if its source may cause one more line."""
+        now = self._clock()
+        allowance = self._allowances.setdefault(source, _Allowance(BURST, now))
+        earned = (now - allowance.at) / EVERY_S
+        allowance.lines, allowance.at = min(BURST, allowance.lines + earned), now
+        if allowance.lines < 1:
+            allowance.suppressed += 1
+            return
+        if allowance.suppressed:
+            fields["suppressed"] = allowance.suppressed
+        allowance.lines, allowance.suppressed = allowance.lines - 1, 0
+        event(name, level, error, **fields)
 
 
 def _printable(key: str, value: object) -> object:

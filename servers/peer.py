@@ -35,15 +35,21 @@ class PeerWatch:
     """Watches the other server, `name`, by its hellos."""
 
     def __init__(
-        self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float, now: float
+        self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float
     ) -> None:
         self.name = name
         self.linked = False
         self.differing = ""
-        self._agreement, self._timeout_s = agreement, timeout_s
+        self.begun = False
+        self._agreement, self._wait_s, self._timeout_s = agreement, wait_s, timeout_s
         self._instance = ""
-        self._until = now + wait_s
-        self._lost_why = f"{name} has not appeared yet"
+        self._until = float("inf")
+        self._lost_why = "this server still compiles its kernels"
+
+    def begin(self, now: float) -> None:
+        """Begin to wait for the peer. Before that there is nobody for this server."""
+        self.begun, self._until = True, now + self._wait_s
+        self._lost_why = f"{self.name} has not appeared yet"
 
     @property
     def problem(self) -> str:
@@ -58,7 +64,7 @@ class PeerWatch:
         Raises PeerUnavailable or ParametersDiffer if it is not.
         """
         if not self.linked:
-            raise PeerUnavailable(f"{self.problem}: try again when it is back")
+            raise PeerUnavailable(f"{self.problem}: try again when both are ready")
         if self.differing:
             raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
 

@@ -46,26 +46,29 @@ class PeerControl:
         agreement = config.protocol.agreement() | {"release": securemedian.__version__}
         self._hello = Hello(os.urandom(8).hex(), agreement)
         self._next_hello = clock()
+        self._log = logs.BoundedLog(clock)
         self.watch = PeerWatch(
             f"s{1 - config.party}",
             agreement,
             config.peer_wait_s,
             config.peer_timeout_s,
-            clock(),
         )
 
     def receive(self, parts: Sequence[wire.Part]) -> None:
         """Take one message.
 
         A wrong message is logged and changes nothing, or fails its round. It never ends the server.
+        Before this server is ready it takes none.
         """
+        if not self._ready():
+            return
         try:
             self._take(control.decode(parts))
         except FrameError as error:
-            logs.event("control-refused", logging.WARNING, reason=str(error))
+            self._log.event("control-refused", self.watch.name, reason=str(error))
         except Exception as error:
             # a defect in this server, which a message has brought to light
-            logs.event("control-error", logging.ERROR, error)
+            self._log.event("control-error", self.watch.name, logging.ERROR, error)
             self._fail(f"met a defect when {self.watch.name} sent a message: see its log")
 
     def tick(self) -> None:
@@ -73,11 +76,25 @@ class PeerControl:
 
         Raises PeerUnavailable if the peer has not appeared within its limit.
         """
+        if not self._ready():
+            return
         now = self._clock()
         if now >= self._next_hello:
             self._send(self._hello)
             self._next_hello = now + HELLO_S
         self._changed(self.watch.tick(now))
+
+    def _ready(self) -> bool:
+        """Return whether this server can take part in a round, and once it can, begin to wait.
+
+        Until then it says no hello and takes none, so that the two servers are linked only when
+        both have compiled: no limit for an answer ever runs while a compiler does.
+        """
+        if not self.watch.begun and self._engine.ready:
+            config = self._config
+            logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
+            self.watch.begin(self._clock())
+        return self.watch.begun
 
     def _take(self, message: Message) -> None:
         match message:
@@ -93,8 +110,13 @@ class PeerControl:
                 self._open(message)
             case _:
                 # a message about a round from before our start, or about one that we refused
-                logs.event(
-                    "message-late", round=message.round, message=type(message).__name__.lower()
+                kind = type(message).__name__.lower()
+                self._log.event(
+                    "message-late",
+                    self.watch.name,
+                    logging.INFO,
+                    round=message.round,
+                    message=kind,
                 )
 
     def _open(self, asked: Open) -> None:
@@ -112,9 +134,9 @@ class PeerControl:
             entry = self._register.admit(asked, RoundParams.from_dict(asked.params), Training())
         except SecureMedianError as error:
             reason = cut(f"{self._config.name}: {error}")
-            logs.event(
+            self._log.event(
                 "open-refused",
-                logging.WARNING,
+                self.watch.name,
                 round=asked.round,
                 code=error.code,
                 reason=reason,

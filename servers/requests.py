@@ -181,6 +181,7 @@ class Desk:
         self._callers |= {
             caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators
         }
+        self._log = logs.BoundedLog()
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
         """Answer one request, now or, for `open`, once S1 has answered.
@@ -197,20 +198,20 @@ class Desk:
                 self._answer(call, answer)
         except SecureMedianError as error:
             if op not in OPS or OPS[op].logged:
-                logs.event(
+                self._log.event(
                     "request-refused",
-                    logging.WARNING,
+                    key,
                     caller=caller,
                     op=op,
                     code=error.code,
                     reason=str(error),
                 )
-            self._refuse(address, number, error)
+            self._refuse(address, key, number, error)
         except Exception as error:
             # a defect in this server, which a request has brought to light
-            logs.event("request-error", logging.ERROR, error, caller=caller, op=op)
+            self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
             defect = LocalProtocolError("a defect in this server: see its log")
-            self._refuse(address, number, defect)
+            self._refuse(address, key, number, defect)
 
     def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
         """Check the fields of a request and that the caller may make it, and return it as a Call.
@@ -248,7 +249,7 @@ class Desk:
             call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
         )
 
-    def _refuse(self, address: bytes, number: int, error: SecureMedianError) -> None:
+    def _refuse(self, address: bytes, key: str, number: int, error: SecureMedianError) -> None:
         """Answer with an error.
 
         An answer that cannot be sent is only logged, since there is nobody left to tell.
@@ -257,7 +258,7 @@ class Desk:
         try:
             self._reply(address, wire.pack("error", fields))
         except Exception as failed:
-            logs.event("answer-lost", logging.ERROR, failed, code=error.code)
+            self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
 
     def _find(self, call: Call) -> Entry:
         return self._rounds.register.find(call.fields.round)
@@ -376,7 +377,7 @@ class Desk:
     def _open(self, call: Call) -> None:
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
-                self._refuse(call.address, call.number, error)
+                self._refuse(call.address, call.key, call.number, error)
             else:
                 self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 

@@ -34,6 +34,7 @@ class RoundRunner:
     ) -> None:
         self._register, self._keeper, self._engine = register, keeper, engine
         self._send, self._clock = send, clock
+        self._bounded_log = logs.BoundedLog(clock)
         self._effects: dict[Effect, Callable[[Entry], None]] = {
             Effect.LOG: self._log,
             Effect.BEGIN: self._begin,
@@ -56,9 +57,9 @@ class RoundRunner:
         try:
             actions = entry.server_round.handle(event, self._clock())
         except PeerProtocolError as error:
-            logs.event(
+            self._bounded_log.event(
                 "message-refused",
-                logging.WARNING,
+                "peer",
                 round=entry.server_round.round_id,
                 reason=str(error),
             )

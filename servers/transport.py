@@ -14,7 +14,6 @@ The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads 
 """
 
 import ctypes
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -60,9 +59,8 @@ SLICE_MS = 50
 QUEUED_REQUESTS = 4
 # A request is a header and its arrays, and no request has more than one array.
 MAX_REQUEST_PARTS = 8
-# how many refused keys are remembered, so that each is logged once, and how many are logged per
-# minute
-REFUSED_KEYS, REFUSALS_PER_MINUTE = 1024, 10
+# how many refused keys are remembered, so that each is logged once
+REFUSED_KEYS = 1024
 
 # The peer's longest message is the reply to the leaves of comparisons, 31 bytes per 64-bit
 # comparison, or the corrections of a block of OTs, 2 MB. Both limits are twice that. The header of
@@ -85,16 +83,15 @@ def peer_message_limit(protocol: ProtocolParams) -> int:
 class _AllowList:
     """The public keys that may use a port. zmq.auth calls it for each connection.
 
-    A refused key is logged once, as far as memory (`REFUSED_KEYS`) and the log
-    (`REFUSALS_PER_MINUTE`) have room, because anybody can make as many keys as they like.
+    A refused key is logged once, as far as memory (`REFUSED_KEYS`) and the log have room, because
+    anybody can make as many keys as they like.
     """
 
     def __init__(self, keys: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = {key.encode() for key in keys}
         # a set, in the order in which the keys were last seen
         self._refused: dict[bytes, None] = {}
-        self._clock = clock
-        self._minute_ends, self._lines, self._unlogged = float("-inf"), 0, 0
+        self._log = logs.BoundedLog(clock)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return whether `key` may use the port `domain`."""
@@ -106,18 +103,8 @@ class _AllowList:
         if len(self._refused) > REFUSED_KEYS:
             del self._refused[next(iter(self._refused))]
         if not known:
-            self._log(domain, key)
+            self._log.event("key-refused", domain, port=domain, key=key.decode())
         return False
-
-    def _log(self, domain: str, key: bytes) -> None:
-        if self._clock() >= self._minute_ends:
-            self._minute_ends, self._lines = self._clock() + 60.0, 0
-        if self._lines == REFUSALS_PER_MINUTE:
-            self._unlogged += 1
-            return
-        unlogged, self._unlogged = self._unlogged, 0
-        self._lines += 1
-        logs.event("key-refused", logging.WARNING, port=domain, key=key.decode(), unlogged=unlogged)
 
 
 def authenticate(context: Context, allowed: Mapping[str, Collection[str]]) -> ThreadAuthenticator:
@@ -186,6 +173,7 @@ class ClientPort:
         self, context: Context, keys: KeyPair, endpoint: str, max_message_bytes: int
     ) -> None:
         self._max_message_bytes = max_message_bytes
+        self._log = logs.BoundedLog()
         # `send` needs pyzmq's collector of frames that are not copied, which the first such frame
         # starts. It is started now, while there are descriptors for its sockets and no other
         # threads.
@@ -232,7 +220,7 @@ class ClientPort:
         )
         if total > self._max_message_bytes:
             _trim_memory()
-        logs.event("request-refused", logging.WARNING, key=key, code=FrameError.code, reason=reason)
+        self._log.event("request-refused", key, key=key, code=FrameError.code, reason=reason)
         fields = {"id": 0, "code": FrameError.code, "message": reason}
         self.send(address, wire.pack("error", fields))
 

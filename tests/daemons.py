@@ -145,8 +145,16 @@ class Pair:
             "\n".join([f"{key} = {value}" for key, value in settings.items()] + kept) + text
         )
 
-    def start(self, *servers: str, program: Sequence[str] = ("-m", "securemedian")) -> None:
-        """Start servers and wait until they listen. `program`: what Python runs in their place."""
+    def start(
+        self,
+        *servers: str,
+        program: Sequence[str] = ("-m", "securemedian"),
+        until: str = "peer-awaited",
+    ) -> None:
+        """Start servers and wait until they are ready, or until they log another event.
+
+        `program` is what Python runs in their place.
+        """
         logged = {server: len(self.events(server)) for server in servers}
         for server in servers:
             with self._log(server).open("ab") as log:
@@ -163,11 +171,11 @@ class Pair:
             limits = self._descriptors, self._descriptors
             resource.prlimit(self._processes[server].pid, resource.RLIMIT_NOFILE, limits)
         for server, before in logged.items():
-            wait_until(partial(self._listens, server, before), START_S)
+            wait_until(partial(self._has_logged, until, server, before), START_S)
 
-    def _listens(self, server: str, before: int) -> bool:
+    def _has_logged(self, name: str, server: str, before: int) -> bool:
         assert self._processes[server].poll() is None, self._log(server).read_text()
-        return any(event["event"] == "listening" for event in self.events(server)[before:])
+        return any(event["event"] == name for event in self.events(server)[before:])
 
     def link(self) -> None:
         """Wait until both servers see each other."""

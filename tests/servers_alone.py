@@ -58,7 +58,7 @@ class FakeEngine:
         self.uploads: Sequence[Upload] | None = None
         self.dropped = 0
         self.refusal: Exception | None = None
-        self.phase, self.progress = "", (0, 0)
+        self.phase, self.progress, self.ready = "", (0, 0), True
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
         """Keep the session, or raise what the test wants."""
@@ -101,15 +101,21 @@ def _sample(party: int) -> config.ServerConfig:
 
 
 class Server:
-    """One server and everything it says. It is linked from the start."""
+    """One server and everything it says. It is linked from the start, if it is `ready`."""
 
     def __init__(
-        self, party: int, folder: Path, params: RoundParams = PARAMS, **changes: Any
+        self,
+        party: int,
+        folder: Path,
+        params: RoundParams = PARAMS,
+        ready: bool = True,
+        **changes: Any,
     ) -> None:
         self.config = replace(_sample(party), **changes)
         self.params = params
         self.folder = folder
         self.engine, self.now = FakeEngine(), 0.0
+        self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
         self.replies: list[wire.Message] = []

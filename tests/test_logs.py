@@ -1,13 +1,19 @@
 """servers.logs: one line per event, for machines or for people."""
 
+import gc
 import io
 import json
 import logging
+import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from securemedian.servers import logs
+from securemedian.mpc import wire
+from securemedian.servers import control, logs
+from tests.servers_alone import Server
 
 
 class Terminal(io.StringIO):
@@ -28,6 +34,7 @@ def stream(
     yield made
     logging.captureWarnings(False)
     root.handlers[:], root.level = handlers, level
+    logging.getLogger("securemedian").setLevel(logging.NOTSET)
 
 
 def test_an_event_is_one_line(stream: io.StringIO) -> None:
@@ -49,3 +56,65 @@ def test_an_event_is_one_line(stream: io.StringIO) -> None:
         }
         assert wanted.items() <= json.loads(first).items()
         assert "ValueError: odd" in json.loads(second)["traceback"]
+
+
+def test_a_source_causes_a_burst_and_then_a_line_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    log = logs.BoundedLog(lambda: now[0])
+
+    def lines(source: str, count: int) -> list[dict[str, Any]]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "securemedian"):
+            for _ in range(count):
+                log.event("request-refused", source, caller=source)
+        return [vars(record)["fields"] for record in caplog.records]
+
+    assert lines("a", 5000) == [{"caller": "a"}] * logs.BURST
+    now[0] += logs.EVERY_S
+    suppressed = {"caller": "a", "suppressed": 5000 - logs.BURST}
+    assert lines("a", 100) == [suppressed]
+    assert lines("b", 1) == [{"caller": "b"}], "one source takes nothing from another"
+    now[0] += 100 * logs.EVERY_S
+    assert len(lines("a", 100)) == logs.BURST
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_refused_callers_cost_a_server_nothing_that_grows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, party: int
+) -> None:
+    """Frames of a client that are no request, or one that is refused, and of the other server."""
+    server = Server(party, tmp_path)
+    client = server.keys[0]
+    bad = [
+        [b"junk"],
+        wire.pack("surprise", {"id": 1}),
+        wire.pack("upload", {"id": 1, "round": "7-3fa9c1d2", "params": b"", "form": "seed"}),
+        wire.pack("open", {"id": 1, "params": {}, "range": {}}),
+    ]
+    late = control.encode(control.Done("7-3fa9c1d2"))
+
+    def flood(count: int) -> None:
+        for number in range(count):
+            server.desk.request(b"", client, bad[number % len(bad)])
+            server.rounds.control([b"junk"] if number % 2 else late)
+            server.replies.clear()
+
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "securemedian"):
+        flood(100)
+        most = len(caplog.records)
+        caplog.clear()
+        tracemalloc.start()
+        flood(100)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        flood(8000)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+    assert most == 2 * logs.BURST and len(caplog.records) < logs.BURST
+    # less than a pointer for each frame
+    assert grown < 32_768, grown
+    assert server.sent == []
