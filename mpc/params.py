@@ -115,6 +115,11 @@ class RoundParams:
         return self.method.named_weights
 
     @property
+    def opened_bits(self) -> int:
+        """Return the bits of one opened value, or of a server's share of it, as it is sent."""
+        return self.method.opened_bits_for(self.max_clients)
+
+    @property
     def max_total(self) -> int:
         """Return the total weight of a round in which everybody takes part."""
         return self.method.max_total(self.max_clients)

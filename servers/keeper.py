@@ -10,6 +10,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.servers import logs, training
 from securemedian.servers.register import Entry
+from securemedian.servers.results import Result
 from securemedian.servers.store import Store
 from securemedian.servers.training import Training
 
@@ -54,12 +55,16 @@ class TrainingKeeper:
     def finish(self, entry: Entry, outcome: Outcome) -> None:
         """Put the protocol's outcome into the entry, ready to be published."""
         params = entry.server_round.params
-        entry.cost = outcome.cost.to_dict()
+        result = Result(outcome.cost.to_dict())
+        packed = ring.pack(outcome.values, params.opened_bits)
         if params.result_to == "clients":
-            entry.share = ring.pack(outcome.values, params.ring_bits)
             entry.after = replace(entry.before, published=entry.before.number)
-        elif self._party == 0:
-            opened = params.method.public(outcome.values)
-            entry.outermost = params.method.outermost(opened)
+            entry.result = replace(result, share=packed)
+            return
+        opened = params.method.public(outcome.values)
+        result = replace(result, opened=packed, outermost=params.method.outermost(opened))
+        if self._party == 0:
             total = sum(params.weights_of(entry.server_round.included))
-            entry.after, entry.results = training.finish(entry.before, params, opened, total)
+            entry.after, results = training.finish(entry.before, params, opened, total)
+            result = replace(result, results=results)
+        entry.result = result

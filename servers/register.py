@@ -1,14 +1,9 @@
 """The register of a server's rounds, and of the clients whom an earlier attempt binds."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import (
     ConfigError,
     RoundBusy,
@@ -19,6 +14,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
+from securemedian.servers.results import Result
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Spool, Store
 from securemedian.servers.training import Training
@@ -46,13 +42,8 @@ class Entry:
     when_opened: WhenOpened | None = None
     # S0's training run as the round leaves it
     after: Training | None = None
-    # what S0 publishes, float32 of shape (results, d)
-    results: Float32s | None = field(default=None, repr=False)
-    # this server's share of a result that is for the clients alone
-    share: NDArray[np.uint64] | None = field(default=None, repr=False)
-    cost: Mapping[str, Any] = field(default_factory=dict)
-    # the coordinates whose result is in an outermost bucket; S0 counts them
-    outermost: int = 0
+    # what the protocol has given
+    result: Result | None = None
 
 
 class Register:

@@ -308,8 +308,8 @@ class Desk:
             "left_out": server_round.left_out,
             "phase": self._engine.phase if busy else "",
             "progress": list(self._engine.progress) if busy else [0, 0],
-            "cost": entry.cost,
-            "outermost": entry.outermost,
+            "cost": entry.result.cost if entry.result else {},
+            "outermost": entry.result.outermost if entry.result else 0,
             "deadline_in_s": self._rounds.left_s(entry),
         }
 
@@ -366,13 +366,14 @@ class Desk:
             )
         if server_round.state is State.FAILED:
             raise RoundFailed(server_round.reason)
-        if server_round.state is not State.PUBLISHED:
+        result = entry.result
+        if server_round.state is not State.PUBLISHED or result is None:
             return Answer({"form": "pending", "state": server_round.state.value})
-        if entry.share is not None:
-            return Answer({"form": "share"}, {"share": entry.share})
-        if entry.results is None:
+        if result.share is not None:
+            return Answer({"form": "share"}, {"share": result.share})
+        if result.results is None:
             raise NotAllowed("s0 publishes the model of this round: ask there")
-        return Answer({"form": "model"}, {"results": entry.results})
+        return Answer({"form": "model"}, {"results": result.results})
 
     def _open(self, call: Call) -> None:
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:

@@ -146,7 +146,7 @@ class RoundRunner:
                 "left_out": server_round.left_out,
             }
         if server_round.state is State.PUBLISHED:
-            details |= {"cost": entry.cost}
+            details |= {"cost": entry.result.cost if entry.result else {}}
         if server_round.state is State.FAILED:
             details |= {
                 "code": server_round.code,

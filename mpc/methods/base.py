@@ -277,6 +277,14 @@ class Method(ABC):
             )
         return cast(PublicValues, result)
 
+    def opened_bits_for(self, max_clients: int) -> int:
+        """Return the bits of one opened value, as it is kept and sent."""
+        return self.bits_for(max_clients)
+
+    def opened_rows(self, total: int) -> int:
+        """Return how many values are opened per coordinate, for clients that weigh `total`."""
+        return 1
+
     @property
     def most_results(self) -> int:
         """Return the most results per coordinate."""

@@ -114,6 +114,9 @@ class Bucketed(Counting):
     def at_once(self, clients: int) -> int:
         return self.buckets - 1 if self.schedule == "scan" else 1
 
+    def opened_bits_for(self, max_clients: int) -> int:
+        return steps(self.buckets)
+
     @property
     def opened(self) -> str:
         return "the bucket of each median"

@@ -208,6 +208,12 @@ class Radix(Counting):
     def at_once(self, clients: int) -> int:
         return self.word_width * clients // WORDS_PER_COMPARISON
 
+    def opened_bits_for(self, max_clients: int) -> int:
+        return self.word_width
+
+    def opened_rows(self, total: int) -> int:
+        return len(self.ranks_of(total))
+
     @property
     def most_results(self) -> int:
         return 2 if self.midpoint else max(1, len(self.ranks) + len(self.quantiles))
