@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
@@ -34,6 +34,9 @@ from securemedian.servers.transport import (
 )
 from securemedian.settings.keys import KeyPair, load_keys
 
+if TYPE_CHECKING:
+    from securemedian.servers.metrics import HttpServer, Monitor
+
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
 # how long a server that stops waits for the peer's answer to its `bye`
@@ -47,6 +50,7 @@ class Daemon:
         self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
     ) -> None:
         self._config, self._store, self._descriptors = config, store, descriptors
+        self._monitor, self._page = _watched(config)
         self._context = zmq.Context(io_threads=2)
         allowed = {
             CLIENT_DOMAIN: [caller.public_key for caller in config.clients + config.coordinators],
@@ -127,6 +131,8 @@ class Daemon:
             # server
             self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
+        if self._monitor:
+            self._monitor.turn(self._desk, self._rounds, self._engine)
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
@@ -143,6 +149,8 @@ class Daemon:
         Returns whether no thread is left that still computes or compiles.
         """
         self._take_leave()
+        if self._page:
+            self._page.close()
         finished = self._engine.close()
         self._control.close()
         self._clients.close()
@@ -182,6 +190,20 @@ class Daemon:
 
     def _wake(self) -> None:
         os.write(self._wake_in, b"\0")
+
+
+def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]":
+    """Begin to show metrics, if the configuration says where."""
+    if not config.metrics.listen:
+        return None, None
+    # what it needs is an extra, and takes a while to import
+    from securemedian.servers.metrics import HttpServer, Monitor, Tally
+
+    tally = Tally()
+    monitor = Monitor(config, tally)
+    page = HttpServer(config.metrics.listen, monitor)
+    logs.add_listener(tally)
+    return monitor, page
 
 
 def serve(config: ServerConfig) -> None:

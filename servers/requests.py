@@ -6,6 +6,7 @@ dataclass for its fields, which have the names that they have on the wire.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,6 +183,8 @@ class Desk:
             caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators
         }
         self._log = logs.BoundedLog()
+        # how many requests were answered, by name and by "ok" or the code of the error
+        self.answers: Counter[tuple[str, str]] = Counter()
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
         """Answer one request, now or, for `open`, once S1 has answered.
@@ -206,12 +209,12 @@ class Desk:
                     code=error.code,
                     reason=str(error),
                 )
-            self._refuse(address, key, number, error)
+            self._refuse(address, key, number, op, error)
         except Exception as error:
             # a defect in this server, which a request has brought to light
             self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
             defect = LocalProtocolError("a defect in this server: see its log")
-            self._refuse(address, key, number, defect)
+            self._refuse(address, key, number, op, defect)
 
     def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
         """Check the fields of a request and that the caller may make it, and return it as a Call.
@@ -245,15 +248,20 @@ class Desk:
         )
 
     def _answer(self, call: Call, answer: Answer) -> None:
+        self.answers[call.op, "ok"] += 1
         self._reply(
             call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
         )
 
-    def _refuse(self, address: bytes, key: str, number: int, error: SecureMedianError) -> None:
+    def _refuse(
+        self, address: bytes, key: str, number: int, op: str, error: SecureMedianError
+    ) -> None:
         """Answer with an error.
 
         An answer that cannot be sent is only logged, since there is nobody left to tell.
         """
+        # a name that there is not would be one of any number of labels
+        self.answers[op if op in OPS else "unknown", error.code] += 1
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
             self._reply(address, wire.pack("error", fields))
@@ -378,7 +386,7 @@ class Desk:
     def _open(self, call: Call) -> None:
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
-                self._refuse(call.address, call.key, call.number, error)
+                self._refuse(call.address, call.key, call.number, call.op, error)
             else:
                 self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 

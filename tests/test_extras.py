@@ -12,6 +12,8 @@ pytestmark = pytest.mark.slow
 HIDDEN = {
     "train": ["torch", "sklearn"],
     "bench": ["matplotlib"],
+    "metrics": ["prometheus_client"],
+    "dashboard": ["starlette", "uvicorn"],
 }
 # verbs and the status and last line that each must end with
 PROGRAM = """
