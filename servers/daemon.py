@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
+from securemedian.mpc.errors import ConfigError
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.engine import SWITCH_S, Engine
+from securemedian.servers.reload import Reload
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
@@ -29,6 +32,7 @@ from securemedian.servers.transport import (
     ClientPort,
     PeerPort,
     ZmqLink,
+    allow,
     authenticate,
     peer_message_limit,
 )
@@ -47,15 +51,19 @@ class Daemon:
     """One server with its sockets."""
 
     def __init__(
-        self, config: ServerConfig, keys: KeyPair, store: Store, descriptors: Descriptors
+        self,
+        config: ServerConfig,
+        keys: KeyPair,
+        store: Store,
+        descriptors: Descriptors,
+        read: Callable[[], ServerConfig],
     ) -> None:
+        """Open all sockets. `read` reads the configuration anew."""
         self._config, self._store, self._descriptors = config, store, descriptors
+        self._own_key, self._read = keys.public.decode(), read
         self._monitor, self._page = _watched(config)
         self._context = zmq.Context(io_threads=2)
-        allowed = {
-            CLIENT_DOMAIN: [caller.public_key for caller in config.clients + config.coordinators],
-            PEER_DOMAIN: [config.peer.public_key],
-        }
+        allowed = {CLIENT_DOMAIN: _keys_of(config), PEER_DOMAIN: [config.peer.public_key]}
         self._gate = authenticate(self._context, allowed)
         self._clients = ClientPort(self._context, keys, config.listen, config.max_message_bytes)
         self._peer = PeerPort(
@@ -79,7 +87,7 @@ class Daemon:
         )
         self._rounds = Rounds(config, store, self._engine, self._send)
         self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
-        self._stop_asked = False
+        self._stop_asked = self._reload_asked = False
         self._log = logs.BoundedLog()
 
     def run(self) -> None:
@@ -102,9 +110,11 @@ class Daemon:
             poller.register(source, zmq.POLLIN)
         while not self._stop_asked:
             self._turn(poller)
-        logs.event("stopping", limit_s=config.stop_limit_s)
+        # it may have been reloaded
+        limit_s = self._config.stop_limit_s
+        logs.event("stopping", limit_s=limit_s)
         self._rounds.stop()
-        deadline = time.monotonic() + config.stop_limit_s
+        deadline = time.monotonic() + limit_s
         while self._rounds.live:
             self._turn(poller)
             if time.monotonic() > deadline:
@@ -116,6 +126,8 @@ class Daemon:
         Takes at most one message from each side, looks after the engine, and lets time pass.
         """
         ready = dict(poller.poll(TICK_MS))
+        if self._reload_asked:
+            self._reload()
         try:
             if self._control in ready:
                 self._rounds.control(self._control.recv_multipart())
@@ -137,6 +149,36 @@ class Daemon:
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
+
+    def ask_to_reload(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGHUP: let the loop read the configuration anew."""
+        self._reload_asked = True
+
+    def _reload(self) -> None:
+        """Take over what can be changed while running, and log what has changed and what not.
+
+        With a mistake in the file, nothing changes.
+        """
+        self._reload_asked = False
+        try:
+            wanted = self._read()
+            check_own_key(wanted, self._own_key)
+            reload = Reload.of(self._config, wanted)
+        except ConfigError as error:
+            logs.event("reload-failed", logging.ERROR, reason=str(error))
+            return
+        self._config = reload.config
+        allow(self._gate, CLIENT_DOMAIN, _keys_of(reload.config))
+        self._desk.reload(reload.config)
+        self._rounds.reload(reload.config)
+        logs.event(
+            "reloaded",
+            logging.WARNING if reload.refused else logging.INFO,
+            changed=reload.changed,
+            added=reload.added,
+            removed=reload.removed,
+            needs_restart=reload.refused,
+        )
 
     @property
     def wake_fd(self) -> int:
@@ -206,19 +248,27 @@ def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]"
     return monitor, page
 
 
-def serve(config: ServerConfig) -> None:
-    """Run one server until it is told to stop."""
+def _keys_of(config: ServerConfig) -> list[str]:
+    """Return the keys that may use the clients' port."""
+    return [caller.public_key for caller in config.clients + config.coordinators]
+
+
+def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
+    """Run one server until it is told to stop. `read` reads its configuration anew."""
     logs.start(config.name)
     sys.setswitchinterval(SWITCH_S)
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    # so little time after the file was read there is nothing to reload
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keys = load_keys(config.key_file)
     check_own_key(config, keys.public.decode())
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own)
-    daemon = Daemon(config, keys, store, descriptors)
+    daemon = Daemon(config, keys, store, descriptors, read)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)
+    signal.signal(signal.SIGHUP, daemon.ask_to_reload)
     signal.set_wakeup_fd(daemon.wake_fd)
     try:
         daemon.run()

@@ -50,8 +50,8 @@ class Register:
     """Admits rounds and finds them again. At most one is live, and then it is the latest."""
 
     def __init__(self, config: ServerConfig, store: Store, clock: Callable[[], float]) -> None:
-        self.names = {client.public_key: client.name for client in config.clients}
-        self._config, self._store, self._clock = config, store, clock
+        self._store, self._clock = store, clock
+        self.reload(config)
         self._entries: dict[str, Entry] = {}
         self._closed = False
         # the number of the latest round that ran, and its clients, whose values may have been
@@ -59,6 +59,12 @@ class Register:
         self._bound: tuple[int, frozenset[str]] = (0, frozenset())
         # when the rounds of the last hour began
         self._begun: deque[float] = deque()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration for the rounds to come; those that there are keep theirs."""
+        self._config = config
+        # the clients of new rounds: names by key
+        self.names = {client.public_key: client.name for client in config.clients}
 
     @property
     def latest(self) -> Entry | None:

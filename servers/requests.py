@@ -177,14 +177,19 @@ class Desk:
         engine: Engine,
         reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
-        self._config, self._rounds, self._engine, self._reply = config, rounds, engine, reply
+        self._rounds, self._engine, self._reply = rounds, engine, reply
+        self.reload(config)
+        self._log = logs.BoundedLog()
+        # how many requests were answered, by name and by "ok" or the code of the error
+        self.answers: Counter[tuple[str, str]] = Counter()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration. Who is not on its lists is refused from now on."""
+        self._config = config
         self._callers = {caller.public_key: (caller.name, CLIENT) for caller in config.clients}
         self._callers |= {
             caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators
         }
-        self._log = logs.BoundedLog()
-        # how many requests were answered, by name and by "ok" or the code of the error
-        self.answers: Counter[tuple[str, str]] = Counter()
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
         """Answer one request, now or, for `open`, once S1 has answered.
@@ -192,7 +197,7 @@ class Desk:
         A wrong request is answered with an error, and changes nothing. No request ends the server.
         """
         number, op = 0, ""
-        caller = self._callers[key][0]
+        caller = self._callers[key][0] if key in self._callers else key
         try:
             message = wire.unpack(parts)
             number, op = _take_number(message), message.type
@@ -221,6 +226,9 @@ class Desk:
 
         Raises FrameError, NotAllowed, UnknownRound or ConfigError if something is wrong.
         """
+        # its connection is older than the lists
+        if key not in self._callers:
+            raise NotAllowed(f"this key was taken off the list of {self._config.name}")
         if message.type not in OPS:
             known = ", ".join(OPS)
             raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
@@ -326,6 +334,11 @@ class Desk:
         if entry is None:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
         server_round = entry.server_round
+        if call.key not in server_round.names:
+            raise UnknownRound(
+                f"round {server_round.round_id} is older than your place on the list: "
+                "wait for the next one"
+            )
         return Answer(
             {
                 "round": server_round.round_id,

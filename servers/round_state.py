@@ -350,6 +350,8 @@ class ServerRound:
         """Check that this client may send `what` now. Raises RoundClosed or NotAllowed."""
         if self.state is not State.OPEN:
             raise RoundClosed(f"round {self.round_id} is {self.state} and takes no {what}")
+        if client not in self.names:
+            raise NotAllowed(f"round {self.round_id} is older than your place on the list")
         if self.params.weights and client not in self.params.weights:
             raise NotAllowed(
                 f"round {self.round_id} is weighted, and its coordinator gave you no weight"

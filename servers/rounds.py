@@ -63,6 +63,10 @@ class Rounds:
         self._runner = RoundRunner(self.register, self._keeper, engine, send, clock)
         self._peer_control = PeerControl(config, self.register, self._runner, engine, send, clock)
 
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration for the rounds to come."""
+        self.register.reload(config)
+
     @property
     def live(self) -> Entry | None:
         """The round that has begun and not ended, if there is one."""
@@ -140,7 +144,7 @@ class Rounds:
         entry.server_round.check_dealing(client)
         if not entry.spool.put_dealing(client, form, piece, pieces, share):
             return False
-        name = self.register.names[client]
+        name = entry.server_round.names[client]
         logs.event("dealing-stored", round=entry.server_round.round_id, client=name)
         self._runner.feed(entry, DealingStored(client))
         return True
@@ -152,9 +156,8 @@ class Rounds:
         """
         entry.server_round.check_upload(client)
         digest = entry.spool.put(client, form, share)
-        logs.event(
-            "upload-stored", round=entry.server_round.round_id, client=self.register.names[client]
-        )
+        name = entry.server_round.names[client]
+        logs.event("upload-stored", round=entry.server_round.round_id, client=name)
         self._runner.feed(entry, Stored(client, digest))
 
     def close(self, entry: Entry) -> None:
@@ -202,8 +205,8 @@ class Rounds:
             "clients-checked",
             logging.WARNING if failed else logging.INFO,
             round=entry.server_round.round_id,
-            checked=[self.register.names[key] for key in clients],
-            failed=[self.register.names[key] for key in failed],
+            checked=[entry.server_round.names[key] for key in clients],
+            failed=[entry.server_round.names[key] for key in failed],
         )
         return CheckEnded(clients, failed)
 
