@@ -74,6 +74,7 @@ def test_the_service_is_imported_without_any_extra() -> None:
                 "experiment fig4 --out {folder}",
             ],
         ),
+        ("dashboard", ["dashboard docs/samples/coordinator.toml"]),
         ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
     ],
 )

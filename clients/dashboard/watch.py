@@ -36,7 +36,7 @@ KINDS = {
     "i": ("✓", "in", "its update is part of the result"),
     "s": ("●", "sent", "both servers have its upload"),
     "d": ("◔", "dealt", "both servers have its dealing; its upload is still to come"),
-    "w": ("·", "waiting", "nothing has come from it yet"),
+    "w": ("·", "waiting", "nothing has come from it"),
     "o": ("◐", "one server", "only one server has its upload or dealing"),
     "l": ("–", "late", "neither server had its upload or dealing when the round closed"),
     "x": ("✕", "left out", "what it sent was not taken into the result"),
@@ -64,8 +64,7 @@ def kind_of(name: str, status: Mapping[str, Any]) -> str:
         return "o"
     if why:
         return "l" if "reached neither" in why else "x"
-    state = status["state"]
-    if name in status["included"] and state != "failed":
+    if name in status["included"] and status["state"] != "failed":
         return "i"
     upload = status["clients"].get(name, "none")
     dealing = status.get("dealt", {}).get(name, "none")
@@ -73,8 +72,6 @@ def kind_of(name: str, status: Mapping[str, Any]) -> str:
         return "s"
     if upload != "none" or dealing not in ("none", "both"):
         return "o"
-    if state not in LIVE:
-        return "l"
     return "d" if dealing == "both" else "w"
 
 
@@ -304,19 +301,22 @@ class Watch:
         try:
             found = (self._folder / LINES).stat()
         # there has been no round yet
-        except FileNotFoundError:
+        except OSError:
             return
         state = found.st_mtime_ns, found.st_size
         if self._read == state:
             return
-        try:
-            lines, problem = attempts(self._folder)[-KEPT_ROUNDS:], ""
-        except SecureMedianError as error:
-            lines, problem = [], str(error)
+        problem = ""
         with self._lock:
+            try:
+                for line in attempts(self._folder)[-KEPT_ROUNDS:]:
+                    self._history.remember(line, now)
+            except SecureMedianError as error:
+                problem = str(error)
+            # lines of another release
+            except Exception as error:
+                problem = f"{self._folder / LINES}: {in_one_line(error)}"
             self._read, self._problem = state, problem
-            for line in lines:
-                self._history.remember(line, now)
 
     def _watch(self, party: int, period_s: float) -> None:
         while not self._stopped.is_set():
