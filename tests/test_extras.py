@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemons import ROOT
+
 pytestmark = pytest.mark.slow
 
 HIDDEN = {
@@ -74,7 +76,7 @@ def test_the_service_is_imported_without_any_extra() -> None:
                 "experiment fig4 --out {folder}",
             ],
         ),
-        ("dashboard", ["dashboard docs/samples/coordinator.toml"]),
+        ("dashboard", [f"dashboard {ROOT}/docs/samples/coordinator.toml"]),
         ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
     ],
 )
