@@ -95,9 +95,12 @@ class TrainingPlan:
         Raises ConfigError, which names the file and what is wrong in it.
         """
         plan = build(cls, read_toml(path), str(path))
-        names = {"coordinator": plan.coordinator, "output": plan.output, "model": plan.model}
+        folder = path.parent
         return replace(
-            plan, **{name: str(path.parent / file) for name, file in names.items() if file}
+            plan,
+            coordinator=str(folder / plan.coordinator),
+            output=str(folder / plan.output),
+            model=str(folder / plan.model) if plan.model else "",
         )
 
     def start(self) -> NDArray[np.float32] | None:

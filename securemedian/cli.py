@@ -8,9 +8,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from securemedian import __version__
 from securemedian.mpc.errors import SecureMedianError
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # Each module has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options.
 VERBS = {
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0, 2 after an error with a message, 130 after Ctrl-C, and 1 after any other error. Such an
     error is one line too, except in Python's development mode and for a verb that sets `traceback`.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser()[0].parse_args(arguments)
     try:
         options.run(options)
     except SecureMedianError as error:
@@ -54,7 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def helps() -> dict[str, str]:
+    """Return what --help prints, of the command and of each of its verbs."""
+    parser, verbs = _parser()
+    texts = {parser.prog: parser.format_help()}
+    return texts | {each.prog: each.format_help() for each in verbs.choices.values()}
+
+
+def _parser() -> tuple[argparse.ArgumentParser, "Verbs"]:
+    """Return the parser, and the verbs that it has."""
     parser = argparse.ArgumentParser(
         prog="securemedian",
         usage="securemedian [-h] [--version] VERB ...",
@@ -79,4 +91,4 @@ def _parser() -> argparse.ArgumentParser:
         own = [f"  {verb.dest:<12}{verb.help}" for verb in verbs._choices_actions[known:]]
         listed.append("\n".join([f"{title}:", *own]))
     parser.epilog = "\n\n".join([*listed, "`securemedian VERB --help` explains a verb."])
-    return parser
+    return parser, verbs

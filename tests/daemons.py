@@ -8,11 +8,12 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,15 @@ def endpoint_of(port: ClientPort) -> str:
     endpoint = port.socket.last_endpoint
     assert isinstance(endpoint, bytes)
     return endpoint.decode()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback that nothing listens on at this moment."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 class Caller:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,13 @@ pytest.importorskip("flwr")
 pytest.importorskip("ray")
 pytest.importorskip("sklearn")
 
-from tests.daemons import ROOT, Pair, running, wait_until
+from tests.daemons import ROOT, Pair, free_ports, running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 APP = ROOT / "examples" / "flower"
 LIMIT_S = 240.0
 NODES = 3
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 class Flower:

@@ -1,0 +1,67 @@
+"""The documentation as a site: everything in it, every link right, and nothing from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import securemedian
+from securemedian import cli
+from securemedian.mpc.methods.registry import METHODS
+from tests.daemons import ROOT
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocstrings")
+
+# an element that a browser fetches by itself; links that people follow are not
+FETCHED = re.compile(
+    r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"?(https?:)?//[^\">]+"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site, of which a wrong link or a page that is left out is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    # a proxy that is not there stands for a machine without a network
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_every_page_is_there_and_found(site: Path) -> None:
+    start = (site / "index.html").read_text("utf-8")
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | {"commands", "CHANGELOG"}
+    for page in pages:
+        assert (site / f"{page}.html").is_file(), page
+        assert f'href="{page}.html"' in start or page == "index", page
+
+
+@pytest.mark.slow
+def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+    assert FETCHED.search('<script src="https://elsewhere.example/x.js">')
+    for path in site.rglob("*.html"):
+        assert not FETCHED.search(path.read_text("utf-8")), path
+
+
+@pytest.mark.slow
+def test_every_command_and_every_public_name_has_its_reference(site: Path) -> None:
+    commands = (site / "commands.html").read_text("utf-8")
+    for title in cli.helps():
+        assert f'id="{title.replace(" ", "-")}"' in commands, title
+    python = (site / "python.html").read_text("utf-8")
+    names = {*securemedian.__all__, *(method.__name__ for method in METHODS.values())}
+    for name in names - {"RangePolicy", "RangeWarning"}:
+        assert re.search(rf'id="securemedian[.\w]*\.{name}"', python), name
