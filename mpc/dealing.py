@@ -281,6 +281,7 @@ def check(
     halves: Sequence[Upload],
     progress: Callable[[int, int], None] | None = None,
     entropy: Entropy = os_entropy,
+    coin: bytes | None = None,
 ) -> list[bool]:
     """Return which clients' dealings passed, while the other party does the same.
 
@@ -288,8 +289,12 @@ def check(
     all before either calls this, because clients must not know the toss. Both get the same list.
     `progress` takes the coordinates done and those in all. Raises PeerProtocolError if the peer
     opens another seed than it committed to.
+
+    `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
+    that breaks off may be repeated under the same coin only, because turns under two permutations
+    tell the differences of kept vectors, and so of an honest client's updates.
     """
-    seed = toss(channel, number, entropy)
+    seed = toss(channel, number, entropy) if coin is None else coin
     verdicts = [_Verdict(seed) for _ in halves]
     done = 0
     waiting: deque[_Pairs] = deque()

@@ -151,6 +151,30 @@ class RoundFailed(SecureMedianError):
     code = "round-failed"
 
 
+class RoundAborted(RoundFailed):
+    """The coordinator has ended the round; the message is the reason that it gave."""
+
+    code = "round-aborted"
+
+
+class NotStored(SecureMedianError):
+    """A server could not write to its disk: nothing of this counts, and it may be tried again."""
+
+    code = "not-stored"
+
+
+class NoSocket(SecureMedianError):
+    """A server cannot open a socket now: it has too many connections."""
+
+    code = "no-socket"
+
+
+class DamagedUpload(SecureMedianError):
+    """What a server reads from its disk is not what a client has sent."""
+
+    code = "damaged-upload"
+
+
 class ServerUnreachable(SecureMedianError):
     """A server did not answer within the limit, or refused the key."""
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import dealing, share
 from securemedian.mpc.arrays import Result, Words
-from securemedian.mpc.channel import Channel, local_pair
+from securemedian.mpc.channel import Channel, Traffic, local_pair
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import InputError, PeerProtocolError
@@ -119,17 +119,34 @@ class Checked:
     cost: Cost
 
 
+def toss(channel: Channel, number: int) -> tuple[bytes, Cost]:
+    """Return the coin for a check of dealings (`dealing.toss`), and what that cost."""
+    start, before = time.perf_counter(), replace(channel.traffic)
+    channel.restart_rounds()
+    return dealing.toss(channel, number), _checking_cost(channel, start, before)
+
+
 def check_dealings(
-    channel: Channel, number: int, shape: Dealing, halves: Sequence[share.Upload]
+    channel: Channel,
+    number: int,
+    shape: Dealing,
+    halves: Sequence[share.Upload],
+    coin: bytes | None = None,
 ) -> Checked:
     """Return whose dealings pass `dealing.check`, and what that cost.
 
     The channel is a lane's or one of its own; the other party does the same at the same time.
+    `coin` is as there.
     """
-    start, traffic = time.perf_counter(), channel.traffic
-    before = replace(traffic)
+    start, before = time.perf_counter(), replace(channel.traffic)
     channel.restart_rounds()
-    passed = dealing.check(channel, number, shape, halves)
+    passed = dealing.check(channel, number, shape, halves, coin=coin)
+    return Checked(passed, _checking_cost(channel, start, before))
+
+
+def _checking_cost(channel: Channel, start: float, before: Traffic) -> Cost:
+    """Return what a check cost since `start`, when the channel's traffic was `before`."""
+    traffic = channel.traffic
     counted = Cost(
         bytes_sent=traffic.bytes_sent - before.bytes_sent,
         bytes_received=traffic.bytes_received - before.bytes_received,
@@ -137,7 +154,7 @@ def check_dealings(
         rounds=traffic.rounds,
         seconds=time.perf_counter() - start,
     )
-    return Checked(passed, counted.as_checking())
+    return counted.as_checking()
 
 
 def check_values(

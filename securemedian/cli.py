@@ -30,6 +30,7 @@ VERBS = {
         "securemedian.laboratory.demo",
         "securemedian.laboratory.experiments.cli",
         "securemedian.benchmarks.cli",
+        "securemedian.benchmarks.soak.cli",
     ),
 }
 

@@ -93,6 +93,12 @@ class ServerConfig:
     channel_timeout_s: float = 60.0
     # the limit for one run of the protocol
     round_limit_s: float = 3600.0
+    # how often a round's computation may break off before the round fails
+    max_attempts: int = 5
+    # the wait before a computation that broke off is tried again; it doubles each time, up to 60 s
+    retry_wait_s: float = 1.0
+    # how long the other server may be away from a round before the round fails
+    resume_limit_s: float = 86400.0
     # how long a running protocol may go on after SIGTERM
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together; a longer part ends its connection
@@ -120,12 +126,16 @@ class ServerConfig:
             "peer_timeout_s",
             "channel_timeout_s",
             "round_limit_s",
+            "retry_wait_s",
+            "resume_limit_s",
             "stop_limit_s",
         ):
             if not 0 < getattr(self, name) <= WEEK_S:
                 raise ConfigError(
                     f"{name} must be more than 0 and at most a week, not {getattr(self, name)}"
                 )
+        if not 1 <= self.max_attempts <= 1000:
+            raise ConfigError(f"max_attempts must be 1 to 1000, not {self.max_attempts}")
         if self.max_message_bytes <= 0:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"

@@ -8,7 +8,7 @@ message may come now is decided by the tables of `round_state`.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -34,15 +34,24 @@ def is_round_id(text: str) -> bool:
 class Hello:
     """Both servers say each second that they are alive, and how they are configured.
 
-    A new `instance` is a new process, which knows no rounds.
+    A new `instance` begins a new link: the sender has been started, or has given the other server
+    up, and forgets all that was under way between them.
     """
 
     instance: str
+    # the instance of the other server that the sender is linked with; "" if it is with none
+    peer: str
+    # how many messages about rounds this instance has sent, by which a lost one is noticed
+    sent: int
+    # the ids of the rounds that are live at the sender
+    rounds: list[str]
     agreement: dict[str, Any]
 
     def __post_init__(self) -> None:
         if not all(type(name) is str for name in self.agreement):
             raise ConfigError("`agreement` has a name that is not text")
+        if not all(type(name) is str for name in self.rounds):
+            raise ConfigError("`rounds` has an id that is not text")
 
 
 @dataclass(frozen=True)
@@ -83,13 +92,47 @@ class Open(RoundMessage):
         super().__post_init__()
         if not self.round.startswith(f"{self.number}-"):
             raise ConfigError(f"round {self.round} cannot have the number {self.number}")
-        if len(self.session) != SESSION_BYTES:
-            raise ConfigError(f"`session` has {len(self.session)} bytes, not {SESSION_BYTES}")
+        _check_session(self.session)
 
 
 @dataclass(frozen=True)
 class Opened(RoundMessage):
     """S1 takes part; if it refuses, it answers with `Failed` instead."""
+
+    # that of the `Open` which it answers
+    session: bytes
+
+
+@dataclass(frozen=True)
+class Resume(RoundMessage):
+    """A server says where it is in a live round, on a new link.
+
+    S0 asks S1 to go on, with a session for what comes, and S1 answers with that session and its own
+    state. Both then go on from the earlier one.
+    """
+
+    session: bytes
+    # see `round_state.State`
+    state: str
+    # the number of the latest run of the protocol, and whether the sender has its result
+    attempt: int
+    computed: bool
+    # the uploads that the sender holds, by public key (see `Uploaded`)
+    held: dict[str, bytes]
+    # the clients whose whole dealings the sender holds, and those with verdicts
+    dealt: list[str]
+    passed: list[str]
+    failed: list[str]
+    # what was tossed for the check of these clients' dealings
+    coins: dict[str, bytes]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_session(self.session)
+        for name in ("held", "dealt", "passed", "failed", "coins"):
+            _check_keys(name, getattr(self, name))
+        for digests in (self.held, self.coins):
+            _check_digests(digests)
 
 
 @dataclass(frozen=True)
@@ -104,7 +147,7 @@ class Uploaded(RoundMessage):
     """Either server has stored an upload of `client`."""
 
     client: str
-    # the digest of an upload that both servers get alike; empty for a share
+    # the SHA-256 of an upload that both servers get alike; empty for a share
     digest: bytes = b""
 
 
@@ -125,6 +168,9 @@ class _OfCheck(RoundMessage):
 @dataclass(frozen=True)
 class Check(_OfCheck):
     """S0 asks S1 to check with it what these clients have sent, and does so itself."""
+
+    # what was tossed for an earlier check of their dealings, which broke off; otherwise empty
+    coin: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -154,13 +200,22 @@ class _Holding(RoundMessage):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_keys("held", self.held)
-        if not all(type(digest) is bytes for digest in self.held.values()):
-            raise ConfigError("`held` has something that is not a digest")
+        _check_digests(self.held)
 
 
 def _check_keys(name: str, keys: Iterable[object]) -> None:
     if not all(type(key) is str for key in keys):
         raise ConfigError(f"`{name}` lists something that is not a key")
+
+
+def _check_digests(digests: Mapping[str, object]) -> None:
+    if not all(type(digest) is bytes for digest in digests.values()):
+        raise ConfigError("there is something that is not a digest in place of one")
+
+
+def _check_session(session: bytes) -> None:
+    if len(session) != SESSION_BYTES:
+        raise ConfigError(f"`session` has {len(session)} bytes, not {SESSION_BYTES}")
 
 
 @dataclass(frozen=True)
@@ -179,16 +234,41 @@ class Run(RoundMessage):
 
     # see `round_state.ServerRound.digest`
     digest: bytes
+    # the number of this run, from 1 on
+    attempt: int
+    # the session that it uses, and whether that is a new one
+    session: bytes
+    new_session: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_session(self.session)
 
 
 @dataclass(frozen=True)
-class Ready(RoundMessage):
+class _OfRun(RoundMessage):
+    """A message about one run of the protocol."""
+
+    # see `Run`
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Ready(_OfRun):
     """S1 has the same clients, verdicts and parameters, and runs the protocol."""
 
 
 @dataclass(frozen=True)
-class Done(RoundMessage):
+class Done(_OfRun):
     """Either server has its result."""
+
+
+@dataclass(frozen=True)
+class Again(_OfRun):
+    """What was under way at either server has broken off, and can be tried again."""
+
+    code: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -208,6 +288,7 @@ _KINDS: dict[str, type] = {
         Bye,
         Open,
         Opened,
+        Resume,
         Dealt,
         Uploaded,
         Check,
@@ -217,6 +298,7 @@ _KINDS: dict[str, type] = {
         Run,
         Ready,
         Done,
+        Again,
         Failed,
     )
 }

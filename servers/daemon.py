@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
+# how many requests are taken before the loop looks elsewhere
+MOST_REQUESTS = 16
 # how long a server that stops waits for the peer's answer to its `bye`
 LEAVE_S = 1.0
 
@@ -91,7 +93,9 @@ class Daemon:
         self._log = logs.BoundedLog()
 
     def run(self) -> None:
-        """Serve until `ask_to_stop` is called and the round has ended.
+        """Serve until `ask_to_stop` is called and no run is under way.
+
+        A round that has not ended is taken up by the next start.
 
         Raises PeerUnavailable if the peer does not appear within its limit, and LocalProtocolError
         if computations do not stop.
@@ -115,15 +119,13 @@ class Daemon:
         logs.event("stopping", limit_s=limit_s)
         self._rounds.stop()
         deadline = time.monotonic() + limit_s
-        while self._rounds.live:
+        while self._rounds.running and time.monotonic() < deadline:
             self._turn(poller)
-            if time.monotonic() > deadline:
-                self._rounds.fail("was stopped, and its run did not finish within stop_limit_s")
 
     def _turn(self, poller: zmq.Poller) -> None:
         """Wait for something to happen, and handle it.
 
-        Takes at most one message from each side, looks after the engine, and lets time pass.
+        Takes a message of the peer and a few requests, looks after the engine, and lets time pass.
         """
         ready = dict(poller.poll(TICK_MS))
         if self._reload_asked:
@@ -131,18 +133,23 @@ class Daemon:
         try:
             if self._control in ready:
                 self._rounds.control(self._control.recv_multipart())
-            if self._clients.socket in ready and (request := self._clients.recv()):
-                self._desk.request(*request)
+            if self._clients.socket in ready:
+                # what has come at once is written to the disk at once
+                for _ in range(MOST_REQUESTS):
+                    if not (request := self._clients.recv()):
+                        break
+                    self._desk.request(*request)
+                self._rounds.flush()
             if self._wake_out in ready:
                 os.read(self._wake_out, 4096)
             self._rounds.engine_ended()
             self._engine.check()
             self._rounds.tick()
         except zmq.ZMQError as error:
-            # trouble with a socket, above all a lack of descriptors, ends the round and not the
-            # server
+            # trouble with a socket, above all a lack of descriptors, interrupts the round and does
+            # not end the server
             self._log.event("socket-error", "loop", logging.ERROR, error)
-            self._rounds.fail(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
+            self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
         if self._monitor:
             self._monitor.turn(self._desk, self._rounds, self._engine)
 
@@ -256,6 +263,8 @@ def _keys_of(config: ServerConfig) -> list[str]:
 def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     """Run one server until it is told to stop. `read` reads its configuration anew."""
     logs.start(config.name)
+    # nobody else reads what is stored here
+    os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))

@@ -4,6 +4,7 @@ A session is base OTs, lanes and pools, and a stream on which dealings are check
 are busy with something else.
 """
 
+import hashlib
 import logging
 import threading
 import time
@@ -60,7 +61,19 @@ class _Lanes:
             link.release()
 
 
-Result = Outcome | Checked
+@dataclass(frozen=True)
+class Coin:
+    """What the servers have tossed for a check of dealings."""
+
+    seed: bytes = field(repr=False)
+
+
+def nothing() -> None:
+    """Examine nothing."""
+
+
+Result = Outcome | Checked | Coin
+Examine = Callable[[], None]
 Work = Callable[[_Lanes], Result | None]
 
 
@@ -153,7 +166,7 @@ class Engine:
     @property
     def phase(self) -> str:
         """What is being done; `progress` is about the first thing that is named."""
-        if not self.ready:
+        if self._compiler and not self.ready:
             return "compiling"
         checking = "checking dealings" if self._check_job else ""
         return " and ".join(phase for phase in (self._phase, checking) if phase)
@@ -162,6 +175,16 @@ class Engine:
     def session_id(self) -> bytes | None:
         """The id of the session, if there is one whose base OTs the next round can use."""
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether dropped jobs have yet to stop, for which `prepare` would wait."""
+        return self._dropped is not None
+
+    @property
+    def opened_session(self) -> bytes | None:
+        """The id of the session whose lanes are open, whether its base OTs are made or not yet."""
+        return self._lanes.session_id if self._lanes else None
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
         """Fill the pools for a round that takes uploads, together with the other server.
@@ -179,22 +202,44 @@ class Engine:
         hurry = self._hurry = threading.Event()
         self._begin("preparing", lambda lanes: self._fill(lanes, params, hurry))
 
-    def check_dealings(self, shape: Dealing, halves: Sequence[Upload]) -> None:
-        """Check clients' dealings together with the other server, beside what the lanes do."""
+    def toss(self) -> None:
+        """Toss for a check of dealings together with the other server."""
+        self._check_job = _Job(self._session(), self._toss, None, self._wake)
+
+    def check_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
+    ) -> None:
+        """Check clients' dealings together with the other server, beside what the lanes do.
+
+        `coin` is what `toss` gave. `examine`, here and below, is called first and raises
+        DamagedUpload if the shares are not what the clients have sent.
+        """
         lanes = self._session()
         self._check_job = _Job(
-            lanes, lambda lanes: self._check(lanes, shape, halves), None, self._wake
+            lanes, lambda lanes: self._check(lanes, shape, halves, coin, examine), None, self._wake
         )
 
-    def check_values(self, params: RoundParams, uploads: Sequence[Upload]) -> None:
+    def check_values(
+        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
+    ) -> None:
         """Check that every value of clients' uploads is in range, together with the other one."""
         self._hurry.set()
-        self._begin("checking values", lambda lanes: self._check_values(lanes, params, uploads))
+        self._begin(
+            "checking values", lambda lanes: self._check_values(lanes, params, uploads, examine)
+        )
 
-    def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
+    def start(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        examine: Examine = nothing,
+    ) -> None:
         """Compute the round that was prepared, together with the other server."""
         self._hurry.set()
-        self._begin("protocol", lambda lanes: self._compute(lanes, params, uploads, weights))
+        self._begin(
+            "protocol", lambda lanes: self._compute(lanes, params, uploads, weights, examine)
+        )
 
     def poll(self) -> Result | SecureMedianError | None:
         """Return the result of a run or a check that has ended, or the error that ended a job.
@@ -330,6 +375,7 @@ class Engine:
             lanes.parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
             logs.event(
                 "session-established",
+                session=session_name(lanes.session_id),
                 lanes=len(lanes.parties),
                 seconds=round(time.monotonic() - start, 3),
             )
@@ -343,17 +389,35 @@ class Engine:
         )
         logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
 
-    def _check(self, lanes: _Lanes, shape: Dealing, halves: Sequence[Upload]) -> Checked:
+    def _check_channel(self, lanes: _Lanes) -> Channel:
         if lanes.check_channel is None:
             lanes.checking.meet(self._party)
             lanes.check_channel = Channel(lanes.checking)
-        checked = pipeline.check_dealings(lanes.check_channel, self._party, shape, halves)
+        return lanes.check_channel
+
+    def _toss(self, lanes: _Lanes) -> Coin:
+        coin, cost = pipeline.toss(self._check_channel(lanes), self._party)
+        lanes.checks = cost.after(lanes.checks)
+        return Coin(coin)
+
+    def _check(
+        self,
+        lanes: _Lanes,
+        shape: Dealing,
+        halves: Sequence[Upload],
+        coin: bytes,
+        examine: Examine,
+    ) -> Checked:
+        examine()
+        channel = self._check_channel(lanes)
+        checked = pipeline.check_dealings(channel, self._party, shape, halves, coin)
         lanes.checks = checked.cost.after(lanes.checks)
         return checked
 
     def _check_values(
-        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload]
+        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], examine: Examine
     ) -> Checked:
+        examine()
         checked = pipeline.check_values(
             lanes.parties, params, self._protocol, uploads, partial(self._note, lanes)
         )
@@ -361,8 +425,14 @@ class Engine:
         return checked
 
     def _compute(
-        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]
+        self,
+        lanes: _Lanes,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        examine: Examine,
     ) -> Outcome:
+        examine()
         ahead, lanes.ahead = lanes.ahead, Cost()
         checks, lanes.checks = lanes.checks, Cost()
         outcome = pipeline.run_round(
@@ -374,6 +444,11 @@ class Engine:
         # an abandoned job may still report
         if lanes is self._lanes:
             self.progress = (done, total)
+
+
+def session_name(session_id: bytes) -> str:
+    """Return the name of a session in the log, 16 hex digits, from which nobody finds its id."""
+    return hashlib.sha256(b"securemedian session in the log" + session_id).hexdigest()[:16]
 
 
 def establish(

@@ -1,6 +1,5 @@
 """The keeper of a server's training run: S0 keeps it on disk between rounds, S1 has none."""
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,7 @@ from securemedian.mpc import ring
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
-from securemedian.servers import logs, training
+from securemedian.servers import training
 from securemedian.servers.register import Entry
 from securemedian.servers.results import Result
 from securemedian.servers.store import Store
@@ -19,8 +18,8 @@ class TrainingKeeper:
     """The current training run, and what rounds make of it."""
 
     def __init__(self, party: int, store: Store) -> None:
-        self._party, self._store = party, store
-        self._kept = store.load_training() if party == 0 else Training()
+        self._party = party
+        self._kept = _current(store) if party == 0 else Training()
 
     @property
     def model(self) -> Float32s | None:
@@ -42,15 +41,8 @@ class TrainingKeeper:
         return training.begin(self._kept, params, range_options, reset, model, optimiser_options)
 
     def keep(self, changed: Training) -> None:
-        """Make `changed` the current training run, and save it if it differs from the last one."""
-        if self._party != 0 or changed is self._kept:
-            return
+        """Make `changed` the current training run, once `Register.commit` has stored it as such."""
         self._kept = changed
-        try:
-            self._store.save_training(changed)
-        except OSError as error:
-            # the round goes on all the same, and the next change is saved again
-            logs.event("training-not-saved", logging.ERROR, reason=str(error))
 
     def finish(self, entry: Entry, outcome: Outcome) -> None:
         """Put the protocol's outcome into the entry, ready to be published."""
@@ -68,3 +60,17 @@ class TrainingKeeper:
             entry.after, results = training.finish(entry.before, params, opened, total)
             result = replace(result, results=results)
         entry.result = result
+
+
+def _current(store: Store) -> Training:
+    """Return the current training run, also that of a release that had no database."""
+    database = store.database
+    if name := database.current_training():
+        return store.load_training(name)
+    if old := store.load_old_training():
+        name = store.save_training(old)
+        with database.transaction():
+            database.set_current_training(name)
+        store.forget_old_training()
+        return old
+    return Training()

@@ -13,12 +13,15 @@ from securemedian.servers.control import Hello
 class Change(StrEnum):
     """A change that a message or the passing of time has brought.
 
-    LOST and RESTARTED end everything that was shared with the peer.
+    All but LINKED end everything that was shared with the peer, and RESTARTED and GAP are a new
+    link at once.
     """
 
     LINKED = "peer-linked"
     LOST = "peer-lost"
     RESTARTED = "peer-restarted"
+    # messages were lost
+    GAP = "peer-messages-lost"
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
@@ -42,7 +45,9 @@ class PeerWatch:
         self.differing = ""
         self.begun = False
         self._agreement, self._wait_s, self._timeout_s = agreement, wait_s, timeout_s
-        self._instance = ""
+        # the peer's instance, and how many messages about rounds have come from it
+        self.instance = ""
+        self._received = 0
         self._until = float("inf")
         self._lost_why = "this server still compiles its kernels"
 
@@ -68,13 +73,22 @@ class PeerWatch:
         if self.differing:
             raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
 
-    def hello(self, message: Hello, now: float) -> Change | None:
-        """Take a sign of life, and return what it changes."""
-        restarted = self.linked and message.instance != self._instance
-        change = Change.RESTARTED if restarted else None if self.linked else Change.LINKED
-        self.linked, self._instance, self._until = True, message.instance, now + self._timeout_s
+    def hello(self, message: Hello, now: float, ours: str) -> Change | None:
+        """Take a sign of life, and return what it changes; `ours` is our own instance."""
+        known = self.linked and message.instance == self.instance
+        missing = known and message.peer == ours and message.sent != self._received
+        change = Change.GAP if missing else None if known else Change.LINKED
+        if self.linked and not known:
+            change = Change.RESTARTED
+        self.linked, self.instance, self._until = True, message.instance, now + self._timeout_s
+        self._received = message.sent
         self.differing = differences(self._agreement, message.agreement)
         return change
+
+    def received(self) -> bool:
+        """Count a message about a round, and return whether it is to be taken: on a link."""
+        self._received += self.linked
+        return self.linked
 
     def bye(self) -> Change | None:
         """Note that the peer stops, and return what that changes."""
@@ -87,7 +101,7 @@ class PeerWatch:
         """
         if now < self._until:
             return None
-        if not self._instance:
+        if not self.instance:
             raise PeerUnavailable(
                 f"{self._lost_why}, and peer_wait_s is over: "
                 "start it, and check [peer] and the public keys at both"

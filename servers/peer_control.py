@@ -8,20 +8,22 @@ import securemedian
 from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     FrameError,
+    NotStored,
     PeerProtocolError,
     PeerUnavailable,
     RoundFailed,
     SecureMedianError,
+    UnknownRound,
     cut,
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import Bye, Hello, Message, Open, RoundMessage
+from securemedian.servers.control import Bye, Hello, Message, Open, Resume, RoundMessage
 from securemedian.servers.engine import Engine
 from securemedian.servers.peer import Change, PeerWatch
 from securemedian.servers.register import Register
-from securemedian.servers.round_state import Failure
+from securemedian.servers.round_state import Failure, Unlinked
 from securemedian.servers.runner import RoundRunner
 from securemedian.servers.training import Training
 
@@ -44,7 +46,9 @@ class PeerControl:
         self._config, self._register, self._runner = config, register, runner
         self._engine, self._send, self._clock = engine, send, clock
         agreement = config.protocol.agreement() | {"release": securemedian.__version__}
-        self._hello = Hello(os.urandom(8).hex(), agreement)
+        self._agreement = agreement
+        # see `control.Hello`
+        self._instance, self._sent = _new_instance(), 0
         self._next_hello = clock()
         self._log = logs.BoundedLog(clock)
         self.watch = PeerWatch(
@@ -80,9 +84,20 @@ class PeerControl:
             return
         now = self._clock()
         if now >= self._next_hello:
-            self._send(self._hello)
-            self._next_hello = now + HELLO_S
+            self._say_hello()
         self._changed(self.watch.tick(now))
+
+    def send(self, message: RoundMessage) -> None:
+        """Send a message about a round. Without a link it is lost, and said again on the next."""
+        self._sent += 1
+        self._send(message)
+
+    def _say_hello(self, names_rounds: bool = True) -> None:
+        linked = self.watch.instance if self.watch.linked and names_rounds else ""
+        live = self._register.live
+        rounds = [live.server_round.round_id] if live else []
+        self._send(Hello(self._instance, linked, self._sent, rounds, self._agreement))
+        self._next_hello = self._clock() + HELLO_S
 
     def _ready(self) -> bool:
         """Return whether this server can take part in a round, and once it can, begin to wait.
@@ -99,15 +114,25 @@ class PeerControl:
     def _take(self, message: Message) -> None:
         match message:
             case Hello():
-                self._changed(self.watch.hello(message, self._clock()))
+                self._changed(self.watch.hello(message, self._clock(), self._instance))
+                self._fail_unnamed(message)
             case Bye():
                 if change := self.watch.bye():
                     self._changed(change)
                     self._send(Bye())
+            case RoundMessage() if not self.watch.received():
+                # it is of an earlier link
+                pass
             case RoundMessage() if message.round in self._register:
-                self._runner.feed(self._register.find(message.round), message)
+                self._runner.take(self._register.find(message.round), message)
             case Open():
                 self._open(message)
+            case Resume() if self._config.party == 1:
+                reason = (
+                    f"s1 knows no round {message.round}: its state folder is not its latest. "
+                    "The round has failed for good, open a new one"
+                )
+                self.send(control.Failed(message.round, UnknownRound.code, reason))
             case _:
                 # a message about a round from before our start, or about one that we refused
                 kind = type(message).__name__.lower()
@@ -141,13 +166,33 @@ class PeerControl:
                 code=error.code,
                 reason=reason,
             )
-            self._send(control.Failed(asked.round, error.code, reason))
+            self.send(control.Failed(asked.round, error.code, reason))
             return
-        self._runner.feed(entry, asked)
+        try:
+            self._runner.feed(entry, [asked])
+        except NotStored as error:
+            entry.spool.drop()
+            self.send(control.Failed(asked.round, error.code, f"{self._config.name}: {error}"))
 
     def _fail(self, why: str) -> None:
         if entry := self._register.live:
-            self._runner.feed(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
+            self._runner.take(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
+
+    def _fail_unnamed(self, said: Hello) -> None:
+        """Fail a round of S1 that S0 does not name on this link, because S0 does not know it.
+
+        Before S0 says that it is linked, it has told how the rounds have ended that it knows.
+        """
+        entry = self._register.live
+        if self._config.party == 0 or entry is None or said.peer != self._instance:
+            return
+        server_round = entry.server_round
+        if server_round.adrift and server_round.round_id not in said.rounds:
+            reason = (
+                f"s0 no longer knows round {server_round.round_id}: its state folder is not its "
+                "latest. The round has failed for good, open a new one"
+            )
+            self._runner.take(entry, Failure(UnknownRound.code, reason))
 
     def _changed(self, change: Change | None) -> None:
         if change is None:
@@ -160,9 +205,35 @@ class PeerControl:
             peer=self.watch.name,
             problem=problem,
         )
-        if change is Change.LINKED:
-            return
-        reason = problem if change is Change.LOST else f"{self.watch.name} was restarted"
-        if entry := self._register.live:
-            self._runner.feed(entry, Failure(PeerUnavailable.code, reason))
+        match change:
+            case Change.LOST:
+                self._unlink(problem, anew=True)
+            case Change.GAP:
+                self._unlink(f"messages of {self.watch.name} were lost", anew=True)
+            case Change.RESTARTED:
+                self._unlink(f"{self.watch.name} was restarted", anew=False)
+        if change is not Change.LOST and self._config.party == 0:
+            self._link()
+
+    def _unlink(self, reason: str, anew: bool) -> None:
+        """Forget what was under way.
+
+        `anew`: as another instance, so that the peer notices it. Otherwise the peer is one.
+        """
+        if anew:
+            self._instance, self._sent = _new_instance(), 0
+            self._next_hello = self._clock()
         self._engine.drop()
+        if entry := self._register.live:
+            self._runner.take(entry, Unlinked(reason))
+
+    def _link(self) -> None:
+        """Begin a new link at S0: tell how rounds have ended. Live ones get their turn later."""
+        self._say_hello(names_rounds=False)
+        for entry in self._register.entries:
+            if told := entry.server_round.told_again():
+                self.send(told)
+
+
+def _new_instance() -> str:
+    return os.urandom(8).hex()

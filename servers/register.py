@@ -1,8 +1,11 @@
-"""The register of a server's rounds, and of the clients whom an earlier attempt binds."""
+"""The register of a server's rounds, in memory and in the database."""
 
+import json
+import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 
 from securemedian.mpc.errors import (
     ConfigError,
@@ -12,11 +15,14 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import SESSION_BYTES
+from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
+from securemedian.servers.database import Row, SavedRound, Verdict
 from securemedian.servers.results import Result
-from securemedian.servers.round_state import ServerRound
-from securemedian.servers.store import Spool, Store
+from securemedian.servers.round_state import Action, Effect, Limits, ServerRound
+from securemedian.servers.store import DEALING, Spool, Store
 from securemedian.servers.training import Training
 
 # the number of rounds whose status and result can still be asked for
@@ -38,33 +44,51 @@ class Entry:
     spool: Spool
     # S0's training run as the round finds it
     before: Training
+    # the id of the coordinator's request at S0, if it gave one
+    request: str = ""
     # called once S1 has answered, with the error if there is one
-    when_opened: WhenOpened | None = None
+    when_opened: list[WhenOpened] = field(default_factory=list)
     # S0's training run as the round leaves it
     after: Training | None = None
     # what the protocol has given
     result: Result | None = None
+    # the names of the files of `before`, `after` and `result`
+    files: dict[str, str] = field(default_factory=dict)
 
 
 class Register:
-    """Admits rounds and finds them again. At most one is live, and then it is the latest."""
+    """Admits rounds, keeps them in the database, and finds them again.
 
-    def __init__(self, config: ServerConfig, store: Store, clock: Callable[[], float]) -> None:
-        self._store, self._clock = store, clock
+    At most one round is live, and then it is the latest.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._clock, self._wall = store, clock, wall
         self.reload(config)
         self._entries: dict[str, Entry] = {}
         self._closed = False
-        # the number of the latest round that ran, and its clients, whose values may have been
-        # opened
-        self._bound: tuple[int, frozenset[str]] = (0, frozenset())
         # when the rounds of the last hour began
         self._begun: deque[float] = deque()
+        self._load()
 
     def reload(self, config: ServerConfig) -> None:
         """Take over a configuration for the rounds to come; those that there are keep theirs."""
         self._config = config
         # the clients of new rounds: names by key
         self.names = {client.public_key: client.name for client in config.clients}
+        self._limits = Limits(
+            config.peer_timeout_s,
+            config.round_limit_s,
+            config.resume_limit_s,
+            config.retry_wait_s,
+            config.max_attempts,
+        )
 
     @property
     def latest(self) -> Entry | None:
@@ -75,6 +99,11 @@ class Register:
         """The round that has begun and not ended, if there is one."""
         entry = self.latest
         return entry if entry and entry.server_round.live else None
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All rounds that this server knows, the earliest first."""
+        return list(self._entries.values())
 
     def __contains__(self, round_id: str) -> bool:
         return round_id in self._entries
@@ -92,17 +121,23 @@ class Register:
         )
         raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
 
+    def requested(self, request: str) -> Entry | None:
+        """Return the round that the coordinator has asked for under this id, if there is one."""
+        return next(
+            (one for one in self._entries.values() if request and one.request == request), None
+        )
+
     def close(self) -> None:
         """Admit no more rounds."""
         self._closed = True
 
-    def admit(self, asked: Open, params: RoundParams, before: Training) -> Entry:
+    def admit(self, asked: Open, params: RoundParams, before: Training, request: str = "") -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
-        Raises RoundBusy if this server stops, PolicyRefused if its policy is against the round,
-        ConfigError if the uploads are too long or `max_clients` is below this server's own
-        `min_clients`, and ClientsDiffer if it is below the number of clients that an earlier
-        attempt binds.
+        It is stored with its first transition (`commit`). Raises RoundBusy if this server stops,
+        PolicyRefused if its policy is against the round, ConfigError if the uploads are too long or
+        `max_clients` is below this server's own `min_clients`, ClientsDiffer if it is below the
+        number of clients that an earlier attempt binds, and NotStored if there is no room.
         """
         config = self._config
         if self._closed:
@@ -114,23 +149,18 @@ class Register:
                 f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
                 f"{config.max_message_bytes} (max_message_bytes)"
             )
-        number, clients = self._bound
+        number, clients = self._store.database.bound()
         server_round = ServerRound(
             config.party,
             asked,
             params,
             self.names,
             floor=config.min_clients,
-            answer_s=config.peer_timeout_s,
-            run_s=config.round_limit_s,
+            limits=self._limits,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
         )
         spool = self._store.spool(asked.round, params.layout, params.dealing)
-        entry = Entry(server_round, spool, before)
-        self._entries[asked.round] = entry
-        while len(self._entries) > KEPT_ROUNDS:
-            del self._entries[next(iter(self._entries))]
-        return entry
+        return Entry(server_round, spool, before, request)
 
     def begin(self) -> None:
         """Count a round that both servers take part in, for the policy's rounds per hour."""
@@ -142,18 +172,196 @@ class Register:
             self._begun.popleft()
         return len(self._begun)
 
-    def bind(self, number: int, clients: Iterable[str]) -> None:
-        """Remember that values of these clients may have been opened at this number.
+    # The database
 
-        Another attempt at the number takes these clients and nobody else, because two medians of
-        the same updates, with and without a client, tell something about that client.
+    def commit(
+        self,
+        entry: Entry,
+        changed: ServerRound,
+        actions: Iterable[Action] = (),
+        rows: Sequence[Row] = (),
+    ) -> bool:
+        """Store a round as an event leaves it, in one transaction, and make it the entry's.
+
+        With it go the effects that are `round_state.STORED`, and the `rows` of what clients have
+        sent. What the other server tells again on a new link is not worth a transaction of its own.
+        Returns whether clients were released that an earlier attempt bound. Raises NotStored, and
+        then nothing has changed.
         """
-        self._bound = number, frozenset(clients)
+        old, actions = entry.server_round, list(actions)
+        verdicts = _changed_verdicts(old, changed)
+        new = changed.round_id not in self._entries
+        released = False
+        if new or rows or verdicts or _record(old) != _record(changed):
+            files = self._write_files(entry, changed)
+            with self._store.database.transaction():
+                released = self._write(entry, changed, actions, rows, files, new)
+                self._store.database.set_verdicts(changed.round_id, verdicts)
+                if not changed.live:
+                    self._store.database.drop_uploads(changed.round_id)
+            entry.files = files
+        entry.server_round = changed
+        if not changed.computed_here:
+            entry.result = entry.after = None
+        for row in rows:
+            entry.spool.add(row)
+        if new:
+            self._entries[changed.round_id] = entry
+            while len(self._entries) > KEPT_ROUNDS:
+                del self._entries[next(iter(self._entries))]
+        return released
 
-    def release(self) -> bool:
-        """Forget whom an earlier attempt binds, because the coordinator starts over.
+    def _write(
+        self,
+        entry: Entry,
+        changed: ServerRound,
+        actions: Sequence[Action],
+        rows: Sequence[Row],
+        files: dict[str, str],
+        new: bool,
+    ) -> bool:
+        database, round_id = self._store.database, changed.round_id
+        saved, times = changed.saved(), self._times(changed)
+        released = False
+        if new:
+            for earlier in list(self._entries)[: 1 - KEPT_ROUNDS]:
+                database.forget_round(earlier)
+            asked = asdict(changed.asked) | {"session": ""}
+            database.add_round(
+                SavedRound(
+                    round_id,
+                    entry.request,
+                    asked,
+                    dict(changed.names),
+                    sorted(changed.repeats),
+                    saved,
+                    times,
+                    files.get("before"),
+                )
+            )
+        else:
+            database.update_round(round_id, saved, times, files.get("after"), files.get("result"))
+        database.add_uploads(round_id, rows)
+        if Effect.BEGIN in actions:
+            if changed.asked.start_over:
+                released = bool(database.bound()[1])
+                database.bind(0, ())
+            if "before" in files:
+                database.set_current_training(files["before"])
+        if Effect.BIND in actions:
+            database.bind(changed.number, changed.included)
+        if Effect.PUBLISH in actions and "after" in files:
+            database.set_current_training(files["after"])
+        return released
 
-        Returns whether it bound anybody.
-        """
-        bound, self._bound = self._bound, (0, frozenset())
-        return bool(bound[1])
+    def _write_files(self, entry: Entry, changed: ServerRound) -> dict[str, str]:
+        """Write the files of a round that are not there yet, and return the names of all."""
+        files = dict(entry.files)
+        if self._config.party == 0 and "before" not in files:
+            files["before"] = self._store.save_training(entry.before)
+        if entry.result is None or not changed.computed_here:
+            files.pop("result", None)
+            files.pop("after", None)
+        else:
+            files["result"] = self._store.save_result(entry.result)
+            if entry.after is not None:
+                files["after"] = self._store.save_training(entry.after)
+        return files
+
+    def tidy(self) -> None:
+        """Delete what no round needs any more."""
+        entries = self._entries.values()
+        current = self._store.database.current_training()
+        self._store.tidy(
+            {one.server_round.round_id for one in entries if one.server_round.live},
+            {name for one in entries for name in one.files.values()} | {current or ""},
+        )
+        self._store.database.erase()
+
+    def _times(self, changed: ServerRound) -> dict[str, float | None]:
+        """Return the times of a round as seconds of the epoch, None for never."""
+        shift = self._wall() - self._clock()
+        times = {name: getattr(changed, name) for name in _TIMES}
+        return {name: None if at == float("inf") else at + shift for name, at in times.items()}
+
+    def _load(self) -> None:
+        """Take up the rounds that the database has."""
+        for made in self._store.database.rounds():
+            try:
+                self._entries[made.round] = self._entry(made)
+            except SecureMedianError as error:
+                # of another release, whose parameters this one does not know
+                logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
+
+    def _entry(self, made: SavedRound) -> Entry:
+        database = self._store.database
+        asked = Open(**(made.asked | {"session": bytes(SESSION_BYTES)}))
+        params = RoundParams.from_dict(asked.params)
+        server_round = ServerRound(
+            self._config.party,
+            asked,
+            params,
+            made.names,
+            # as it was admitted; the floor of today holds for the clients that are chosen
+            min(self._config.min_clients, params.max_clients),
+            self._limits,
+            frozenset(made.repeats),
+        )
+        server_round.restore(made.saved)
+        shift = self._clock() - self._wall()
+        for name in _TIMES:
+            at = made.times[name]
+            setattr(server_round, name, float("inf") if at is None else at + shift)
+        rows = database.uploads(made.round)
+        for row in rows:
+            held = server_round.dealt_here if row.kind == DEALING else server_round.here
+            held[row.client] = row.sha256
+        for client, verdict in database.verdicts(made.round).items():
+            if verdict.coin is not None:
+                server_round.coins[client] = verdict.coin
+            if verdict.passed is not None:
+                (server_round.passed if verdict.passed else server_round.failed).add(client)
+        files = {
+            kind: name
+            for kind, name in (
+                ("before", made.before),
+                ("after", made.after),
+                ("result", made.result),
+            )
+            if name
+        }
+        spool = self._store.spool(made.round, params.layout, params.dealing, rows)
+        if not server_round.live:
+            spool.drop()
+        return Entry(
+            server_round,
+            spool,
+            self._store.load_training(files["before"]) if "before" in files else Training(),
+            made.request,
+            after=self._store.load_training(files["after"])
+            if server_round.live and "after" in files
+            else None,
+            result=self._store.load_result(files["result"]) if "result" in files else None,
+            files=files,
+        )
+
+
+_TIMES = ("deadline", "retry_at", "away_until")
+
+
+def _record(one: ServerRound) -> str:
+    """Return what of a round is worth a transaction when it changes."""
+    return json.dumps(one.saved(), sort_keys=True)
+
+
+def _changed_verdicts(old: ServerRound, new: ServerRound) -> dict[str, Verdict]:
+    return {
+        key: _verdict(new, key)
+        for key in new.coins.keys() | new.passed | new.failed | old.passed | old.failed
+        if old is new or _verdict(old, key) != _verdict(new, key)
+    }
+
+
+def _verdict(one: ServerRound, key: str) -> Verdict:
+    known = key in one.passed or key in one.failed
+    return Verdict(one.coins.get(key), key in one.passed if known else None)

@@ -16,6 +16,9 @@ CHANGEABLE = frozenset(
         "policy",
         "channel_timeout_s",
         "round_limit_s",
+        "max_attempts",
+        "retry_wait_s",
+        "resume_limit_s",
         "stop_limit_s",
     }
 )

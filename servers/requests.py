@@ -5,6 +5,7 @@ dataclass for its fields, which have the names that they have on the wire.
 """
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +37,10 @@ from securemedian.servers.control import is_round_id
 from securemedian.servers.engine import Engine
 from securemedian.servers.register import Entry
 from securemedian.servers.round_state import ServerRound, State
-from securemedian.servers.rounds import Rounds
+from securemedian.servers.rounds import Rounds, WhenStored
 
 CLIENT, COORDINATOR = "client", "coordinator"
+_REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 NO_ROUND: dict[str, Any] = {
     "round": "",
     "number": 0,
@@ -50,6 +52,10 @@ NO_ROUND: dict[str, Any] = {
     "dealt": {},
     "included": [],
     "left_out": {},
+    "attempt": 0,
+    "attempts_left": 0,
+    "retry_in_s": 0.0,
+    "final": False,
     "phase": "",
     "progress": [0, 0],
     "cost": {},
@@ -122,6 +128,15 @@ class OpenFields:
     reset: bool = False
     # the optimiser and its options; {} keeps the current one
     optimiser: dict[str, Any] = field(default_factory=dict)
+    # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
+    request: str = ""
+
+    def __post_init__(self) -> None:
+        if self.request and not _REQUEST.fullmatch(self.request):
+            raise ConfigError(
+                f"`request` is 32 hex digits that you have drawn, or empty; "
+                f"not {quoted(self.request)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -205,21 +220,24 @@ class Desk:
             if (answer := OPS[op].handler(self, call)) is not None:
                 self._answer(call, answer)
         except SecureMedianError as error:
-            if op not in OPS or OPS[op].logged:
-                self._log.event(
-                    "request-refused",
-                    key,
-                    caller=caller,
-                    op=op,
-                    code=error.code,
-                    reason=str(error),
-                )
+            self._refused(op, caller, key, error)
             self._refuse(address, key, number, op, error)
         except Exception as error:
             # a defect in this server, which a request has brought to light
             self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
             defect = LocalProtocolError("a defect in this server: see its log")
             self._refuse(address, key, number, op, defect)
+
+    def _refused(self, op: str, caller: str, key: str, error: SecureMedianError) -> None:
+        if op not in OPS or OPS[op].logged:
+            self._log.event(
+                "request-refused",
+                key,
+                caller=caller,
+                op=op,
+                code=error.code,
+                reason=str(error),
+            )
 
     def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
         """Check the fields of a request and that the caller may make it, and return it as a Call.
@@ -322,6 +340,10 @@ class Desk:
             "dealt": server_round.whereabouts_of_dealings(),
             "included": [server_round.names[key] for key in server_round.included],
             "left_out": server_round.left_out,
+            "attempt": server_round.attempt,
+            "attempts_left": server_round.attempts_left,
+            "retry_in_s": self._rounds.retry_in_s(entry),
+            "final": server_round.state is State.FAILED,
             "phase": self._engine.phase if busy else "",
             "progress": list(self._engine.progress) if busy else [0, 0],
             "cost": entry.result.cost if entry.result else {},
@@ -336,7 +358,7 @@ class Desk:
         server_round = entry.server_round
         if call.key not in server_round.names:
             raise UnknownRound(
-                f"round {server_round.round_id} is older than your place on the list: "
+                f"round {server_round.round_id} was opened before you were on the list of clients: "
                 "wait for the next one"
             )
         return Answer(
@@ -366,17 +388,37 @@ class Desk:
             {name: array for name, array in named.items() if array is not None},
         )
 
-    def _deal(self, call: Call) -> Answer:
+    def _deal(self, call: Call) -> None:
         entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
-        whole = self._rounds.deal(entry, call.key, fields.form, fields.piece, fields.pieces, share)
-        return Answer({"whole": whole})
+        whole = fields.piece + 1 == fields.pieces
+        self._rounds.deal(
+            entry,
+            call.key,
+            fields.form,
+            fields.piece,
+            fields.pieces,
+            share,
+            self._when_stored(call, Answer({"whole": whole})),
+        )
 
-    def _upload(self, call: Call) -> Answer:
+    def _upload(self, call: Call) -> None:
         entry = self._find(call)
         share = _share_of(call, entry.server_round)
-        self._rounds.upload(entry, call.key, call.fields.form, share)
-        return Answer()
+        when_stored = self._when_stored(call, Answer())
+        self._rounds.upload(entry, call.key, call.fields.form, share, when_stored)
+
+    def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
+        """Return what answers a request once it is known whether its share is stored."""
+
+        def answered(error: SecureMedianError | None) -> None:
+            if error is None:
+                self._answer(call, answer)
+            else:
+                self._refused(call.op, call.name, call.key, error)
+                self._refuse(call.address, call.key, call.number, call.op, error)
+
+        return answered
 
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
@@ -411,6 +453,7 @@ class Desk:
             call.arrays.get("model"),
             call.fields.optimiser,
             when_opened,
+            call.fields.request,
         )
 
     def _with_keys(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,26 @@
 A state and an event give the next state and the actions to do, in order. Each server has its own
 table (`TABLE[party]`), because S0 leads:
 
-    S0:  new -> opening -> open -> closing -> checking -> starting -> running -> published
-    S1:  new ------------> open -> closing -> checking -------------> running -> published
+    S0: new -> opening -> open -> closing -> checking -> queued <-> starting -> running -> published
+    S1: new ------------> open ------------> checking -> queued <-------------> running -> published
          any of these but new and published -> failed
 
 `checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
 checked while the round is open, too, as soon as both servers hold them: S0 sends `check` with a
 list of clients, both servers check these together, S1 answers with its verdicts, and S0 compares
 them with its own. One check is under way at a time. What it opens tells nothing of an honest
-client's update, so that `bind` comes after it, before the protocol runs.
+client's update, so that `bind` comes after it, before the protocol runs. That holds for one check
+of a dealing: what another permutation would open, beside the first, is an honest client's secret.
+So the *coin*, which both servers toss for a check, is stored before anything is opened under it,
+and a check that is repeated is repeated with it.
+
+From `queued` on the clients, the verdicts and the reasons of those left out stay as they are. A run
+that breaks off (`interrupted`, `unlinked`, `again`) brings both servers back there, and S0 lets
+the round have another `turn`, as often as `limits` allow.
+
+A server is *adrift* once its link to the other one is broken, and at its start, until `resume` has
+told both where the other is. S0 asks and S1 answers, and both go on from the earlier state. What
+the other server said before that (`OF_A_LINK`) means nothing any more and is not taken.
 
 Every pair of a state and an event is of one of three kinds:
 
@@ -27,12 +38,14 @@ tries every order of events that two honest servers can meet.
 
 A new state is a member of `State` and its lines below; a new event is a class and its lines. The
 actions of a line are members of `Effect`, which `runner` does, or messages of `control`, which go
-to the peer.
+to the peer. `runner` stores what a line changes before it does any of its actions.
 """
 
+import copy
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
@@ -45,12 +58,14 @@ from securemedian.mpc.errors import (
     NotAllowed,
     ParametersDiffer,
     PeerProtocolError,
+    PeerUnavailable,
     RoundClosed,
     TooFewClients,
     cut,
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import (
+    Again,
     Check,
     Checked,
     Close,
@@ -61,6 +76,7 @@ from securemedian.servers.control import (
     Open,
     Opened,
     Ready,
+    Resume,
     RoundMessage,
     Run,
     Uploaded,
@@ -80,6 +96,8 @@ class State(StrEnum):
     CLOSING = "closing"
     # What has not been checked yet is checked, by both servers.
     CHECKING = "checking"
+    # What is computed on is fixed, and the protocol does not run, or no longer.
+    QUEUED = "queued"
     # at S0: S1 has been asked to run the protocol, and has not answered yet
     STARTING = "starting"
     # The protocol runs on the shares of the clients that both servers hold.
@@ -96,9 +114,37 @@ LIVE = (
     State.OPEN,
     State.CLOSING,
     State.CHECKING,
+    State.QUEUED,
     State.STARTING,
     State.RUNNING,
 )
+
+# by the state of S0, the states in which S1 may be when they tell each other on a new link
+BESIDE: dict[str, tuple[str, ...]] = {
+    State.OPEN: (State.OPEN,),
+    State.CLOSING: (State.OPEN, State.CHECKING, State.QUEUED),
+    State.CHECKING: (State.CHECKING,),
+    State.QUEUED: (State.CHECKING, State.QUEUED, State.RUNNING),
+    State.RUNNING: (State.QUEUED, State.RUNNING, State.PUBLISHED),
+    State.PUBLISHED: (State.RUNNING,),
+}
+
+# The longest wait before another attempt.
+MOST_WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The time limits of a round at a server, and how often what breaks off is tried."""
+
+    # for an answer of the peer, and for a run of the protocol
+    answer_s: float
+    run_s: float
+    # how long the other server may be away
+    resume_s: float
+    # the wait before the second attempt; it doubles with each further one
+    retry_wait_s: float
+    max_attempts: int
 
 
 # The events of this server itself. Those of the peer are the messages of `control`.
@@ -114,6 +160,8 @@ class DealingStored:
     """A client's whole dealing is stored here."""
 
     client: str
+    # its SHA-256
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -121,8 +169,24 @@ class Stored:
     """A client's upload is stored here."""
 
     client: str
-    # see `control.Uploaded`
-    digest: bytes = b""
+    # its SHA-256
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The other server is there, and what the round waits for can be tried."""
+
+    # what the round is to use next, and whether it is a new one
+    session: bytes
+    new_session: bool
+
+
+@dataclass(frozen=True)
+class Tossed:
+    """The servers have tossed for the check of dealings that is under way."""
+
+    coin: bytes
 
 
 @dataclass(frozen=True)
@@ -145,8 +209,23 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Interrupted:
+    """What was under way here has broken off, and can be tried again."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unlinked:
+    """The link to the other server is broken, or this server has been started."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Failure:
-    """The round cannot go on: there is an error here, the peer is lost, or it is aborted."""
+    """The round cannot go on: there is an error here, or it is aborted."""
 
     code: str
     reason: str
@@ -158,13 +237,28 @@ class Overdue:
 
 
 LocalEvent = (
-    OpenAsked | DealingStored | Stored | CheckEnded | CloseAsked | Computed | Failure | Overdue
+    OpenAsked
+    | DealingStored
+    | Stored
+    | Turn
+    | Tossed
+    | CheckEnded
+    | CloseAsked
+    | Computed
+    | Interrupted
+    | Unlinked
+    | Failure
+    | Overdue
 )
 Event = RoundMessage | LocalEvent
 
 
 class Effect(StrEnum):
-    """What a line of the table does at this server. If an effect fails, the round fails."""
+    """What a line of the table does at this server.
+
+    `STORED` are those that are done in the transaction that stores the round. If another one fails,
+    the round fails or is interrupted.
+    """
 
     # Log the new state.
     LOG = "log"
@@ -176,19 +270,25 @@ class Effect(StrEnum):
     # Remember that further attempts at this number are for these clients only: from here on values
     # may be opened.
     BIND = "bind"
-    # Check the clients of `under_check`, together with the other server.
+    # Check the clients of `under_check`, together with the other server. If they deal and there is
+    # no coin, toss for it first.
     CHECK = "check"
     # Run the protocol on the uploads of `included`.
     START = "start"
     # Keep the training run that the round ends with.
     PUBLISH = "publish"
-    # Forget base OTs and pools, and end the running protocol.
+    # Forget base OTs and pools, and end the running protocol and checks.
     DROP_SESSION = "drop session"
     # Delete the shares.
     DROP_UPLOADS = "drop uploads"
     # Tell the coordinator whether its round is open.
     ANSWER = "answer"
 
+
+STORED = (Effect.BEGIN, Effect.BIND, Effect.PUBLISH)
+
+# What means nothing any more on a new link, before both servers have told where they are.
+OF_A_LINK = (Dealt, Uploaded, Check, Checked, Close, Held, Run, Ready, Done, Again)
 
 Action = RoundMessage | Effect
 
@@ -205,24 +305,36 @@ class ServerRound:
     names: Mapping[str, str]
     # the fewest clients that this server ever computes with
     floor: int
-    # the time limit for an answer of the peer
-    answer_s: float
-    # the time limit for a run of the protocol
-    run_s: float
+    limits: Limits
     # the clients of an earlier attempt at this number that may have opened values: only these may
     # take part again. Empty if there was no such attempt.
     repeats: frozenset[str] = frozenset()
     state: State = State.NEW
     # the time at which the present state has reached its limit
     deadline: float = float("inf")
-    # the clients whose whole dealings are stored here, and at the other server
-    dealt_here: set[str] = field(default_factory=set)
+    # the time before which nothing is tried again, and until which the other server may be away
+    retry_at: float = 0.0
+    away_until: float = float("inf")
+    # whether the two servers have yet to tell each other where they are, and at S0 whether S1 has
+    # been asked
+    adrift: bool = False
+    resuming: bool = False
+    # the session of what is under way or comes next
+    session: bytes = b""
+    new_session: bool = False
+    # the clients whose whole dealings are stored here, with their SHA-256, and at the other server
+    dealt_here: dict[str, bytes] = field(default_factory=dict)
     dealt_there: set[str] = field(default_factory=set)
-    # the clients whose uploads are stored here, and at the other server, with the uploads' digests
+    # the clients whose uploads are stored here, with their SHA-256, and at the other server, with
+    # what that server tells of them (`told`)
     here: dict[str, bytes] = field(default_factory=dict)
     there: dict[str, bytes] = field(default_factory=dict)
-    # the clients of the check that is under way, and which have failed it here and at S1
+    # what was tossed for the check of these clients' dealings
+    coins: dict[str, bytes] = field(default_factory=dict)
+    # the clients of the check that is under way, what was tossed for it, and which of them have
+    # failed it here and at S1
     under_check: list[str] = field(default_factory=list)
+    coin: bytes = b""
     failed_here: list[str] | None = None
     failed_there: list[str] | None = None
     # the verdicts: at S0 those of both servers, which are the same; at S1 its own
@@ -237,12 +349,19 @@ class ServerRound:
     # why the round has failed
     code: str = ""
     reason: str = ""
+    # the number of the latest run of the protocol, and how often something has broken off
+    attempt: int = 0
+    setbacks: int = 0
+    # whether the other server was away for too long
+    abandoned: bool = False
     computed_here: bool = False
     computed_there: bool = False
-    # whether the round has ever been running here
+    # whether the round has ever been open, and running, here
+    begun: bool = False
     ran: bool = False
 
     def __post_init__(self) -> None:
+        self.session, self.new_session = self.asked.session, self.asked.new_session
         most = self.params.max_clients
         if self.floor > most:
             raise ConfigError(
@@ -274,6 +393,16 @@ class ServerRound:
         if self.state is State.PUBLISHED:
             return "result"
         return "maybe" if self.ran else "nothing"
+
+    @property
+    def attempts_left(self) -> int:
+        """How often what breaks off can still be tried."""
+        return max(0, self.limits.max_attempts - self.setbacks) if self.live else 0
+
+    def awaits_turn(self, now: float) -> bool:
+        """Return whether S0 may let the round go on, if S1 is there."""
+        waits = not self.resuming if self.adrift else self.state is State.QUEUED
+        return self.party == 0 and self.live and waits and now >= self.retry_at
 
     @property
     def needed(self) -> int:
@@ -315,31 +444,50 @@ class ServerRound:
 
     # Whether what is asked from outside may be done now
 
+    def told(self, digest: bytes) -> bytes:
+        """Return what this server tells the other one of an upload with this SHA-256.
+
+        That of a share would let the other server try which update it is a share of.
+        """
+        return digest if self.dealt else b""
+
     def check_dealing(self, client: str) -> None:
         """Check that a dealing of this client may be stored now.
 
-        Raises BadUpload, RoundClosed, NotAllowed or DuplicateUpload if it may not.
+        Raises BadUpload, RoundClosed or NotAllowed if it may not.
         """
         if not self.dealt:
             raise BadUpload(f"nobody deals for round {self.round_id}: upload shares of your update")
         self._check_sender(client, "dealings")
-        if client in self.dealt_here:
+
+    def repeats_upload(self, client: str, digest: bytes) -> bool:
+        """Return whether this client has uploaded exactly this before, in whatever state we are.
+
+        Raises DuplicateUpload if it has uploaded something else.
+        """
+        return self._is_repeated(self.here.get(client), digest, "upload")
+
+    def repeats_dealing(self, client: str, digest: bytes) -> bool:
+        """Return whether this client has dealt exactly this before, in whatever state we are.
+
+        Raises DuplicateUpload if it has dealt something else.
+        """
+        return self._is_repeated(self.dealt_here.get(client), digest, "dealing")
+
+    def _is_repeated(self, stored: bytes | None, digest: bytes, what: str) -> bool:
+        if stored not in (None, digest):
             raise DuplicateUpload(
-                f"a dealing of yours for round {self.round_id} is stored already; "
+                f"another {what} of yours for round {self.round_id} is stored already; "
                 "the first one counts"
             )
+        return stored == digest
 
     def check_upload(self, client: str) -> None:
         """Check that an upload of this client may be stored now.
 
-        Raises RoundClosed, NotAllowed, DuplicateUpload or BadUpload if it may not.
+        Raises RoundClosed, NotAllowed or BadUpload if it may not.
         """
         self._check_sender(client, "uploads")
-        if client in self.here:
-            raise DuplicateUpload(
-                f"an upload of yours for round {self.round_id} is stored already; "
-                "the first one counts"
-            )
         if self.dealt and client not in self.dealt_here:
             raise BadUpload(
                 f"no whole dealing of yours for round {self.round_id} is stored here: "
@@ -351,7 +499,7 @@ class ServerRound:
         if self.state is not State.OPEN:
             raise RoundClosed(f"round {self.round_id} is {self.state} and takes no {what}")
         if client not in self.names:
-            raise NotAllowed(f"round {self.round_id} is older than your place on the list")
+            raise NotAllowed(f"round {self.round_id} was opened before you were on the list")
         if self.params.weights and client not in self.params.weights:
             raise NotAllowed(
                 f"round {self.round_id} is weighted, and its coordinator gave you no weight"
@@ -366,6 +514,11 @@ class ServerRound:
                 "you are left out of this round"
             )
 
+    @property
+    def closed(self) -> bool:
+        """Whether the round takes no more uploads, and has not failed."""
+        return self.state not in (State.NEW, State.OPENING, State.OPEN, State.FAILED)
+
     def check_close(self) -> None:
         """Raise RoundClosed unless the coordinator may close the round now."""
         if self.state is not State.OPEN:
@@ -378,13 +531,61 @@ class ServerRound:
         """
         if not self.live:
             raise RoundClosed(f"round {self.round_id} is {self.state} already")
-        if self.state in (State.STARTING, State.RUNNING):
+        if self.state in (State.STARTING, State.RUNNING) or self.ran:
             raise RoundClosed(
                 f"round {self.round_id} is {self.state} and may have opened values: "
                 "wait for its end"
             )
 
+    def told_again(self) -> RoundMessage | None:
+        """Return what S0 says on a new link of a round that has ended; S1 may not know it."""
+        kinds = {State.PUBLISHED: Resume, State.FAILED: Failed}
+        if self.party == 1 or self.state not in kinds:
+            return None
+        return self._message(kinds[self.state], Unlinked(""))
+
+    # What survives a restart
+
+    def saved(self) -> dict[str, Any]:
+        """Return as plain values what is to survive a restart.
+
+        Of a live round that is all but what has rows of its own (`dealt_here`, `here`, `coins` and
+        the verdicts), the times, and what the other server tells again on a new link.
+        """
+        kept = {name: getattr(self, name) for name in _SAVED}
+        if not self.live:
+            for name in _SAVED_AT_THE_END:
+                value = getattr(self, name)
+                kept[name] = (
+                    {key: text.hex() for key, text in value.items()}
+                    if isinstance(value, dict)
+                    else sorted(value)
+                )
+        return kept
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `saved` returned."""
+        for name, value in saved.items():
+            if name in _SAVED:
+                setattr(self, name, value)
+            elif isinstance(value, dict):
+                setattr(self, name, {key: bytes.fromhex(text) for key, text in value.items()})
+            else:
+                setattr(self, name, set(value))
+        self.state = State(self.state)
+
     # One event
+
+    def after(self, events: Iterable[Event], now: float) -> tuple["ServerRound", list[Action]]:
+        """Return the round as the events leave it, and the actions to do, in order.
+
+        This round stays as it is. Raises what `handle` raises.
+        """
+        made = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | set):
+                setattr(made, name, value.copy())
+        return made, [action for event in events for action in made.handle(event, now)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event, and return the actions to do, in order.
@@ -393,58 +594,115 @@ class ServerRound:
         has changed then.
         """
         pair = self.state, type(event)
-        if pair in LATE[self.party]:
+        if pair in LATE[self.party] or self._is_of_another_link(event):
             return []
         if pair not in TABLE[self.party]:
             kind = type(event).__name__.lower()
             what = f"{kind!r} cannot come while round {self.round_id} is {self.state}"
             raise PeerProtocolError(what) if is_message(event) else LocalProtocolError(what)
-        self._note(event)
+        was_adrift = self.adrift
+        self._note(event, now)
         line = next(line for line in TABLE[self.party][pair] if line.when(self, event))
-        if line.to is State.FAILED and (cause := self._obstacle(event)):
+        if self.live and line.to is State.FAILED and (cause := self._obstacle(event)):
             self.code, self.reason = cut(cause.code), cut(cause.reason)
         if Check in line.actions:
             self.under_check = self._unchecked()
+            self.coin = self.coins.get(self.under_check[0], b"")
         if line.to is not self.state:
             self._enter(line.to, now)
+        elif isinstance(event, Resume) and self.state is not State.OPEN:
+            # what it waits for begins only now
+            self._limit(now)
         return [
             action if isinstance(action, Effect) else self._message(action, event)
             for action in line.actions
+            if not (was_adrift and self.adrift and action in OF_A_LINK)
         ]
+
+    def _is_of_another_link(self, event: Event) -> bool:
+        """Return whether a message is from before both servers have told where they are."""
+        if self.party == 0 and isinstance(event, Resume) and self.live:
+            return not self.resuming or event.session != self.session
+        # S1 asks to be asked once more
+        anew = self.resuming and isinstance(event, Again) and event.attempt == 0
+        return self.adrift and isinstance(event, OF_A_LINK) and not anew
 
     def _enter(self, state: State, now: float) -> None:
         self.state = state
+        self.begun = self.begun or state is State.OPEN
         self.ran = self.ran or state is State.RUNNING
-        limits = {
-            State.OPENING: self.answer_s,
-            # S0 closes the round at its deadline, and S1 fails it if it then hears nothing from S0
-            State.OPEN: self.params.deadline_s + self.party * self.answer_s,
-            State.CLOSING: self.answer_s,
-            State.CHECKING: self.run_s,
-            State.STARTING: self.answer_s,
-            State.RUNNING: self.run_s,
-        }
-        self.deadline = now + limits.get(state, float("inf"))
+        if state is State.STARTING:
+            self.attempt += 1
+        if state in (State.QUEUED, State.RUNNING):
+            self.computed_here = self.computed_there = False
+        if state is State.PUBLISHED:
+            self.code = self.reason = ""
+        if not self.live:
+            self.adrift = self.resuming = False
+        self._limit(now)
 
-    def _note(self, event: Event) -> None:
+    def _limit(self, now: float) -> None:
+        """Let the time limit of the present state begin."""
+        limits = self.limits
+        seconds = {
+            State.OPENING: limits.answer_s,
+            State.OPEN: self.params.deadline_s,
+            State.CLOSING: limits.answer_s,
+            State.CHECKING: limits.run_s,
+            State.STARTING: limits.answer_s,
+            State.RUNNING: limits.run_s,
+        }
+        if self.party == 1:
+            # S0 leads, and S1 only sees to it that it does not wait for ever
+            seconds |= {
+                State.OPEN: self.params.deadline_s + limits.resume_s,
+                State.CHECKING: limits.resume_s,
+                State.QUEUED: limits.resume_s,
+            }
+        self.deadline = now + seconds.get(self.state, float("inf"))
+        if self.adrift:
+            self.deadline = self.away_until
+
+    def _drift(self, now: float) -> None:
+        """Forget what is under way. The verdicts and what was tossed stay."""
+        if not self.adrift:
+            self.away_until = now + self.limits.resume_s
+        self.adrift, self.resuming = True, False
+        self.under_check, self.failed_here, self.failed_there = [], None, None
+        if self.state is not State.OPEN:
+            self.deadline = self.away_until
+
+    def _set_back(self, code: str, reason: str, now: float) -> None:
+        """Note why something has broken off, and when it may be tried again."""
+        self.setbacks += 1
+        wait = self.limits.retry_wait_s * 2.0 ** min(self.setbacks - 1, 30)
+        self.retry_at = now + min(wait, MOST_WAIT_S)
+        self.code, self.reason = cut(code), cut(reason)
+
+    def _note(self, event: Event, now: float) -> None:
         """Note what an event says, before the conditions of the table are evaluated."""
         match event:
             case DealingStored():
-                self.dealt_here.add(event.client)
+                self.dealt_here[event.client] = event.digest
             case Stored():
                 self.here[event.client] = event.digest
             # of clients that this server lets in: others could be any number of any texts
             case Dealt():
                 self.dealt_there |= {event.client} & self.names.keys()
-            case Uploaded() if event.client in self.names:
-                self.there[event.client] = event.digest
+            case Uploaded():
+                self._note_there({**self.there, event.client: event.digest})
+            case Close() if self.ran:
+                self.discord = "s0 closes a round that has run already"
             case Close() | Held():
-                self.there = {key: event.held[key] for key in event.held.keys() & self.names.keys()}
+                self._note_there(event.held)
                 self._choose()
-            case Check() if self._may_check(event.clients):
+            case Check() if self._may_check(event.clients, event.coin):
                 self.under_check = event.clients
+                self._keep_coin(event.coin)
             case Check():
                 self.discord = "s0 asks to check clients that cannot be checked now"
+            case Tossed():
+                self._keep_coin(event.coin)
             case Checked() if event.clients == self.under_check and self.failed_there is None:
                 self.failed_there = event.failed
                 self._judge()
@@ -455,28 +713,156 @@ class ServerRound:
                 self._judge()
             case Computed():
                 self.computed_here = True
-            case Done():
+                if self.party == 1:
+                    # S0 may publish, so that only S0 can say that this run is over
+                    self.deadline = now + self.limits.resume_s
+            case Done() if event.attempt == self.attempt:
                 self.computed_there = True
+            case Run() if event.attempt <= self.attempt:
+                self.discord = "s0 asks for a run of the protocol that has been before"
+            case Run():
+                self.attempt = event.attempt
+                self.session, self.new_session = event.session, event.new_session
+            case _:
+                self._note_link(event, now)
+
+    def _note_link(self, event: Event, now: float) -> None:
+        """Note what an event says of the link and of what has broken off."""
+        match event:
+            case Open():
+                self.session, self.new_session = event.session, event.new_session
+                self.adrift = False
+            case Turn():
+                self.session, self.new_session = event.session, event.new_session
+                self.adrift = self.adrift and self.state is not State.OPENING
+                self.resuming = self.adrift
+                if self.state is not State.OPEN:
+                    self.deadline = now + self.limits.answer_s
+            case Resume():
+                if self.party == 1:
+                    self.session, self.new_session = event.session, True
+                if self.live:
+                    self._note_resume(event, now)
+            case Unlinked():
+                if self.state in (State.STARTING, State.RUNNING) and not self.computed_here:
+                    self._set_back(PeerUnavailable.code, event.reason, now)
+                self._drift(now)
+            case Interrupted():
+                self._note_break(event.code, event.reason, now)
+            case Again() if event.attempt == 0:
+                # S1 has not been asked to run the protocol, and is adrift
+                self._set_back(event.code, event.reason, now)
+                self._drift(now)
+            case Again() if self.current(event):
+                self._set_back(event.code, event.reason, now)
+            case Overdue():
+                self._note_overdue(now)
+
+    def _note_overdue(self, now: float) -> None:
+        if self.state in (State.OPENING, State.OPEN) and self.party == 0:
+            return
+        if self.party == 0:
+            self.abandoned = self.adrift and not self.resuming
+        else:
+            self.abandoned = self.computed_here or self.state is not State.RUNNING
+        if self.abandoned:
+            return
+        reason = f"round {self.round_id} was {self.state} for longer than its limit"
+        self._note_break(ChannelTimeout.code, reason, now)
+        if self.computed_here:
+            self._drift(now)
+
+    def _note_break(self, code: str, reason: str, now: float) -> None:
+        """Note that what was under way has broken off, if there was anything."""
+        waits = self.computed_here or self.state is State.QUEUED
+        if (self.adrift or waits) and not self.resuming:
+            return
+        self._set_back(code, reason, now)
+        if self.state not in (State.STARTING, State.RUNNING):
+            self._drift(now)
+
+    def _note_resume(self, said: Resume, now: float) -> None:
+        """Take over where the other server is."""
+        leader, follower = (self, said) if self.party == 0 else (said, self)
+        if follower.state not in BESIDE.get(leader.state, ()):
+            self.discord = (
+                f"s0 is {leader.state} where s1 is {follower.state}: "
+                "the state folder of one of them is not its latest"
+            )
+            return
+        if any(self.coins.get(key, coin) != coin for key, coin in said.coins.items()):
+            self.discord = "the two servers have tossed differently for the same client"
+            return
+        self.computed_there = said.computed and said.attempt == self.attempt
+        if self.party == 0 and self.state is State.RUNNING and not self.computed_there:
+            self._set_back(PeerUnavailable.code, "s1 has lost its run of the protocol", now)
+        self._drift(now)
+        self.adrift = False
+        self.dealt_there = set(said.dealt) & self.names.keys()
+        self._note_there(said.held)
+        self.coins |= {key: said.coins[key] for key in said.coins.keys() & self.dealt_here.keys()}
+        if self.party == 1 and not self.ran:
+            # what S0 does not know yet is checked once more
+            self.passed &= set(said.passed)
+            self.failed &= set(said.failed)
+            if self.state is State.CHECKING:
+                self._choose()
+
+    def _note_there(self, held: Mapping[str, bytes]) -> None:
+        self.there = {key: held[key] for key in held.keys() & self.names.keys()}
+        if self.dealt:
+            # nobody uploads before its whole dealing is stored
+            self.dealt_there |= self.there.keys()
+
+    def _keep_coin(self, coin: bytes) -> None:
+        """Note what was tossed for the check that is under way."""
+        self.coin = coin
+        if coin:
+            self.coins |= dict.fromkeys(self.under_check, coin)
 
     def _message(self, kind: type[RoundMessage], event: Event) -> RoundMessage:
         """Return the message of this kind that this server sends at `event`."""
         if kind is Open:
-            return self.asked
+            return replace(self.asked, session=self.session, new_session=self.new_session)
+        if kind is Opened:
+            return Opened(self.round_id, self.session)
+        if kind is Resume:
+            return Resume(
+                self.round_id,
+                self.session,
+                self.state,
+                self.attempt,
+                self.computed_here,
+                self._held(),
+                sorted(self.dealt_here),
+                sorted(self.passed),
+                sorted(self.failed),
+                dict(sorted(self.coins.items())),
+            )
         if kind is Dealt and isinstance(event, DealingStored):
             return Dealt(self.round_id, event.client)
         if kind is Uploaded and isinstance(event, Stored):
-            return Uploaded(self.round_id, event.client, event.digest)
+            return Uploaded(self.round_id, event.client, self.told(event.digest))
         if kind is Check:
-            return Check(self.round_id, self.under_check)
+            return Check(self.round_id, self.under_check, self.coin)
         if kind is Checked and isinstance(event, CheckEnded):
             return Checked(self.round_id, event.clients, event.failed)
         if kind is Close or kind is Held:
-            return kind(self.round_id, dict(sorted(self.here.items())))
+            return kind(self.round_id, self._held())
         if kind is Run:
-            return Run(self.round_id, self.digest)
+            return Run(self.round_id, self.digest, self.attempt, self.session, self.new_session)
+        if kind is Ready or kind is Done:
+            return kind(self.round_id, self.attempt)
+        if kind is Again:
+            return Again(
+                self.round_id, self.attempt, self.code, cut(f"s{self.party}: {self.reason}")
+            )
         if kind is Failed:
             return Failed(self.round_id, self.code, cut(f"s{self.party}: {self.reason}"))
         return kind(self.round_id)
+
+    def _held(self) -> dict[str, bytes]:
+        return {key: self.told(digest) for key, digest in sorted(self.here.items())}
 
     def _judge(self) -> None:
         """Take over the verdicts of the check under way, at S0 once both servers have theirs."""
@@ -495,9 +881,9 @@ class ServerRound:
 
     def _complete(self) -> set[str]:
         """Return the clients that both servers hold alike, and that have not failed a check."""
-        alike = {key for key, digest in self.here.items() if self.there.get(key) == digest}
+        alike = {key for key in self.here if self.there.get(key) == self.told(self.here[key])}
         if self.dealt:
-            alike &= self.dealt_here & self.dealt_there
+            alike &= self.dealt_here.keys() & self.dealt_there
         if self.repeats:
             alike &= self.repeats
         return alike - self.failed
@@ -527,7 +913,7 @@ class ServerRound:
         uploaded = key in self.here, key in self.there
         if not all(uploaded):
             return f"its upload reached {self._whom(*uploaded)}"
-        if self.here[key] != self.there[key]:
+        if self.told(self.here[key]) != self.there[key]:
             return "it sent different uploads to the two servers"
         return f"its upload is complete, but max_clients is {self.params.max_clients}"
 
@@ -537,22 +923,35 @@ class ServerRound:
         return "neither server"
 
     def _unchecked(self) -> list[str]:
-        """Return whom to check now, at S0: nobody while a check is under way."""
-        if self.under_check or not self.checks:
-            return []
-        if self.state is not State.OPEN:
-            return [key for key in self.included if key not in self.passed]
-        # uploads are fixed once the round is closed, and dealings as soon as they are whole
-        whole = self.dealt_here & self.dealt_there
-        return sorted(whole - self.passed - self.failed)
+        """Return whom to check now, at S0: nobody while a check is under way.
 
-    def _may_check(self, clients: list[str]) -> bool:
-        """Return whether S1 can check these clients now, as S0 asks it to."""
+        The dealings of all of them were tossed for together, or those of none.
+        """
+        if self.under_check or self.adrift or not self.checks:
+            return []
+        if self.state is State.OPEN:
+            # uploads are fixed once the round is closed, and dealings as soon as they are whole
+            whole = self.dealt_here.keys() & self.dealt_there
+            unchecked = sorted(whole - self.passed - self.failed)
+        else:
+            unchecked = [key for key in self.included if key not in self.passed]
+        return [key for key in unchecked if self.coins.get(key) == self.coins.get(unchecked[0])]
+
+    def _may_check(self, clients: list[str], coin: bytes) -> bool:
+        """Return whether S1 can check these clients now, as S0 asks it to.
+
+        SECURITY: never under another coin than that of an earlier check of the same dealing.
+        """
         if self.dealt:
-            held = self.dealt_here
+            held = set(self.dealt_here)
         else:
             held = set(self.here) if self.state is State.CHECKING else set()
-        return not self.under_check and set(clients) <= held - self.passed - self.failed
+        known = {self.coins[key] for key in clients if key in self.coins}
+        return (
+            not self.under_check
+            and set(clients) <= held - self.passed - self.failed
+            and known <= {coin}
+        )
 
     # The conditions of the table. docs/wire.md shows what follows "Return whether".
 
@@ -584,13 +983,40 @@ class ServerRound:
 
     def _is_lost(self, key: str) -> bool:
         """Return whether this client cannot be in the round, whatever it still sends."""
-        differ = key in self.here and key in self.there and self.here[key] != self.there[key]
+        both = key in self.here and key in self.there
+        differ = both and self.told(self.here[key]) != self.there[key]
         weights = self.params.weights
         return differ or key in self.failed or (bool(weights) and key not in weights)
 
     def both_computed(self, _: Event) -> bool:
         """Return whether both servers have their result."""
         return self.computed_here and self.computed_there
+
+    def current(self, event: Event) -> bool:
+        """Return whether the message is about the latest run of the protocol, or asks for one."""
+        if isinstance(event, Again) and event.attempt == 0:
+            return True
+        return isinstance(event, Ready | Again) and event.attempt == self.attempt
+
+    def of_session(self, event: Event) -> bool:
+        """Return whether the message is about the session that was asked for last."""
+        return isinstance(event, Opened) and event.session == self.session
+
+    def drifting(self, _: Event) -> bool:
+        """Return whether the two servers have yet to tell each other where they are."""
+        return self.adrift
+
+    def computed(self, _: Event) -> bool:
+        """Return whether this server has its result, which the other one may publish."""
+        return self.computed_here
+
+    def left_alone(self, _: Event) -> bool:
+        """Return whether the other server was away for too long."""
+        return self.abandoned
+
+    def given_up(self, _: Event) -> bool:
+        """Return whether it broke off too often, or the other server was away for too long."""
+        return self.abandoned or self.setbacks >= self.limits.max_attempts
 
     def obstructed(self, event: Event) -> bool:
         """Return whether the round cannot run with the chosen clients."""
@@ -601,11 +1027,27 @@ class ServerRound:
         match event:
             case Failure() | Failed():
                 return Failure(event.code, event.reason)
+            case Interrupted() | Again() if not self.begun:
+                return Failure(event.code, event.reason)
+            case _ if self.discord:
+                return Failure(PeerProtocolError.code, self.discord)
+            case _ if self.abandoned:
+                reason = (
+                    f"s{1 - self.party} has not gone on within resume_limit_s: "
+                    "the round has failed for good, open a new one"
+                )
+                return Failure(PeerUnavailable.code, reason)
+            case Unlinked() | Interrupted() | Again() | Resume() | Overdue() if (
+                self.setbacks >= self.limits.max_attempts
+            ):
+                reason = (
+                    f"{self.reason}. It broke off {self.setbacks} times (max_attempts): "
+                    "the round has failed for good, open a new one"
+                )
+                return Failure(self.code, reason)
             case Overdue():
                 reason = f"round {self.round_id} was {self.state} for longer than its limit"
                 return Failure(ChannelTimeout.code, reason)
-            case _ if self.discord:
-                return Failure(PeerProtocolError.code, self.discord)
             case Run() if self.under_check or (
                 self.checks and not self.passed.issuperset(self.included)
             ):
@@ -658,6 +1100,22 @@ class ServerRound:
         )
 
 
+_SAVED = (
+    "state",
+    "adrift",
+    "included",
+    "left_out",
+    "code",
+    "reason",
+    "attempt",
+    "setbacks",
+    "computed_here",
+    "begun",
+    "ran",
+)
+_SAVED_AT_THE_END = ("dealt_here", "dealt_there", "here", "there", "passed", "failed")
+
+
 def is_message(event: Event) -> bool:
     """Return whether an event is a message of the peer."""
     return isinstance(event, RoundMessage)
@@ -690,7 +1148,7 @@ Table = dict[Pair, tuple[Transition, ...]]
 _CLOSE = Transition(State.CLOSING, (Effect.LOG, Close))
 _FULL = replace(_CLOSE, when=ServerRound.full)
 _CHECK = (Check, Effect.CHECK)
-_RUN = Transition(State.STARTING, (Effect.LOG, Run))
+_QUEUE = Transition(State.QUEUED, (Effect.LOG,))
 _PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
 _FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
 _FAIL_ASKED = (*_FAIL, Effect.ANSWER)
@@ -698,6 +1156,10 @@ _DISCORD = Transition(State.FAILED, (*_FAIL, Failed), ServerRound.discordant)
 _DISCORD_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.discordant)
 _OBSTRUCTED = Transition(State.FAILED, (*_FAIL, Failed), ServerRound.obstructed)
 _OBSTRUCTED_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.obstructed)
+_GIVEN_UP = Transition(State.FAILED, (*_FAIL_ASKED, Failed), ServerRound.given_up)
+# the run breaks off, which the peer knows, or is told
+_BROKEN = Transition(State.QUEUED, (Effect.LOG, Effect.DROP_SESSION))
+_BREAK = Transition(State.QUEUED, (*_BROKEN.actions, Again))
 
 _BOTH: Table = {
     (State.RUNNING, Computed): (
@@ -718,7 +1180,7 @@ def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
     """
     table: Table = {}
     for state in states:
-        table[state, Failure] = table[state, Overdue] = (Transition(State.FAILED, (*does, Failed)),)
+        table[state, Failure] = (Transition(State.FAILED, (*does, Failed)),)
         table[state, Failed] = (Transition(State.FAILED, does),)
     return table
 
@@ -728,13 +1190,45 @@ def _alike(pairs: Iterable[Pair], *lines: Transition) -> Table:
     return dict.fromkeys(pairs, lines)
 
 
+def _staying(states: Iterable[State], kinds: Iterable[type], *lines: Transition) -> Table:
+    """Return lines for each kind of event in each state; the last drops the session and stays."""
+    return {
+        (state, kind): (*lines, Transition(state, (Effect.DROP_SESSION,)))
+        for state in states
+        for kind in kinds
+    }
+
+
 _LEADER: Table = (
     _failing(LIVE, _FAIL_ASKED)
     | _BOTH
+    | _staying((State.OPENING, State.OPEN, State.CLOSING, State.CHECKING), (Unlinked,))
+    | _staying((State.QUEUED,), (Unlinked, Interrupted))
+    | _staying((State.OPEN, State.CLOSING, State.CHECKING), (Interrupted, Again), _GIVEN_UP)
+    | {
+        (State.QUEUED, Again): (
+            _GIVEN_UP,
+            Transition(State.QUEUED, (Effect.DROP_SESSION,), ServerRound.drifting),
+            Transition(State.QUEUED),
+        )
+    }
+    | _staying((State.CLOSING, State.CHECKING, State.QUEUED), (Overdue,), _GIVEN_UP)
     | {
         (State.NEW, OpenAsked): (Transition(State.OPENING, (Effect.LOG, Open)),),
+        **_alike(
+            ((State.OPENING, Interrupted), (State.OPENING, Again), (State.OPENING, Overdue)),
+            Transition(State.FAILED, (*_FAIL_ASKED, Failed)),
+        ),
+        (State.OPENING, Turn): (Transition(State.OPENING, (Open,)),),
+        # S1 has heard an earlier `open`
+        **_alike(((State.OPENING, Dealt), (State.OPENING, Uploaded)), Transition(State.OPENING)),
         (State.OPENING, Opened): (
-            Transition(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Effect.ANSWER)),
+            Transition(
+                State.OPEN,
+                (Effect.LOG, Effect.BEGIN, Effect.ANSWER, Effect.PREPARE),
+                ServerRound.of_session,
+            ),
+            Transition(State.OPENING),
         ),
         (State.OPEN, DealingStored): (
             Transition(State.OPEN, (Dealt, *_CHECK), ServerRound.checkable),
@@ -759,6 +1253,12 @@ _LEADER: Table = (
         (State.OPEN, CloseAsked): (_CLOSE,),
         # the deadline, which is not a failure
         (State.OPEN, Overdue): (_CLOSE,),
+        (State.OPEN, Resume): (
+            _DISCORD_ASKED,
+            replace(_FULL, actions=(Effect.LOG, Effect.PREPARE, Close)),
+            Transition(State.OPEN, (Effect.PREPARE, *_CHECK), ServerRound.checkable),
+            Transition(State.OPEN, (Effect.PREPARE,)),
+        ),
         # sent before S1 heard `close`
         (State.CLOSING, Dealt): (Transition(State.CLOSING),),
         **_alike(
@@ -770,7 +1270,11 @@ _LEADER: Table = (
             _OBSTRUCTED_ASKED,
             Transition(State.CHECKING, (Effect.LOG,), ServerRound.being_checked),
             Transition(State.CHECKING, (Effect.LOG, *_CHECK), ServerRound.checkable),
-            _RUN,
+            _QUEUE,
+        ),
+        (State.CLOSING, Resume): (
+            _DISCORD_ASKED,
+            Transition(State.CLOSING, (Effect.PREPARE, Close)),
         ),
         # several times where clients that have failed make room for others
         **_alike(
@@ -778,23 +1282,91 @@ _LEADER: Table = (
             _OBSTRUCTED_ASKED,
             Transition(State.CHECKING, (), ServerRound.being_checked),
             Transition(State.CHECKING, _CHECK, ServerRound.checkable),
-            _RUN,
+            _QUEUE,
+        ),
+        (State.CHECKING, Resume): (
+            _OBSTRUCTED_ASKED,
+            Transition(State.CHECKING, (Effect.PREPARE, *_CHECK), ServerRound.checkable),
+            replace(_QUEUE, actions=(Effect.LOG, Effect.PREPARE)),
+        ),
+        (State.QUEUED, Turn): (
+            Transition(State.QUEUED, (Resume,), ServerRound.drifting),
+            Transition(State.STARTING, (Effect.LOG, Run)),
+        ),
+        (State.QUEUED, Resume): (
+            _DISCORD_ASKED,
+            Transition(State.QUEUED, (Effect.PREPARE,)),
         ),
         (State.STARTING, Ready): (
-            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START)),
+            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START), ServerRound.current),
+            Transition(State.STARTING),
         ),
+        (State.STARTING, Unlinked): (_GIVEN_UP, _BROKEN),
+        **_alike(((State.STARTING, Interrupted), (State.STARTING, Overdue)), _GIVEN_UP, _BREAK),
+        (State.STARTING, Again): (
+            _GIVEN_UP,
+            replace(_BROKEN, when=ServerRound.current),
+            Transition(State.STARTING),
+        ),
+        (State.RUNNING, Unlinked): (
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), ServerRound.computed),
+            _GIVEN_UP,
+            _BROKEN,
+        ),
+        (State.RUNNING, Interrupted): (
+            Transition(State.RUNNING, (), ServerRound.computed),
+            _GIVEN_UP,
+            _BREAK,
+        ),
+        # S1 may have published, so that only S1 can say that this run is over
+        (State.RUNNING, Overdue): (
+            _GIVEN_UP,
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), ServerRound.computed),
+            _BREAK,
+        ),
+        (State.RUNNING, Again): (
+            _GIVEN_UP,
+            replace(_BROKEN, when=ServerRound.current),
+            Transition(State.RUNNING),
+        ),
+        (State.RUNNING, Resume): (
+            _DISCORD_ASKED,
+            Transition(State.PUBLISHED, _PUBLISH, ServerRound.both_computed),
+            _GIVEN_UP,
+            Transition(State.QUEUED, (Effect.LOG, Effect.PREPARE)),
+        ),
+    }
+    | {
+        (state, Turn): (Transition(state, (Resume,)),)
+        for state in (State.OPEN, State.CLOSING, State.CHECKING, State.RUNNING)
+    }
+    | {
+        (state, Tossed): (Transition(state, (Effect.CHECK,)),)
+        for state in (State.OPEN, State.CLOSING, State.CHECKING)
     }
 )
 
-# S1 is asked and never asks, so that it is never `opening` or `starting`.
+# S1 is asked and never asks, so that it is never `opening`, `closing` or `starting`.
+_FOLLOWED = (State.OPEN, State.CHECKING, State.QUEUED, State.RUNNING)
+_RESUME = (Effect.DROP_SESSION, Effect.PREPARE, Resume)
 _FOLLOWER: Table = (
-    _failing((State.OPEN, State.CLOSING, State.CHECKING, State.RUNNING), _FAIL)
+    _failing(_FOLLOWED, _FAIL)
     | _BOTH
+    | _staying((State.OPEN, State.CHECKING, State.QUEUED), (Unlinked,))
+    | _staying((State.QUEUED,), (Interrupted,))
+    | _alike(
+        ((State.OPEN, Overdue), (State.CHECKING, Overdue), (State.QUEUED, Overdue)),
+        Transition(State.FAILED, (*_FAIL, Failed)),
+    )
     | {
         # The lanes are opened before the answer is sent: what S0 sends on a lane that S1 has not
         # opened yet is lost.
         (State.NEW, Open): (
             Transition(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),
+        ),
+        # S0 has not heard the answer
+        (State.OPEN, Open): (
+            Transition(State.OPEN, (Effect.DROP_SESSION, Effect.PREPARE, Opened)),
         ),
         (State.OPEN, DealingStored): (Transition(State.OPEN, (Dealt,)),),
         (State.OPEN, Dealt): (Transition(State.OPEN),),
@@ -803,40 +1375,96 @@ _FOLLOWER: Table = (
         # S1 is `checking` from the end of a checked round on until it is asked to run the protocol
         (State.OPEN, Close): (
             Transition(State.CHECKING, (Effect.LOG, Held), ServerRound.checked),
-            Transition(State.CLOSING, (Effect.LOG, Held)),
+            Transition(State.QUEUED, (Effect.LOG, Held)),
         ),
-        (State.OPEN, Check): (_DISCORD, Transition(State.OPEN, (Effect.CHECK,))),
-        (State.CHECKING, Check): (_DISCORD, Transition(State.CHECKING, (Effect.CHECK,))),
-        (State.OPEN, CheckEnded): (Transition(State.OPEN, (Checked,)),),
-        (State.CHECKING, CheckEnded): (Transition(State.CHECKING, (Checked,)),),
+        # S0 has not heard the answer
+        (State.CHECKING, Close): (Transition(State.CHECKING, (Held,)),),
+        (State.QUEUED, Close): (_DISCORD, Transition(State.QUEUED, (Held,))),
+        (State.RUNNING, Unlinked): (
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), ServerRound.computed),
+            _BROKEN,
+        ),
+        (State.RUNNING, Interrupted): (
+            Transition(State.RUNNING, (), ServerRound.computed),
+            _BREAK,
+        ),
+        (State.RUNNING, Overdue): (
+            Transition(State.FAILED, (*_FAIL, Failed), ServerRound.left_alone),
+            _BREAK,
+        ),
+        (State.RUNNING, Again): (
+            replace(_BROKEN, when=ServerRound.current),
+            Transition(State.RUNNING),
+        ),
+        (State.RUNNING, Resume): (
+            _DISCORD,
+            Transition(State.PUBLISHED, (*_PUBLISH, Resume), ServerRound.both_computed),
+            Transition(State.QUEUED, (Effect.LOG, *_RESUME)),
+        ),
+        # S0 has not heard how the round has ended here
+        (State.PUBLISHED, Resume): (Transition(State.PUBLISHED, (Resume,)),),
+        **_alike(
+            ((State.FAILED, Open), (State.FAILED, Resume)), Transition(State.FAILED, (Failed,))
+        ),
     }
     | _alike(
-        ((State.CLOSING, Run), (State.CHECKING, Run)),
+        ((State.CHECKING, Run), (State.QUEUED, Run)),
         _OBSTRUCTED,
         Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
     )
 )
+_FOLLOWER |= {
+    (state, Resume): (_DISCORD, Transition(state, _RESUME))
+    for state in (State.OPEN, State.CHECKING, State.QUEUED)
+} | {
+    pair: lines
+    for state in (State.OPEN, State.CHECKING)
+    for pair, lines in {
+        (state, Check): (_DISCORD, Transition(state, (Effect.CHECK,))),
+        (state, Tossed): (Transition(state, (Effect.CHECK,)),),
+        (state, CheckEnded): (Transition(state, (Checked,)),),
+        # S1 is adrift, and S0 learns it
+        (state, Interrupted): (Transition(state, (Effect.DROP_SESSION, Again)),),
+    }.items()
+}
 
 TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
 
 _UNAWARE = "sent before the peer heard that the round has failed here"
 _FAILED_LATER = "the peer failed after both had their result, which stands here"
+_TOLD_AGAIN = "S1 answers what S0 has told it once more on a new link"
+_BROKE_OFF = "about a run that has broken off here"
 
 # The messages that may come although the round has moved on, and why. They change nothing.
 LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
     {
         (State.CLOSING, Uploaded): "sent before S1 heard `close`; its `held` has the client too",
+        **{(State.QUEUED, kind): _BROKE_OFF for kind in (Ready, Done)},
+        (State.STARTING, Done): _BROKE_OFF,
         (State.PUBLISHED, Failed): _FAILED_LATER,
+        (State.PUBLISHED, Resume): _TOLD_AGAIN,
         **{
             (State.FAILED, kind): _UNAWARE
-            for kind in (Opened, Dealt, Uploaded, Checked, Held, Ready, Done, Failed)
+            for kind in (
+                Opened,
+                Resume,
+                Dealt,
+                Uploaded,
+                Checked,
+                Held,
+                Ready,
+                Done,
+                Again,
+                Failed,
+            )
         },
     },
     {
+        **{(State.QUEUED, kind): _BROKE_OFF for kind in (Done, Again)},
         (State.PUBLISHED, Failed): _FAILED_LATER,
         **{
             (State.FAILED, kind): _UNAWARE
-            for kind in (Dealt, Uploaded, Check, Close, Run, Done, Failed)
+            for kind in (Dealt, Uploaded, Check, Close, Run, Done, Again, Failed)
         },
     },
 )

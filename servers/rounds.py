@@ -10,20 +10,29 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from securemedian.mpc import wire
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import RoundBusy, RoundFailed, SecureMedianError
+from securemedian.mpc.errors import (
+    LocalProtocolError,
+    RoundAborted,
+    RoundBusy,
+    RoundClosed,
+    RoundFailed,
+    SecureMedianError,
+)
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.pipeline import Checked, Outcome
+from securemedian.mpc.pipeline import Checked
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import Message, Open, new_round_id
-from securemedian.servers.engine import Engine
+from securemedian.servers.control import Message, Open, RoundMessage, new_round_id
+from securemedian.servers.database import Row
+from securemedian.servers.engine import Coin, Engine, Result
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.peer import PeerWatch
 from securemedian.servers.peer_control import PeerControl
@@ -33,14 +42,34 @@ from securemedian.servers.round_state import (
     CloseAsked,
     Computed,
     DealingStored,
+    Event,
     Failure,
+    Interrupted,
     OpenAsked,
     Overdue,
     State,
     Stored,
+    Tossed,
+    Turn,
+    Unlinked,
 )
-from securemedian.servers.runner import RoundRunner
-from securemedian.servers.store import Store
+from securemedian.servers.runner import RoundRunner, event_of
+from securemedian.servers.store import DEALING, Store, sha256
+
+WhenStored = Callable[[SecureMedianError | None], None]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A share that a client has sent, which is written and has yet to be committed."""
+
+    row: Row
+    when_stored: WhenStored
+
+    @property
+    def event(self) -> Event:
+        kind = DealingStored if self.row.kind == DEALING else Stored
+        return kind(self.row.client, self.row.sha256)
 
 
 class Rounds:
@@ -56,12 +85,23 @@ class Rounds:
         engine: Engine,
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._engine, self._clock = config, engine, clock
-        self.register = Register(config, store, clock)
+        self.register = Register(config, store, clock, wall)
         self._keeper = TrainingKeeper(config.party, store)
-        self._runner = RoundRunner(self.register, self._keeper, engine, send, clock)
+        self._runner = RoundRunner(self.register, self._keeper, engine, self._send, clock)
         self._peer_control = PeerControl(config, self.register, self._runner, engine, send, clock)
+        # the shares of the live round that `flush` commits
+        self._shares: list[_Share] = []
+        self._stops = False
+        self.register.tidy()
+        if entry := self.live:
+            self._runner.take(entry, Unlinked(f"{config.name} was restarted"))
+
+    def _send(self, message: Message) -> None:
+        assert isinstance(message, RoundMessage)
+        self._peer_control.send(message)
 
     def reload(self, config: ServerConfig) -> None:
         """Take over a configuration for the rounds to come."""
@@ -90,6 +130,11 @@ class Rounds:
         server_round = entry.server_round
         return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
 
+    def retry_in_s(self, entry: Entry) -> float:
+        """Return in how many seconds what broke off is tried again."""
+        server_round = entry.server_round
+        return max(0.0, server_round.retry_at - self._clock()) if server_round.live else 0.0
+
     # What the coordinator and clients ask
 
     def open(
@@ -100,14 +145,23 @@ class Rounds:
         model: Float32s | None,
         optimiser_options: dict[str, Any],
         when_opened: WhenOpened,
+        request: str = "",
     ) -> None:
         """Open a round, at S0; `when_opened` is called once S1 has answered.
 
+        A `request` that was made before is answered with the round that it has opened.
         `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
         its options, or {} for the current one. Raises PeerUnavailable or ParametersDiffer if S1 is
         not ready, RoundBusy if a round is live, and InputError or ConfigError if the round cannot
         be computed.
         """
+        self.flush()
+        if made := self.register.requested(request):
+            if made.server_round.state is State.OPENING:
+                made.when_opened.append(when_opened)
+            else:
+                self._runner.answer(made, when_opened)
+            return
         self.peer.require()
         if entry := self.live:
             raise RoundBusy(
@@ -124,9 +178,13 @@ class Rounds:
             new_session=kept is None,
             start_over=reset or model is not None,
         )
-        entry = self.register.admit(asked, params, before)
-        entry.when_opened = when_opened
-        self._runner.feed(entry, OpenAsked())
+        entry = self.register.admit(asked, params, before, request)
+        entry.when_opened = [when_opened]
+        try:
+            self._runner.feed(entry, [OpenAsked()])
+        except SecureMedianError:
+            entry.spool.drop()
+            raise
 
     def deal(
         self,
@@ -136,77 +194,155 @@ class Rounds:
         piece: int,
         pieces: int,
         share: NDArray[Any],
-    ) -> bool:
-        """Store a piece of a client's dealing, and return whether the dealing is whole.
+        when_stored: WhenStored,
+    ) -> None:
+        """Store a piece of a client's dealing.
 
-        Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise.
+        `when_stored` is called once the dealing is stored (`flush`), with the error if there is
+        one, and at once if pieces are missing. A piece that is stored already is answered in the
+        same way. Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise, and
+        DuplicateUpload.
         """
-        entry.server_round.check_dealing(client)
-        if not entry.spool.put_dealing(client, form, piece, pieces, share):
-            return False
-        name = entry.server_round.names[client]
-        logs.event("dealing-stored", round=entry.server_round.round_id, client=name)
-        self._runner.feed(entry, DealingStored(client))
-        return True
+        self._flush_of(client)
+        server_round, spool = entry.server_round, entry.spool
+        if server_round.live and server_round.dealt:
+            repeated = spool.repeats_piece(client, form, piece, pieces, share)
+        else:
+            # the shares of a round that has ended are deleted, and their digests are not
+            repeated = pieces == 1 and server_round.repeats_dealing(client, sha256(share))
+        if not repeated:
+            server_round.check_dealing(client)
+            if row := spool.put_dealing(client, form, piece, pieces, share):
+                self._shares.append(_Share(row, when_stored))
+                return
+        when_stored(None)
 
-    def upload(self, entry: Entry, client: str, form: str, share: NDArray[Any]) -> None:
+    def upload(
+        self,
+        entry: Entry,
+        client: str,
+        form: str,
+        share: NDArray[Any],
+        when_stored: WhenStored,
+    ) -> None:
         """Store a client's share of its update.
 
-        Raises what `ServerRound.check_upload` and `Spool.put` raise.
+        `when_stored` is called once it is stored (`flush`), with the error if there is one. The
+        same share once more is answered in the same way, in whatever state the round is. Raises
+        what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
         """
+        self._flush_of(client)
+        if entry.server_round.repeats_upload(client, sha256(share)):
+            when_stored(None)
+            return
         entry.server_round.check_upload(client)
-        digest = entry.spool.put(client, form, share)
-        name = entry.server_round.names[client]
-        logs.event("upload-stored", round=entry.server_round.round_id, client=name)
-        self._runner.feed(entry, Stored(client, digest))
+        self._shares.append(_Share(entry.spool.put(client, form, share), when_stored))
+
+    def flush(self) -> None:
+        """Commit the shares that have come, all at once, and say that they are stored."""
+        shares, self._shares = self._shares, []
+        if not shares:
+            return
+        entry = self.live
+        try:
+            self._store(entry, shares)
+        except LocalProtocolError:
+            # those before it have closed the round
+            for share in shares:
+                try:
+                    self._store(entry, [share])
+                except LocalProtocolError:
+                    closed = RoundClosed("the round has just been closed: it has all its clients")
+                    share.when_stored(closed)
+        self._go_on()
+
+    def _store(self, entry: Entry | None, shares: Sequence[_Share]) -> None:
+        if entry is None:
+            raise LocalProtocolError("there is no round to store shares for")
+        try:
+            entry.spool.sync()
+            self._runner.feed(
+                entry, [share.event for share in shares], [share.row for share in shares]
+            )
+        except LocalProtocolError:
+            raise
+        except SecureMedianError as error:
+            for share in reversed(shares):
+                entry.spool.discard(share.row)
+                share.when_stored(error)
+            return
+        for share in shares:
+            logs.event(
+                f"{share.row.kind}-stored",
+                round=entry.server_round.round_id,
+                client=entry.server_round.names[share.row.client],
+            )
+            share.when_stored(None)
+
+    def _flush_of(self, client: str) -> None:
+        """Commit first what the same client has sent before."""
+        if any(share.row.client == client for share in self._shares):
+            self.flush()
 
     def close(self, entry: Entry) -> None:
-        """Take no more uploads and run the protocol, at S0. Raises RoundClosed."""
-        entry.server_round.check_close()
-        self._runner.feed(entry, CloseAsked())
+        """Take no more uploads and run the protocol, at S0. Raises RoundClosed if it has failed."""
+        self.flush()
+        if not entry.server_round.closed:
+            entry.server_round.check_close()
+            self._runner.feed(entry, [CloseAsked()])
+        self._go_on()
 
     def abort(self, entry: Entry, why: str) -> None:
         """Fail a round on purpose, at S0.
 
-        Raises RoundClosed if it has ended, or may have opened values.
+        Raises RoundClosed if it has ended otherwise, or may have opened values.
         """
+        self.flush()
+        if entry.server_round.code == RoundAborted.code:
+            return
         entry.server_round.check_abort()
-        self._runner.feed(entry, Failure(RoundFailed.code, why))
+        self._runner.feed(entry, [Failure(RoundAborted.code, why)])
 
     # What happens
 
     def control(self, parts: Sequence[wire.Part]) -> None:
         """Take a message of the peer."""
+        self.flush()
         self._peer_control.receive(parts)
+        self._go_on()
 
     def engine_ended(self) -> None:
         """Take what the engine has: verdicts of a check, the result of a run, or errors."""
         while (result := self._engine.poll()) is not None:
             if entry := self.live:
                 self._take(entry, result)
+        self._go_on()
 
-    def _take(self, entry: Entry, result: Outcome | Checked | SecureMedianError) -> None:
-        try:
-            if isinstance(result, SecureMedianError):
-                raise result
-            if isinstance(result, Checked):
-                self._runner.feed(entry, self._verdicts(entry, result))
-                return
-            self._keeper.finish(entry, result)
-        except SecureMedianError as error:
-            self._runner.feed(entry, Failure(error.code, str(error)))
-            return
-        self._runner.feed(entry, Computed())
+    def _take(self, entry: Entry, result: Result | SecureMedianError) -> None:
+        match result:
+            case SecureMedianError():
+                event: Event = event_of(result)
+            case Coin():
+                event = Tossed(result.seed)
+            case Checked():
+                event = self._verdicts(entry, result)
+            case _:
+                try:
+                    self._keeper.finish(entry, result)
+                    event = Computed()
+                except SecureMedianError as error:
+                    event = Failure(error.code, str(error))
+        self._runner.take(entry, event)
 
     def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
-        clients = list(entry.server_round.under_check)
+        names, clients = entry.server_round.names, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         logs.event(
             "clients-checked",
             logging.WARNING if failed else logging.INFO,
             round=entry.server_round.round_id,
-            checked=[entry.server_round.names[key] for key in clients],
-            failed=[entry.server_round.names[key] for key in failed],
+            checked=[names[key] for key in clients],
+            failed=[names[key] for key in failed],
         )
         return CheckEnded(clients, failed)
 
@@ -215,18 +351,38 @@ class Rounds:
 
         Raises PeerUnavailable if the peer has not appeared within its limit.
         """
+        self.flush()
         self._peer_control.tick()
-        if (entry := self.live) and self._clock() >= entry.server_round.deadline:
-            self._runner.feed(entry, Overdue())
+        self._runner.tick()
+        entry = self.live
+        if entry and self._runner.idle and self._clock() >= entry.server_round.deadline:
+            self._runner.take(entry, Overdue())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give the live round its turn at S0, if it awaits one and can have it."""
+        entry = self.live
+        if entry is None or not entry.server_round.awaits_turn(self._clock()):
+            return
+        engine = self._engine
+        if self._stops or self.peer.problem or engine.stopping or not self._runner.idle:
+            return
+        kept = None if entry.server_round.adrift else engine.opened_session
+        turn = Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
+        self._runner.take(entry, turn)
 
     def stop(self) -> None:
-        """Take no more rounds. A running protocol may finish; a round in another state fails."""
+        """Take no more rounds and begin no more runs. A running protocol may finish."""
         self.register.close()
-        runs = (State.STARTING, State.RUNNING)
-        if (entry := self.live) and entry.server_round.state not in runs:
-            self.fail("was stopped")
+        self._stops = True
 
-    def fail(self, why: str) -> None:
-        """Fail the live round, if there is one, for a reason of this server."""
+    @property
+    def running(self) -> bool:
+        """Whether the protocol runs."""
+        runs = (State.STARTING, State.RUNNING)
+        return bool((entry := self.live) and entry.server_round.state in runs)
+
+    def interrupt(self, why: str) -> None:
+        """Let what is under way be tried again, because something failed at this server."""
         if entry := self.live:
-            self._runner.feed(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
+            self._runner.take(entry, Interrupted(RoundFailed.code, f"{self._config.name} {why}"))

@@ -1,14 +1,18 @@
-"""A server's state folder, with the uploads of the live round and, at S0, the training run.
+"""A server's state folder: the database, clients' shares, training runs and results.
 
-It is for one process at a time.
+It is for one process at a time. The words of a round's shares are in one file, and the database
+says whose they are: a share counts once it is on the disk and its row is committed. Training runs
+and results are files that are named by their SHA-256, written beside, synchronised and renamed.
 """
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +26,10 @@ from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
+    DamagedUpload,
+    DuplicateUpload,
     LocalProtocolError,
+    NotStored,
     SecureMedianError,
     quoted,
 )
@@ -31,9 +38,21 @@ from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload
 from securemedian.servers.control import is_round_id
+from securemedian.servers.database import Database, Row
+from securemedian.servers.results import Result
 from securemedian.servers.training import Training
 
-_TRAINING = "training.npz"
+# what earlier releases kept instead of a database
+_OLD_TRAINING = "training.npz"
+# bytes that are hashed at a time
+_CHUNK_BYTES = 1 << 20
+
+# the file of the database
+DATABASE = "state.db"
+# the name of a file's plain fields, which no array has
+_FIELDS = "fields"
+
+DEALING, UPLOAD = "dealing", "upload"
 
 # The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
@@ -43,13 +62,15 @@ class WordsFile:
     """One file of packed words, which many uploads share.
 
     It needs one descriptor however many clients there are, so that nobody who takes descriptors
-    decides whose upload is stored. It is closed when the last upload that reads it is gone, which
-    may be later than its folder.
+    decides whose upload is stored, and one call synchronises all that has come. It is closed when
+    the last upload that reads it is gone, which may be later than its folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w+b", buffering=0)
-        self._end = 0
+    def __init__(self, path: Path, end: int = 0) -> None:
+        """Open a file, or make it; what lies from byte `end` on is overwritten."""
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        self._end = end
+        self._synced = True
 
     def append(self, words: Words) -> int:
         """Write words at the end and return where they begin, in bytes.
@@ -60,6 +81,17 @@ class WordsFile:
         self.write(begin, words)
         self._end += 8 * words.size
         return begin
+
+    def give_back(self, begin: int, size: int) -> None:
+        """Let the next words overwrite what was appended last, if it is this."""
+        if begin + size == self._end:
+            self._end = begin
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
+        if not self._synced:
+            os.fdatasync(self._file.fileno())
+            self._synced = True
 
     def reserve(self, count: int) -> int:
         """Make room for `count` words at the end and return where it begins, in bytes.
@@ -74,16 +106,29 @@ class WordsFile:
     def write(self, at: int, words: Words) -> None:
         """Write words from byte `at` on. Raises OSError if they cannot all be written."""
         left = words.data.cast("B")
+        self._synced = False
         while left:
             written = os.pwrite(self._file.fileno(), left, at)
             left, at = left[written:], at + written
 
     def read(self, begin: int, count: int) -> Words:
         """Return `count` words from byte `begin` on."""
-        data = os.pread(self._file.fileno(), 8 * count, begin)
-        if len(data) != 8 * count:
-            raise SecureMedianError("a stored upload is shorter than when it was written")
-        return np.frombuffer(data, np.uint64)
+        return np.frombuffer(self.read_bytes(begin, 8 * count), np.uint64)
+
+    def read_bytes(self, begin: int, count: int) -> bytes:
+        """Return `count` bytes from byte `begin` on. Raises DamagedUpload if they are not there."""
+        try:
+            data = os.pread(self._file.fileno(), count, begin)
+        except OSError as error:
+            raise DamagedUpload(f"a stored upload cannot be read: {error.strerror}") from error
+        if len(data) != count:
+            raise DamagedUpload("a stored upload is shorter than when it was written")
+        return data
+
+    def chunks(self, begin: int, count: int) -> Iterator[bytes]:
+        """Yield `count` bytes from byte `begin` on, by and by. Raises what `read_bytes` raises."""
+        for at in range(begin, begin + count, _CHUNK_BYTES):
+            yield self.read_bytes(at, min(_CHUNK_BYTES, begin + count - at))
 
 
 @dataclass(frozen=True)
@@ -107,13 +152,18 @@ class _Partial:
     begin: int
     pieces: int
     due: int = 0
+    # the SHA-256 of those that came, and of all but the last
+    sha256: Any = field(default_factory=hashlib.sha256)
+    sha256_before: Any = None
 
 
 class Spool:
     """The uploads of one round by client, and where they deal, their dealings.
 
-    Packed words are on disk, in one file per round; seeds stay in memory. `layout` is that of the
-    uploads, `shape` that of the dealings, or None where nobody deals.
+    Packed words are in one file per round, and all else is in rows of the database. `layout` is
+    that of the uploads, `shape` that of the dealings, or None where nobody deals. A share is
+    written by `put` or `put_dealing`, is on the disk after `sync`, and counts after `add`, for
+    which its row must be committed.
     """
 
     def __init__(
@@ -122,23 +172,25 @@ class Spool:
         layout: Layout,
         shape: Dealing | None = None,
         opening: Opening = nullcontext,
+        rows: Iterable[Row] = (),
     ) -> None:
         self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
-        self._uploads: dict[str, Upload] = {}
-        self._dealings: dict[str, Upload] = {}
+        self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._partial: dict[str, _Partial] = {}
+        end = max((row.begin + row.size for row in self._rows.values()), default=0)
         try:
-            folder.mkdir(mode=0o700)
+            folder.mkdir(mode=0o700, exist_ok=True)
             with opening():
-                self._words_file: WordsFile | None = WordsFile(folder / "uploads.words")
+                self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
+                for each in (folder, folder.parent):
+                    _sync_folder(each)
         except OSError as error:
             raise _cannot_store("uploads", error) from error
 
-    def put(self, client: str, form: str, share: NDArray[Any]) -> bytes:
-        """Store one upload completely.
+    def put(self, client: str, form: str, share: NDArray[Any]) -> Row:
+        """Write one upload, and return its row.
 
-        Returns the digest of an upload that both servers get alike, and nothing for a share. Raises
-        BadUpload if it does not have the form of the round's uploads, and SecureMedianError if it
+        Raises BadUpload if it does not have the form of the round's uploads, and NotStored if it
         cannot be written; nothing of it is stored then.
         """
         words = self._layout.rows, self._layout.row_words
@@ -149,43 +201,73 @@ class Spool:
         )
         _check_share("an upload", form, share, shapes)
         if form == "seed":
-            self._uploads[client] = SeedUpload(self._layout, share.tobytes())
-            return b""
+            return _seed_row(client, UPLOAD, share)
+        packed = np.ascontiguousarray(share).reshape(-1)
         try:
-            begin = self._file.append(np.ascontiguousarray(share).reshape(-1))
+            begin = self._file.append(packed)
         except OSError as error:
             raise _cannot_store("the upload", error) from error
-        self._uploads[client] = StoredUpload(self._layout, self._file, begin)
-        return hashlib.sha256(share.tobytes()).digest() if form == "rotations" else b""
+        return Row(client, UPLOAD, form, begin, packed.nbytes, sha256(packed), time.time())
 
     def put_dealing(
         self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
-    ) -> bool:
-        """Store one piece of a dealing, and return whether the dealing is whole.
+    ) -> Row | None:
+        """Write one piece of a dealing, and return the row of the dealing once it is whole.
 
         Piece 0 makes room for all pieces; sent again, it begins the dealing anew. The pieces are of
         one size, but for the last one. Raises BadUpload for a piece that is not the next one or has
-        another form, and SecureMedianError if it cannot be written; then it is still due.
+        another form, and NotStored if it cannot be written; then it is still due.
         """
-        if self._shape is None:
-            raise LocalProtocolError("nobody deals in this round")
-        layout = self._shape.layout
-        _check_piece(layout.words, form, piece, pieces, share)
+        words = self._check_piece(form, piece, pieces, share)
         if form == "seed":
             self._partial.pop(client, None)
-            self._dealings[client] = SeedUpload(layout, share.tobytes())
-            return True
-        begin = self._write_piece(client, layout.words, piece, pieces, share)
+            return _seed_row(client, DEALING, share)
+        partial = self._write_piece(client, words, piece, pieces, share)
         if piece + 1 < pieces:
-            return False
-        del self._partial[client]
-        self._dealings[client] = StoredUpload(layout, self._file, begin)
+            return None
+        digest = partial.sha256.digest()
+        return Row(client, DEALING, form, partial.begin, 8 * words, digest, time.time())
+
+    def repeats_piece(
+        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
+    ) -> bool:
+        """Return whether exactly this piece of a dealing is stored already, and the latest one.
+
+        Raises BadUpload for a piece that cannot be, and DuplicateUpload if the client's dealing is
+        whole and another one.
+        """
+        words = self._check_piece(form, piece, pieces, share)
+        row, partial = self._rows.get((client, DEALING)), self._partial.get(client)
+        at = 8 * piece * -(-words // pieces)
+        if row is None:
+            if not partial or (partial.pieces, partial.due) != (pieces, piece + 1):
+                return False
+            return form == "words" and self._holds(partial.begin + at, share)
+        if form == "seed":
+            same = row.seed == share.tobytes()
+        else:
+            same = row.form == form and self._holds(row.begin + at, share)
+        if not same:
+            raise DuplicateUpload(
+                "another dealing of yours for this round is stored already; the first one counts"
+            )
         return True
+
+    def _holds(self, at: int, share: NDArray[Any]) -> bool:
+        return self._file.read_bytes(at, share.nbytes) == share.tobytes()
+
+    def _check_piece(self, form: str, piece: int, pieces: int, share: NDArray[Any]) -> int:
+        """Check a piece of a dealing, and return how many words the dealing has."""
+        if self._shape is None:
+            raise LocalProtocolError("nobody deals in this round")
+        words = self._shape.layout.words
+        _check_piece(words, form, piece, pieces, share)
+        return words
 
     def _write_piece(
         self, client: str, words: int, piece: int, pieces: int, share: NDArray[Any]
-    ) -> int:
-        """Write a piece of a dealing of so many words, and return where the dealing begins."""
+    ) -> _Partial:
+        """Write a piece of a dealing of so many words, and return what there is of it."""
         partial = self._partial.get(client)
         due = partial.due if partial and partial.pieces == pieces else 0
         if piece not in (0, due):
@@ -193,25 +275,77 @@ class Spool:
                 f"{_piece(piece, pieces)} came where piece {due} is due: "
                 "send all pieces in order, from 0 on"
             )
+        packed = np.ascontiguousarray(share)
         try:
             begin = partial.begin if partial else self._file.reserve(words)
-            self._partial[client] = _Partial(begin, pieces, piece)
-            at = begin + 8 * piece * -(-words // pieces)
-            self._file.write(at, np.ascontiguousarray(share))
+            if piece == 0 or partial is None:
+                partial = self._partial[client] = _Partial(begin, pieces)
+            self._file.write(begin + 8 * piece * -(-words // pieces), packed)
         except OSError as error:
             raise _cannot_store("the dealing", error) from error
-        self._partial[client].due += 1
-        return begin
+        partial.sha256_before = partial.sha256.copy()
+        partial.sha256.update(packed.data)
+        partial.due += 1
+        return partial
+
+    def sync(self) -> None:
+        """Wait until all words are on the disk. Raises NotStored if they cannot be."""
+        try:
+            self._file.sync()
+        except OSError as error:
+            raise _cannot_store("the upload", error) from error
+
+    def add(self, row: Row) -> None:
+        """Let a share count whose row is committed."""
+        self._rows[row.client, row.kind] = row
+        if row.kind == DEALING:
+            self._partial.pop(row.client, None)
+
+    def discard(self, row: Row) -> None:
+        """Forget a share that cannot be stored. The last piece of a dealing is due once more."""
+        if row.kind == UPLOAD:
+            self._file.give_back(row.begin, row.size)
+        elif partial := self._partial.get(row.client):
+            partial.sha256, partial.due = partial.sha256_before, partial.due - 1
 
     def get(self, client: str) -> Upload:
         """Return the upload of a client, with its dealing where it has dealt."""
+        upload = self._upload(self._rows[client, UPLOAD], self._layout)
         if self._shape is None:
-            return self._uploads[client]
-        return DealtUpload(self._shape, self._dealings[client], self._uploads[client])
+            return upload
+        return DealtUpload(self._shape, self.dealing(client), upload)
 
     def dealing(self, client: str) -> Upload:
         """Return this server's half of a client's dealing."""
-        return self._dealings[client]
+        if self._shape is None:
+            raise LocalProtocolError("nobody deals in this round")
+        return self._upload(self._rows[client, DEALING], self._shape.layout)
+
+    def _upload(self, row: Row, layout: Layout) -> Upload:
+        if row.seed is not None:
+            return SeedUpload(layout, row.seed)
+        return StoredUpload(layout, self._file, row.begin)
+
+    def examination(self, clients: Container[str]) -> Callable[[], None]:
+        """Return a function that checks what these clients have sent against its SHA-256.
+
+        It is for another thread, since it reads all of it. It raises DamagedUpload.
+        """
+        file = self._file
+        rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
+
+        def examine() -> None:
+            for row in rows:
+                digest = hashlib.sha256()
+                for chunk in file.chunks(row.begin, row.size):
+                    digest.update(chunk)
+                if digest.digest() != row.sha256:
+                    raise DamagedUpload(
+                        f"the {row.kind} of a client is not what it has sent: the disk of this "
+                        "server is damaged. The round has failed for good, open a new one"
+                    )
+
+        return examine
 
     @property
     def _file(self) -> WordsFile:
@@ -224,16 +358,33 @@ class Spool:
 
         A run that still reads keeps the file, which then has no name, until it stops.
         """
-        self._uploads.clear()
-        self._dealings.clear()
+        self._rows.clear()
         self._partial.clear()
         self._words_file = None
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _cannot_store(what: str, error: OSError) -> SecureMedianError:
-    return SecureMedianError(f"this server cannot store {what}: {error.strerror}")
+def sha256(share: NDArray[Any]) -> bytes:
+    """Return the SHA-256 of a share as it was sent."""
+    return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
+
+
+def _seed_row(client: str, kind: str, share: NDArray[Any]) -> Row:
+    return Row(client, kind, "seed", 0, 0, sha256(share), time.time(), share.tobytes())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_store(what: str, error: OSError) -> NotStored:
+    return NotStored(f"this server cannot store {what}: {error.strerror}")
 
 
 def _piece(piece: int, pieces: int) -> str:
@@ -277,77 +428,158 @@ def _check_share(
 class Store:
     """The state folder of one server.
 
-    A new Store deletes the uploads that an ended process has left, since their round has failed.
     Raises ConfigError if the folder cannot be used or another process uses it.
     """
 
     def __init__(self, folder: Path, opening: Opening = nullcontext) -> None:
         self._opening = opening
+        self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for inner in (self._spools, self._kept):
+                inner.mkdir(mode=0o700, exist_ok=True)
+            # SQLite gives the files beside the database its mode
+            os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
+            _sync_folder(folder)
         except BlockingIOError as error:
             raise ConfigError(f"another server is running on the state folder {folder}") from error
         except OSError as error:
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
-        self._folder = folder
-        self._spools = folder / "spool"
-        shutil.rmtree(self._spools, ignore_errors=True)
-        self._spools.mkdir(mode=0o700)
+        self.database = Database(folder / DATABASE)
 
     def close(self) -> None:
         """Give the folder up, so that another process can use it."""
+        self.database.close()
         self._lock.close()
 
-    def spool(self, round_id: str, layout: Layout, shape: Dealing | None = None) -> Spool:
-        """Return a new spool for a round, in a folder that is named after it."""
+    def spool(
+        self,
+        round_id: str,
+        layout: Layout,
+        shape: Dealing | None = None,
+        rows: Iterable[Row] = (),
+    ) -> Spool:
+        """Return the spool of a round, in a folder that is named after it; `rows` are in it."""
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
-        return Spool(self._spools / round_id, layout, shape, self._opening)
+        return Spool(self._spools / round_id, layout, shape, self._opening, rows)
 
-    def load_training(self) -> Training:
-        """Return what `save_training` saved last, or a new training run if it never did.
+    def tidy(self, live: Container[str], kept: Container[str]) -> None:
+        """Delete the spools of rounds that are not `live`, and files that are not `kept`."""
+        for folder in self._spools.iterdir():
+            if folder.name not in live:
+                shutil.rmtree(folder, ignore_errors=True)
+        for file in self._kept.iterdir():
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+
+    # Training runs and results
+
+    def save_training(self, training: Training) -> str:
+        """Keep a training run, and return the name of its file. Raises NotStored."""
+        return self._keep(
+            {
+                "policy": training.policy.to_dict(),
+                "published": training.published,
+                "optimiser": training.optimiser.to_dict(),
+            },
+            {"scale": training.scale, "model": training.model, "moments": training.moments},
+        )
+
+    def load_training(self, name: str) -> Training:
+        """Return a training run by the name of its file. Raises ConfigError if it is damaged."""
+        fields, arrays = self._load(name)
+        return _training(fields, arrays)
+
+    def load_old_training(self) -> Training | None:
+        """Return the training run that an earlier release has left, if there is one.
 
         Raises ConfigError if the file is damaged.
         """
-        path = self._folder / _TRAINING
+        path = self._folder / _OLD_TRAINING
         if not path.exists():
-            return Training()
+            return None
         try:
             with np.load(path, allow_pickle=False) as saved:
-                # earlier releases called the scale `width`
-                scale = saved["scale" if "scale" in saved else "width"]
-                # and had no optimiser
-                optimiser = str(saved.get("optimiser", "{}"))
-                return Training(
-                    saved_policy(json.loads(str(saved["policy"]))),
-                    saved.get("model"),
-                    scale,
-                    int(saved["published"]),
-                    optimiser_from(json.loads(optimiser)),
-                    saved.get("moments"),
-                )
+                # still earlier releases called the scale `width`, and had no optimiser
+                names = {"width": "scale"}
+                arrays = {names.get(name, name): array for name, array in saved.items()}
+                texts = {"optimiser": "{}"} | {
+                    name: str(arrays.pop(name))
+                    for name in ("policy", "optimiser")
+                    if name in arrays
+                }
+                fields: dict[str, Any] = {name: json.loads(text) for name, text in texts.items()}
+                fields["published"] = int(arrays.pop("published"))
+                return _training(fields, arrays)
         except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
             raise ConfigError(
                 f"{path} is damaged: restore it, or remove it to start without a model"
             ) from error
 
-    def save_training(self, training: Training) -> None:
-        """Replace the saved training run in one step: a crash leaves the old one or the new one."""
-        arrays = {
-            "policy": np.array(json.dumps(training.policy.to_dict())),
-            "scale": training.scale,
-            "published": np.array(training.published),
-            "optimiser": np.array(json.dumps(training.optimiser.to_dict())),
-        }
-        if training.model is not None:
-            arrays["model"] = training.model
-        if training.moments is not None:
-            arrays["moments"] = training.moments
-        new = self._folder / (_TRAINING + ".new")
-        with self._opening(), new.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._folder / _TRAINING)
+    def forget_old_training(self) -> None:
+        """Delete what `load_old_training` has returned."""
+        (self._folder / _OLD_TRAINING).unlink(missing_ok=True)
+
+    def save_result(self, result: Result) -> str:
+        """Keep a result, and return the name of its file. Raises NotStored."""
+        fields, arrays = result.to_parts()
+        return self._keep(fields, arrays)
+
+    def load_result(self, name: str) -> Result:
+        """Return a result by the name of its file. Raises ConfigError if it is damaged."""
+        return Result.from_parts(*self._load(name))
+
+    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | None]) -> str:
+        """Write a file of fields and arrays in one step, and return its name."""
+        content = io.BytesIO()
+        given = {name: array for name, array in arrays.items() if array is not None}
+        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **given)  # type: ignore[arg-type]
+        data = content.getbuffer()
+        name = hashlib.sha256(data).hexdigest()
+        path = self._kept / name
+        if path.exists():
+            return name
+        new = path.with_suffix(".new")
+        try:
+            with self._opening():
+                with os.fdopen(
+                    os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+                ) as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                new.replace(path)
+                _sync_folder(self._kept)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise _cannot_store("a model or a result", error) from error
+        return name
+
+    def _load(self, name: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        path = self._kept / name
+        try:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != name:
+                raise ValueError
+            with np.load(io.BytesIO(data), allow_pickle=False) as saved:
+                arrays = dict(saved.items())
+            return json.loads(str(arrays.pop(_FIELDS))), arrays
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{path} is missing or damaged: restore the state folder from a backup, "
+                "or remove it to start without a model"
+            ) from error
+
+
+def _training(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training:
+    return Training(
+        saved_policy(fields["policy"]),
+        arrays.get("model"),
+        arrays["scale"],
+        fields["published"],
+        optimiser_from(fields["optimiser"]),
+        arrays.get("moments"),
+    )

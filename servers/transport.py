@@ -27,7 +27,7 @@ from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     FrameError,
-    SecureMedianError,
+    NoSocket,
 )
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.wire import Part
@@ -281,13 +281,13 @@ class PeerPort:
         S1 has to go first: what reaches S1's port before is lost. Without `keep`, a message that
         cannot be sent at once is refused, and not kept until the peer is connected. A connection
         that brings no whole message and no answer to a heartbeat for `silent_ms` is made anew.
-        Raises SecureMedianError if no socket can be opened.
+        Raises NoSocket if none can be opened.
         """
         try:
             socket = self._context.socket(zmq.DEALER)
             self._set_up(socket, name, keep, silent_ms)
         except zmq.ZMQError as error:
-            raise SecureMedianError(
+            raise NoSocket(
                 f"this server cannot open a socket: {zmq.strerror(error.errno or 0)}. "
                 "Limit who can connect, or raise LimitNOFILE (docs/deploying.md)"
             ) from error

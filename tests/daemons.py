@@ -365,6 +365,7 @@ class Pair:
                 "open",
                 "closing",
                 "checking",
+                "queued",
                 "starting",
                 "running",
             ), (

@@ -19,15 +19,16 @@ from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Checked, Cost, Outcome
+from securemedian.mpc.pipeline import Checked, Cost
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import config, control
 from securemedian.servers.control import Hello, Message, Open, Opened
-from securemedian.servers.engine import Engine
+from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import Entry
 from securemedian.servers.requests import Desk
+from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
 
@@ -47,50 +48,79 @@ def held(keys: Iterable[str]) -> dict[str, bytes]:
     return dict.fromkeys(keys, b"")
 
 
+def hello(instance: str = "one", **agreement: Any) -> Hello:
+    """Return a sign of life of the other server."""
+    return Hello(instance, "", 0, [], ALIKE | agreement)
+
+
 class FakeEngine:
     """An engine that computes nothing; the test says when it has ended and how."""
 
     def __init__(self) -> None:
         self.session_id: bytes | None = None
-        self.result: Outcome | Checked | SecureMedianError | None = None
+        self.result: Result | SecureMedianError | None = None
         # what is being checked
         self.checked: Sequence[Upload] = ()
         self.uploads: Sequence[Upload] | None = None
         self.dropped = 0
         self.refusal: Exception | None = None
-        self.phase, self.progress, self.ready = "", (0, 0), True
+        self.phase, self.progress, self.ready, self.stopping = "", (0, 0), True, False
+        # all sessions that were prepared, and what was tossed for the checks
+        self.sessions: list[bytes] = []
+        self.coins: list[bytes] = []
+
+    @property
+    def opened_session(self) -> bytes | None:
+        """The session."""
+        return self.session_id
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
         """Keep the session, or raise what the test wants."""
         if self.refusal:
             raise self.refusal
         self.session_id = session_id
+        self.sessions.append(session_id)
 
-    def check_dealings(self, shape: Dealing, halves: Sequence[Upload]) -> None:
-        """Note the dealings."""
-        self.checked = halves
+    def toss(self) -> None:
+        """Toss at once."""
+        self.result = Coin(b"coin %d" % len(self.sessions))
 
-    def check_values(self, params: RoundParams, uploads: Sequence[Upload]) -> None:
+    def check_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
+    ) -> None:
+        """Note the dealings and the coin."""
+        self.checked, self.examine = halves, examine
+        self.coins.append(coin)
+
+    def check_values(
+        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
+    ) -> None:
         """Note the uploads."""
-        self.checked = uploads
+        self.checked, self.examine = uploads, examine
 
     def end_check(self, *failed: int) -> None:
         """End the check; `failed` are places in its list."""
         passed = [place not in failed for place in range(len(self.checked))]
         self.result, self.checked = Checked(passed, Cost()), ()
 
-    def start(self, params: RoundParams, uploads: Sequence[Upload], weights: Sequence[int]) -> None:
+    def start(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        examine: Examine = nothing,
+    ) -> None:
         """Note the uploads."""
-        self.uploads = uploads
+        self.uploads, self.examine = uploads, examine
 
-    def poll(self) -> Outcome | Checked | SecureMedianError | None:
+    def poll(self) -> Result | SecureMedianError | None:
         """Return what the test has put there, once."""
         result, self.result = self.result, None
         return result
 
     def drop(self) -> None:
         """Forget the session."""
-        self.session_id = None
+        self.session_id, self.checked = None, ()
         self.dropped += 1
 
 
@@ -114,21 +144,36 @@ class Server:
         self.config = replace(_sample(party), **changes)
         self.params = params
         self.folder = folder
-        self.engine, self.now = FakeEngine(), 0.0
+        self.now = 0.0
+        # what it says does not survive the process
+        self.replies: list[wire.Message] = []
+        self._start(ready)
+
+    def _start(self, ready: bool) -> None:
+        self.engine = FakeEngine()
         self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
-        self.replies: list[wire.Message] = []
-        self.store = Store(folder)
+        self.store = Store(self.folder)
         engine = cast(Engine, self.engine)
-        self.rounds = Rounds(self.config, self.store, engine, self.sent.append, lambda: self.now)
+        clock = lambda: self.now  # noqa: E731
+        self.rounds = Rounds(self.config, self.store, engine, self.sent.append, clock, clock)
         self.desk = Desk(
             self.config,
             self.rounds,
             engine,
             lambda address, parts: self.replies.append(wire.unpack(parts)),
         )
-        self.hear(Hello("one", ALIKE))
+        self.hear(hello())
+
+    def restart(self) -> None:
+        """Kill the server, start it anew from its state folder, and link it."""
+        self.store.close()
+        self._start(ready=True)
+
+    def fail(self) -> None:
+        """Fail the live round for good."""
+        self.rounds._runner.take(self.latest, Failure("closed", "had enough"))
 
     def hear(self, *messages: Message) -> None:
         """Take messages of the other server."""
@@ -141,6 +186,7 @@ class Server:
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
         self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
+        self.rounds.flush()
         return self.replies[-1] if self.replies else wire.Message("")
 
     def ask_to_open(self, arrays: Arrays | None = None, reset: bool = False) -> None:
@@ -155,8 +201,8 @@ class Server:
         self.ask_to_open(arrays, reset)
         if not self.sent or not isinstance(self.sent[-1], Open):
             return ""
-        round_id = self.sent[-1].round
-        self.hear(Opened(round_id))
+        round_id = str(self.sent[-1].round)
+        self.hear(Opened(round_id, self.sent[-1].session))
         return round_id
 
     def upload(self, key: str, round_id: str) -> wire.Message:

@@ -404,3 +404,11 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
     results = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
     assert points.growth(results) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]
     assert points.growth(results[:2]) == []
+
+
+@pytest.mark.slow
+def test_the_memory_of_both_servers_is_measured(tmp_path: Path) -> None:
+    arguments = ["--clients", "3", "--dim", "20000", "--buckets", "8", "--out", str(tmp_path)]
+    assert cli.main(["bench", "memory", *arguments]) == 0
+    (point,) = json.loads((tmp_path / "memory.json").read_text())["points"]
+    assert all(50 < point[f"{server}_peak_mib"] < 1000 for server in ("s0", "s1"))

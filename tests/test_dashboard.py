@@ -108,8 +108,6 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     server.upload(both, round_id)
     server.hear(Dealt(round_id, both), Uploaded(round_id, both), Dealt(round_id, one))
     assert kinds() == ["s", "d", "w"]
-    server.engine.end_check(0)
-    server.rounds.engine_ended()
     server.ask(server.coordinator, "close", round=round_id)
     server.hear(Held(round_id, held([both])))
     assert kinds(one, neither) == ["l", "l"]

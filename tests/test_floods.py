@@ -150,6 +150,33 @@ def with_a_clients_key(pair: Pair, felt: threading.Event, ended: threading.Event
             assert "max_message_bytes" in answer.fields["message"]
 
 
+def with_refused_requests(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
+    """Send as many wrong requests as the servers take, and read the answers."""
+    keys = load_keys(pair.folder / "client-1.key_secret")
+    wrong: list[list[wire.Part]] = [
+        [b"junk"],
+        wire.pack("surprise", {"id": 1}),
+        wire.pack("upload", {"id": 1, "round": "7-3fa9c1d2", "params": b"", "form": "seed"}),
+    ]
+    contacts = config.load(pair.folder / "s1.toml").peer, config.load(pair.folder / "s0.toml").peer
+    with zmq.Context() as context, ExitStack() as opened:
+        ends = [
+            opened.enter_context(dealer(context, keys, doors(pair)[server], contact.public_key))
+            for server, contact in zip(SERVERS, contacts, strict=True)
+        ]
+        for end in ends:
+            assert end.poll(30_000, zmq.POLLOUT)
+        felt.set()
+        while not ended.is_set():
+            for end in ends:
+                for parts in wrong:
+                    end.send_multipart(parts)
+            for end in ends:
+                for _ in wrong:
+                    assert end.poll(30_000), "no answer"
+                    assert wire.unpack(end.recv_multipart()).type == "error"
+
+
 def as_the_peer(pair: Pair, felt: threading.Event, ended: threading.Event) -> None:
     """Send short and long messages with S0's key, on streams that S1 has no end of."""
     keys = load_keys(pair.folder / "s0.key_secret")
@@ -248,7 +275,7 @@ def test_a_flood_without_a_key_takes_no_descriptor_from_a_new_session(pair: Pair
     check_is_calm_again(pair, before)
 
 
-@pytest.mark.parametrize("flood", [with_a_clients_key, as_the_peer])
+@pytest.mark.parametrize("flood", [with_a_clients_key, with_refused_requests, as_the_peer])
 def test_a_flood_with_a_key_leaves_nothing_behind(pair: Pair, flood: Flood) -> None:
     """After the first flood, whose long frames teach malloc to keep what is shorter."""
     before = calm(pair)
@@ -266,3 +293,5 @@ def test_the_logs_of_the_floods_are_short_and_name_no_defect(pair: Pair) -> None
         (listening,) = (event for event in events if event["event"] == "listening")
         assert listening["descriptors"] == DESCRIPTORS
         assert listening["connections"] == DESCRIPTORS * 3 // 4
+        assert sum(event["event"] == "request-refused" for event in events) < 100
+        assert len(pair.output(server)) < 100_000

@@ -87,13 +87,13 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
     """Frames of a client that are no request, or one that is refused, and of the other server."""
     server = Server(party, tmp_path)
     client = server.keys[0]
-    bad = [
+    bad: list[list[wire.Part]] = [
         [b"junk"],
         wire.pack("surprise", {"id": 1}),
         wire.pack("upload", {"id": 1, "round": "7-3fa9c1d2", "params": b"", "form": "seed"}),
         wire.pack("open", {"id": 1, "params": {}, "range": {}}),
     ]
-    late = control.encode(control.Done("7-3fa9c1d2"))
+    late = control.encode(control.Failed("7-3fa9c1d2", "closed", "late"))
 
     def flood(count: int) -> None:
         for number in range(count):
@@ -102,6 +102,7 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
             server.replies.clear()
 
     caplog.clear()
+    server.sent.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
         flood(100)
         most = len(caplog.records)

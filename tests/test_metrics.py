@@ -136,8 +136,7 @@ def test_answers_are_counted_by_request_and_result(tmp_path: Path, tally: Tally)
 def test_what_is_logged_is_counted(tmp_path: Path, tally: Tally) -> None:
     server = Server(0, tmp_path)
     monitor = Monitor(server.config, tally)
-    server.open()
-    server.rounds.fail("broke")
+    server.ask(server.coordinator, "abort", round=server.open(), reason="a test")
     for included in (2, 3):
         publish(server, Cost(ots=10, bytes_sent=7, online_seconds=0.5), included)
     logs.event("request-refused", suppressed=4)
@@ -146,7 +145,8 @@ def test_what_is_logged_is_counted(tmp_path: Path, tally: Tally) -> None:
     seen = samples(monitor)
     assert seen["rounds_total", "open", "default"] == 1
     assert seen["rounds_total", "published", "default"] == 2
-    assert seen["rounds_failed_total", "round-failed", "default"] == 1
+    code = server.latest.server_round.code
+    assert seen["rounds_failed_total", code, "default"] == 1 and code != "error"
     assert seen["rounds_failed_total", "error", "default"] == 1
     assert seen["clients_total", "yes", "default"] == 5
     assert seen["clients_total", "no", "default"] == 2
@@ -248,11 +248,11 @@ def test_what_a_scrape_costs_does_not_grow_with_clients(tmp_path: Path) -> None:
     counts = []
     for server in (few, many):
         monitor = Monitor(server.config, Tally())
-        server.open()
+        round_id = server.open()
         turn(monitor, server)
         before = samples(monitor)
         # the loop's objects change, and the snapshot does not
-        server.rounds.fail("broke")
+        server.ask(server.coordinator, "abort", round=round_id, reason="a test")
         server.ask(server.keys[0], "info")
         assert samples(monitor)["live_rounds", "open"] == before["live_rounds", "open"] == 1
         counts.append(len(before))

@@ -112,10 +112,10 @@ def test_a_round_goes_on_with_the_clients_it_began_with(server: Server) -> None:
         server.upload(client.public_key, round_id)
         server.hear(_uploaded(round_id, client))
     keys = sorted(client.public_key for client in (gone, *others))
-    server.hear(Held(round_id, held(keys)), Ready(round_id))
+    server.hear(Held(round_id, held(keys)), Ready(round_id, 1))
     server.engine.result = Outcome(PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), Cost())
     server.rounds.engine_ended()
-    server.hear(Done(round_id))
+    server.hear(Done(round_id, 1))
     status = server.ask(server.coordinator, "status").fields
     assert status["state"] == "published" and gone.name in status["included"]
     assert list(status["clients"]) == [client.name for client in (gone, *others)]
@@ -133,7 +133,7 @@ def _uploaded(round_id: str, client: Caller) -> Uploaded:
 def test_limits_hold_for_the_next_round(server: Server) -> None:
     round_id = server.open()
     reload(server, min_clients=3, round_limit_s=7.0, policy=Policy(at_most={"dim": 1}))
-    assert server.latest.server_round.run_s == SAMPLE.round_limit_s
+    assert server.latest.server_round.limits.run_s == SAMPLE.round_limit_s
     server.ask(server.coordinator, "abort", round=round_id, reason="")
     code, message = refusal(
         server.ask(server.coordinator, "open", params=server.params.to_dict(), range={})
@@ -141,7 +141,7 @@ def test_limits_hold_for_the_next_round(server: Server) -> None:
     assert code == "policy-refused" and "dim up to 1" in message
     reload(server, policy=Policy())
     server.open()
-    assert server.latest.server_round.run_s == 7.0
+    assert server.latest.server_round.limits.run_s == 7.0
 
 
 def test_the_page_names_what_can_be_changed() -> None:

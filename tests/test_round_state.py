@@ -5,6 +5,7 @@ servers.peer and servers.control are tested here, too.
 
 import copy
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.servers import control
 from securemedian.servers.control import (
+    Again,
     Check,
     Checked,
     Close,
@@ -43,6 +45,7 @@ from securemedian.servers.control import (
     Open,
     Opened,
     Ready,
+    Resume,
     RoundMessage,
     Run,
     Uploaded,
@@ -59,19 +62,27 @@ from securemedian.servers.round_state import (
     Effect,
     Event,
     Failure,
+    Interrupted,
+    Limits,
     OpenAsked,
     Overdue,
     ServerRound,
     State,
     Stored,
+    Tossed,
     Transition,
+    Turn,
+    Unlinked,
     always,
     is_message,
 )
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
-DEADLINE_S, ANSWER_S, RUN_S = 100.0, 5.0, 50.0
+DEADLINE_S, ANSWER_S, RUN_S, RESUME_S = 100.0, 5.0, 50.0, 1000.0
+LIMITS = Limits(ANSWER_S, RUN_S, RESUME_S, retry_wait_s=1.0, max_attempts=3)
+FIRST, SECOND = bytes(SESSION_BYTES), bytes([1] * SESSION_BYTES)
+COIN, OTHER_COIN = b"a coin", b"another one"
 
 
 # rounds in which nothing is checked, or dealings, or values
@@ -94,9 +105,7 @@ def a_round(
     **changes: Any,
 ) -> ServerRound:
     asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False)
-    made = ServerRound(
-        party, asked, params(**changes), NAMES, floor, ANSWER_S, RUN_S, frozenset(repeats)
-    )
+    made = ServerRound(party, asked, params(**changes), NAMES, floor, LIMITS, frozenset(repeats))
     if state:
         made._enter(state, 0.0)
     return made
@@ -104,25 +113,31 @@ def a_round(
 
 MESSAGES: tuple[RoundMessage, ...] = (
     a_round(0).asked,
-    Opened(ID),
+    Opened(ID, FIRST),
+    Resume(ID, FIRST, "open", 0, False, {}, [], [], [], {}),
     Dealt(ID, "key-a"),
     Uploaded(ID, "key-a", b"?"),
     Check(ID, ["key-a"]),
     Checked(ID, ["key-a"], []),
     Close(ID, {"key-a": b"?"}),
     Held(ID, {}),
-    Run(ID, b"?"),
-    Ready(ID),
-    Done(ID),
+    Run(ID, b"?", 1, FIRST, False),
+    Ready(ID, 0),
+    Done(ID, 0),
+    Again(ID, 1, "closed", "why"),
     Failed(ID, "closed", "why"),
 )
 OWN: tuple[Event, ...] = (
     OpenAsked(),
-    DealingStored("key-a"),
-    Stored("key-a"),
+    DealingStored("key-a", b"!"),
+    Stored("key-a", b"!"),
+    Turn(SECOND, True),
+    Tossed(COIN),
     CheckEnded(["key-a"], []),
     CloseAsked(),
     Computed(),
+    Interrupted("closed", "why"),
+    Unlinked("why"),
     Failure("closed", "why"),
     Overdue(),
 )
@@ -162,12 +177,18 @@ class Both:
         for action in self.rounds[party].handle(event, now):
             if action is Effect.START:
                 self.started.append(party)
+            elif (
+                action is Effect.CHECK and self.rounds[party].dealt and not self.rounds[party].coin
+            ):
+                self.feed(party, Tossed(COIN), now)
             elif action is Effect.CHECK:
                 self.checks[party].append(self.rounds[party].under_check)
                 if not self.slow:
                     self.finish(party)
             elif not isinstance(action, Effect):
                 self.feed(1 - party, received(action), now)
+        if self.rounds[0].awaits_turn(now):
+            self.feed(0, Turn(FIRST, False), now)
 
     def finish(self, party: int, wrong: tuple[str, ...] | None = None) -> None:
         """End the check that is under way at a server."""
@@ -178,7 +199,7 @@ class Both:
     def deal(self, client: str, *parties: int) -> None:
         for party in parties or (0, 1):
             self.rounds[party].check_dealing(client)
-            self.feed(party, DealingStored(client))
+            self.feed(party, DealingStored(client, b"d"))
 
     def upload(self, client: str, *parties: int, digests: tuple[bytes, bytes] = (b"", b"")) -> None:
         for party in parties or (0, 1):
@@ -276,8 +297,10 @@ def test_clients_beyond_the_most_are_cut_alike_at_both() -> None:
 def test_uploads_are_refused_twice_and_out_of_time() -> None:
     both = Both()
     both.upload("key-a")
+    assert both.rounds[0].repeats_upload("key-a", b"")
+    assert not both.rounds[0].repeats_upload("key-b", b"")
     with pytest.raises(DuplicateUpload):
-        both.rounds[0].check_upload("key-a")
+        both.rounds[0].repeats_upload("key-a", b"another")
     for state in set(State) - {State.OPEN}:
         with pytest.raises(RoundClosed, match=state):
             a_round(0, state).check_upload("key-b")
@@ -289,27 +312,46 @@ def test_the_deadline_closes_at_s0_and_every_other_limit_fails() -> None:
     leader = a_round(0)
     leader.handle(OpenAsked(), 0.0)
     assert leader.deadline == ANSWER_S
-    leader.handle(Opened(ID), 2.0)
+    leader.handle(Opened(ID, FIRST), 2.0)
     assert leader.deadline == 2.0 + DEADLINE_S
     assert leader.handle(Overdue(), 200.0)[-1] == Close(ID, {})
     assert leader.deadline == 200.0 + ANSWER_S
-    assert a_round(1, State.OPEN).deadline == DEADLINE_S + ANSWER_S
+    # S1 leaves the lead to S0, and only does not wait for ever
+    assert a_round(1, State.OPEN).deadline == DEADLINE_S + RESUME_S
+    assert a_round(1, State.QUEUED).deadline == a_round(1, State.CHECKING).deadline == RESUME_S
     assert a_round(0, State.STARTING).deadline == ANSWER_S
-    assert a_round(0, State.RUNNING).deadline == a_round(1, State.CHECKING).deadline == RUN_S
-    for party, state in itertools.product((0, 1), LIVE):
-        if (state, Overdue) in TABLE[party] and (party, state) != (0, State.OPEN):
-            overdue = a_round(party, state)
-            failed = overdue.handle(Overdue(), 300.0)[-1]
-            assert isinstance(failed, Failed) and failed.code == "timeout"
-            assert overdue.state is State.FAILED and state in overdue.reason
-            assert overdue.deadline == float("inf")
+    assert a_round(0, State.RUNNING).deadline == a_round(1, State.RUNNING).deadline == RUN_S
+
+
+@pytest.mark.parametrize("state", LIVE)
+@pytest.mark.parametrize("party", (0, 1))
+def test_a_limit_that_is_reached_is_no_end_until_it_has_been_reached_too_often(
+    party: int, state: State
+) -> None:
+    if (state, Overdue) not in TABLE[party] or (party, state) == (0, State.OPEN):
+        return
+    overdue = a_round(party, state)
+    overdue.handle(Overdue(), 300.0)
+    if state is State.OPENING or (party == 1 and state is not State.RUNNING):
+        assert overdue.state is State.FAILED and overdue.deadline == float("inf")
+        return
+    assert overdue.live
+    overdue = a_round(party, state)
+    overdue.setbacks = LIMITS.max_attempts - 1
+    if state is State.QUEUED:
+        overdue.adrift = overdue.resuming = True
+    failed = overdue.handle(Overdue(), 300.0)[-1]
+    if party == 0:
+        assert isinstance(failed, Failed) and failed.code == "timeout"
+        assert overdue.state is State.FAILED and state in overdue.reason
+        assert "for good" in overdue.reason and "3 times" in overdue.reason
 
 
 @pytest.mark.parametrize("state", LIVE)
 @pytest.mark.parametrize("party", (0, 1))
 def test_a_failure_anywhere_fails_both(party: int, state: State) -> None:
     if (state, Failure) not in TABLE[party]:
-        assert party == 1 and state in (State.OPENING, State.STARTING)
+        assert party == 1 and state in (State.OPENING, State.CLOSING, State.STARTING)
         return
     here = a_round(party, state)
     there = a_round(1 - party, State.OPEN)
@@ -423,8 +465,9 @@ def test_a_dealing_at_one_server_is_left_out_and_an_upload_needs_its_dealing() -
     both.deal("key-c", 0)
     with pytest.raises(BadUpload, match="deal before you upload"):
         both.rounds[1].check_upload("key-c")
+    assert both.rounds[0].repeats_dealing("key-c", b"d")
     with pytest.raises(DuplicateUpload):
-        both.rounds[0].check_dealing("key-c")
+        both.rounds[0].repeats_dealing("key-c", b"another")
     both.upload("key-c", 0)
     both.feed(0, CloseAsked())
     for here in both.rounds:
@@ -496,16 +539,25 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
         # values are fixed once the round is closed, and the dealing is not here
         fails(here, Check(ID, ["key-a"]), "peer-protocol")
     here = a_round(1, State.OPEN, **DEALT)
-    here.dealt_here |= {"key-a", "key-b"}
+    here.dealt_here |= {"key-a": b"", "key-b": b""}
     assert here.handle(Check(ID, ["key-a"]), 1.0) == [Effect.CHECK]
+    here.handle(Tossed(COIN), 1.0)
     # one at a time
     fails(copy.deepcopy(here), Check(ID, ["key-b"]), "peer-protocol")
     here.handle(CheckEnded(["key-a"], []), 1.0)
     # and each once
     fails(copy.deepcopy(here), Check(ID, ["key-a", "key-b"]), "peer-protocol")
-    here.handle(Close(ID, {"key-a": b"m", "key-b": b"m"}), 1.0)
-    here.included = ["key-a", "key-b"]
-    fails(here, Run(ID, here.digest), "peer-protocol")
+    here.here = {"key-a": b"m", "key-b": b"m"}
+    here.handle(Close(ID, dict(here.here)), 1.0)
+    assert here.included == ["key-a", "key-b"]
+    fails(copy.deepcopy(here), Run(ID, here.digest, 1, FIRST, False), "peer-protocol")
+    here.handle(Check(ID, ["key-b"]), 1.0)
+    here.handle(CheckEnded(["key-b"], []), 1.0)
+    run = Run(ID, here.digest, 1, FIRST, False)
+    assert Effect.START in here.handle(run, 1.0)
+    here.handle(Again(ID, 1, "timeout", "why"), 1.0)
+    # each run once
+    fails(here, run, "peer-protocol")
 
 
 @pytest.mark.parametrize(
@@ -542,13 +594,13 @@ def test_s0_takes_verdicts_of_s1_once_and_when_it_has_asked_for_them(state: Stat
 
 def test_s1_does_not_run_the_protocol_while_it_checks() -> None:
     here = a_round(1, State.OPEN, **DEALT)
-    here.dealt_here |= set(NAMES)
+    here.dealt_here |= dict.fromkeys(NAMES, b"")
     here.handle(Check(ID, ["key-a", "key-b"]), 1.0)
     here.handle(CheckEnded(["key-a", "key-b"], []), 1.0)
     here.handle(Check(ID, ["key-c"]), 1.0)
     here.handle(Close(ID, {"key-a": b"m", "key-b": b"m"}), 1.0)
     here.included = ["key-a", "key-b"]
-    actions = here.handle(Run(ID, here.digest), 1.0)
+    actions = here.handle(Run(ID, here.digest, 1, FIRST, False), 1.0)
     assert here.state is State.FAILED and here.code == "peer-protocol"
     assert Effect.START not in actions
 
@@ -579,6 +631,10 @@ def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> Non
             assert here.handle(event, 1.0) == [] and _changeable(here) == before
             assert LATE[party][pair]
             seen["late"] += 1
+        elif party == 0 and isinstance(event, Resume) and here.live:
+            # S1 answers what it was not asked
+            assert here.handle(event, 1.0) == [] and _changeable(here) == before
+            seen["late"] += 1
         elif pair in TABLE[party]:
             *conditional, last = TABLE[party][pair]
             assert last.when is always and all(line.when is not always for line in conditional)
@@ -605,7 +661,7 @@ def test_all_messages_and_events_are_in_the_table() -> None:
 
 
 def test_only_s0_leads() -> None:
-    told = {Opened, Checked, Held, Ready, OpenAsked, CloseAsked}
+    told = {Opened, Checked, Held, Ready, OpenAsked, CloseAsked, Turn}
     assert {event for _, event in TABLE[0]} - {event for _, event in TABLE[1]} == told
     asks = {Open, Check, Close, Run}
     assert {event for _, event in TABLE[1]} - {event for _, event in TABLE[0]} == asks
@@ -616,14 +672,26 @@ def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads()
         for (state, _), lines in table.items():
             for line in lines:
                 assert (Effect.LOG in line.actions) == (line.to is not state)
-                ended = line.to in (State.PUBLISHED, State.FAILED)
+                ended = line.to in (State.PUBLISHED, State.FAILED) and line.to is not state
                 assert (Effect.DROP_UPLOADS in line.actions) == ended
-                assert (Effect.DROP_SESSION in line.actions) == (line.to is State.FAILED)
+                if ended:
+                    dropped = Effect.DROP_SESSION in line.actions
+                    assert dropped == (line.to is State.FAILED)
                 starts = line.to is State.RUNNING and state is not State.RUNNING
                 assert (Effect.BIND in line.actions) == starts
                 # what is remembered is remembered before anything can be opened
                 if starts:
                     assert line.actions.index(Effect.BIND) < line.actions.index(Effect.START)
+
+
+def test_what_broke_off_never_goes_on_in_its_session() -> None:
+    for table in TABLE:
+        for (state, event), lines in table.items():
+            for line in lines:
+                if line.to is State.QUEUED and state in (State.STARTING, State.RUNNING):
+                    # at S0 it was dropped when the round drifted
+                    resumed = event is Resume and table is TABLE[0]
+                    assert resumed or Effect.DROP_SESSION in line.actions
 
 
 @dataclass(frozen=True)
@@ -639,10 +707,21 @@ class Scenario:
     differ: tuple[str, ...] = ()
     # whether the round may fail at any time
     failures: bool = False
+    # how often what is under way may break off, and how often the link or a server may
+    breaks: int = 0
+    crashes: int = 0
+
+
+class Hello_:
+    """In a queue: from here on the sender is another instance."""
 
 
 class Walk:
-    """Two honest servers and what is on its way between them."""
+    """Two honest servers and what is on its way between them.
+
+    What a server has stored survives its crash: everything that `handle` has changed, and nothing
+    of the actions. With the crash everything is lost that was on its way to it.
+    """
 
     # S1 does not let the round in, and knows nothing of it afterwards
     NO = Failure("bad-config", "no")
@@ -652,24 +731,41 @@ class Walk:
         self.rounds = [a_round(party, max_clients=2, **scenario.kind) for party in (0, 1)]
         for here in self.rounds:
             for client in scenario.sent:
-                here.here[client] = here.there[client] = b"m"
+                here.here[client] = b"m"
+                here.there[client] = here.told(b"m")
                 if here.dealt:
-                    here.dealt_here.add(client)
+                    here.dealt_here[client] = b"d"
                     here.dealt_there.add(client)
         # to S0 and to S1
-        self.queues: list[list[RoundMessage]] = [[], []]
+        self.queues: list[list[RoundMessage | Hello_]] = [[], []]
         # whether a check is being made at each
         self.busy = [False, False]
+        self.breaks, self.crashes = scenario.breaks, scenario.crashes
+        # how many sessions there have been, and which each server has ready
+        self.sessions = 1
+        self.prepared: list[bytes | None] = [None, None]
+        # under which coins a client's dealing was opened, in which sessions a server has run the
+        # protocol, and on whom either has
+        self.opened: frozenset[tuple[str, bytes]] = frozenset()
+        self.runs: frozenset[tuple[int, bytes]] = frozenset()
+        self.included: frozenset[tuple[str, ...]] = frozenset()
 
     def key(self) -> Any:
         rounds = [
             (
                 here.state,
+                here.adrift,
+                here.resuming,
+                here.session,
+                here.setbacks,
+                here.attempt,
                 tuple(here.here.items()),
                 tuple(here.there.items()),
                 frozenset(here.dealt_here),
                 frozenset(here.dealt_there),
                 tuple(here.under_check),
+                here.coin,
+                tuple(here.coins.items()),
                 tuple(here.failed_here or ("none",)),
                 tuple(here.failed_there or ("none",)),
                 frozenset(here.passed),
@@ -680,21 +776,25 @@ class Walk:
             )
             for here in self.rounds
         ]
-        queues = [[tuple(map(str, vars(m).values())) for m in queue] for queue in self.queues]
-        return tuple(rounds), tuple(map(tuple, queues)), tuple(self.busy)
+        queues = [[(type(m), *map(str, vars(m).values())) for m in queue] for queue in self.queues]
+        more = (
+            tuple(self.prepared),
+            self.breaks,
+            self.crashes,
+            self.opened,
+            self.runs,
+            self.included,
+        )
+        return tuple(rounds), tuple(map(tuple, queues)), tuple(self.busy), more
 
     def copy(self) -> "Walk":
         made = copy.copy(self)
-        made.rounds = [copy.copy(here) for here in self.rounds]
-        for here in made.rounds:
-            here.here, here.there = dict(here.here), dict(here.there)
-            here.dealt_here, here.dealt_there = set(here.dealt_here), set(here.dealt_there)
-            here.passed, here.failed = set(here.passed), set(here.failed)
+        made.rounds = [here.after([], 0.0)[0] for here in self.rounds]
         made.queues = [list(queue) for queue in self.queues]
-        made.busy = list(self.busy)
+        made.busy, made.prepared = list(self.busy), list(self.prepared)
         return made
 
-    def events(self) -> Iterator[tuple[int, Event]]:
+    def events(self) -> Iterator[tuple[int, Event | Hello_]]:
         """Yield what may happen next at either server."""
         for party, here in enumerate(self.rounds):
             if self.queues[party]:
@@ -705,41 +805,115 @@ class Walk:
                 if here.state is not State.OPEN or client in here.here:
                     continue
                 if here.dealt and client not in here.dealt_here:
-                    yield party, DealingStored(client)
+                    yield party, DealingStored(client, b"d")
                 elif client not in here.failed:
                     own = client in self.scenario.differ
                     yield party, Stored(client, b"m%d" % party if own else b"m")
             if party == 0 and here.state is State.OPEN:
                 yield party, CloseAsked()
-            if self.busy[party]:
+            if party == 0 and here.awaits_turn(float("inf")):
+                new = bytes([self.sessions] * SESSION_BYTES)
+                kept = self.prepared[0]
+                yield party, Turn(kept, False) if kept else Turn(new, True)
+            if self.busy[party] and here.dealt and not here.coin:
+                yield party, Tossed(here.session)
+            elif self.busy[party]:
                 clients = list(here.under_check)
                 failed = [key for key in clients if key in self.scenario.wrong]
                 yield party, CheckEnded(clients, failed)
             if here.state is State.RUNNING and not here.computed_here:
                 yield party, Computed()
+            if here.live and self.breaks:
+                yield party, Interrupted("closed", "why")
+                waits = here.adrift and not here.resuming if party == 0 else here.computed_here
+                leads = party == 0 or here.state is State.RUNNING
+                if (here.state, Overdue) in TABLE[party] and leads and not waits:
+                    yield party, Overdue()
             if here.live and self.scenario.failures:
                 yield party, Failure("closed", "why")
-                yield party, Overdue()
 
-    def happen(self, party: int, event: Event) -> None:
+    def happen(self, party: int, event: Event | Hello_, dies: bool = False) -> None:
+        """Let an event happen. If the server `dies`, that is after it has stored the change."""
         if event is self.NO:
-            if self.queues[1]:
+            if self.queues[1] and isinstance(self.queues[1][0], Open):
                 self.queues[1].pop(0)
                 self.queues[0].append(Failed(ID, "bad-config", "no"))
                 self.rounds[1].state = State.FAILED
             return
+        here = self.rounds[party]
+        if isinstance(event, Hello_):
+            self.queues[party].pop(0)
+            self._unlink(party)
+            return
         if is_message(event):
             self.queues[party].pop(0)
+            if here.state is State.NEW and not isinstance(event, Open):
+                # S1 does not know the round
+                if isinstance(event, Resume):
+                    self.queues[0].append(Failed(ID, "unknown-round", "no"))
+                return
         elif isinstance(event, CheckEnded):
             self.busy[party] = False
-        actions = self.rounds[party].handle(event, 1.0)
-        if Effect.CHECK in actions:
-            # one check at a time
-            assert not self.busy[party]
-            self.busy[party] = True
-        if Effect.DROP_SESSION in actions:
-            self.busy[party] = False
-        self.queues[1 - party] += [action for action in actions if not isinstance(action, Effect)]
+        elif isinstance(event, Interrupted | Overdue):
+            self.breaks -= 1
+        elif isinstance(event, Turn):
+            self.sessions += event.new_session
+        actions = here.handle(event, 1.0)
+        if dies:
+            self.crash(party)
+            return
+        for action in actions:
+            if action is Effect.CHECK:
+                # one check at a time
+                assert not self.busy[party] or isinstance(event, Tossed)
+                self.busy[party] = True
+                self.opened |= {(key, here.coin) for key in here.under_check if here.coin}
+            elif action is Effect.PREPARE:
+                self.prepared[party] = here.session
+            elif action is Effect.START:
+                if not here.new_session and self.prepared[party] != here.session:
+                    self.happen(party, Interrupted("closed", "no such session"))
+                    self.breaks += 1
+                    return
+                self.prepared[party] = here.session
+                assert (party, here.session) not in self.runs
+                self.runs |= {(party, here.session)}
+                self.included |= {tuple(here.included)}
+            elif action is Effect.DROP_SESSION:
+                self.busy[party], self.prepared[party] = False, None
+            elif not isinstance(action, Effect):
+                self.queues[1 - party].append(action)
+
+    def crash(self, party: int) -> None:
+        """Start a server anew, from what it has stored."""
+        self.crashes -= 1
+        self.busy[party], self.prepared[party] = False, None
+        self.queues[party] = []
+        self.queues[1 - party].append(Hello_())
+        old = self.rounds[party]
+        if old.state is State.NEW:
+            return
+        new = self.rounds[party] = a_round(party, max_clients=2, **self.scenario.kind)
+        new.restore(json.loads(json.dumps(old.saved())))
+        if old.live:
+            new.here, new.dealt_here = dict(old.here), dict(old.dealt_here)
+            new.coins, new.passed, new.failed = dict(old.coins), set(old.passed), set(old.failed)
+        self._unlink(party)
+
+    def cut(self) -> None:
+        """Break the link, and lose what is on its way."""
+        self.crashes -= 1
+        self.queues = [[Hello_()], [Hello_()]]
+
+    def _unlink(self, party: int) -> None:
+        here = self.rounds[party]
+        if here.live:
+            self.busy[party], self.prepared[party] = False, None
+            actions = here.handle(Unlinked("why"), 1.0)
+            self.queues[1 - party] += [one for one in actions if not isinstance(one, Effect)]
+        # S0 says once more how a round has ended
+        if told := here.told_again():
+            self.queues[1].append(told)
 
 
 TWO = ("key-a", "key-b")
@@ -753,11 +927,20 @@ SCENARIOS = (
     Scenario(VALUES, ("key-b",), ("key-a",), failures=True),
     Scenario(VALUES, ("key-b",), ("key-a",), wrong=("key-b",)),
     Scenario(VALUES, (), ("key-a", "key-b", "key-c"), wrong=("key-a",)),
+    Scenario(PLAIN, (), TWO, breaks=1, crashes=1),
+    Scenario(DEALT, (), TWO, crashes=1),
+    Scenario(DEALT, (), TWO, breaks=1),
+    Scenario(VALUES, (), TWO, crashes=1),
 )
 
 
-def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int]:
-    """Take every order of events; return the lines and late pairs that came, and the places."""
+def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int, set[bool]]:
+    """Take every order of events.
+
+    Return the lines and late pairs that came, the number of places, and whether a round was ever
+    published, or ever not.
+    """
+    ends: set[bool] = set()
     taken: set[tuple[int, Any, Transition]] = set()
     late: set[tuple[int, Any]] = set()
     start = Walk(scenario)
@@ -770,6 +953,9 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int]:
         assert leader.failed | follower.failed <= set(scenario.wrong)
         if State.PUBLISHED in (leader.state, follower.state):
             assert leader.ran and follower.ran
+        # SECURITY: no other set at the same number, and no dealing under a second coin
+        assert len(now.included) <= 1
+        assert len(now.opened) == len({client for client, _ in now.opened})
         if leader.ran and follower.ran:
             assert leader.included == follower.included and len(leader.included) == 2
             assert not out & set(leader.included) and leader.left_out == follower.left_out
@@ -778,23 +964,44 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int]:
         more = list(now.events())
         if not more:
             assert not leader.live and not follower.live
+            published = {here.state is State.PUBLISHED for here in now.rounds}
+            assert len(published) == 1 or scenario.failures
+            # what was open is published, whatever breaks
+            complete = not (scenario.clients or scenario.failures or out)
+            assert True in published or not leader.begun or not complete
+            ends |= published
         for party, event in more:
             then = now.copy()
-            pair = then.rounds[party].state, type(event)
+            before = then.rounds[party]
+            pair, stale = (before.state, type(event)), before._is_of_another_link(event)
             # raises if it is refused
             then.happen(party, event)
             assert not then.rounds[party].discord
-            if event is Walk.NO:
+            if event is Walk.NO or isinstance(event, Hello_) or stale:
+                pass
+            elif before.state is State.NEW and pair not in TABLE[party]:
+                # about a round that S1 does not know
                 pass
             elif pair in LATE[party]:
                 late.add((party, pair))
             else:
                 after = then.rounds[party].state
                 taken |= {(party, pair, line) for line in TABLE[party][pair] if line.to is after}
+            found = [then]
+            if now.crashes and event is not Walk.NO and not isinstance(event, Hello_):
+                found.append(now.copy())
+                found[-1].happen(party, event, dies=True)
+            for each in found:
+                if (key := each.key()) not in known:
+                    known.add(key)
+                    heap.append(each)
+        if now.crashes:
+            then = now.copy()
+            then.cut()
             if (key := then.key()) not in known:
                 known.add(key)
                 heap.append(then)
-    return taken, late, len(known)
+    return taken, late, len(known), ends
 
 
 def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
@@ -812,7 +1019,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
     # S1 refuses clients whom S0 takes only where their configurations or parameters differ
     own_account = {line for line in lines if line[0] == 1 and line[1][1] is Run}
-    assert lines - taken <= own_account and min(places for _, _, places in walks) > 30
+    assert lines - taken <= own_account and min(one[2] for one in walks) > 30
 
 
 @pytest.mark.slow
@@ -884,8 +1091,11 @@ def test_the_documentation_shows_the_tables() -> None:
 def test_an_abort_is_refused_once_values_may_have_been_opened() -> None:
     for state in State:
         asked = a_round(0, state)
-        if state in (State.OPENING, State.OPEN, State.CLOSING, State.CHECKING):
+        if state in (State.OPENING, State.OPEN, State.CLOSING, State.CHECKING, State.QUEUED):
             asked.check_abort()
+            asked.ran = True
+            with pytest.raises(RoundClosed, match="opened"):
+                asked.check_abort()
         else:
             with pytest.raises(RoundClosed, match="opened" if asked.live else state):
                 asked.check_abort()
@@ -965,6 +1175,19 @@ OPEN_FIELDS = {
     "new_session": True,
     "start_over": False,
 }
+HELLO = {"instance": "a", "peer": "", "sent": 0, "rounds": [], "agreement": {}}
+RESUME = {
+    "round": ID,
+    "session": bytes(SESSION_BYTES),
+    "state": "open",
+    "attempt": 0,
+    "computed": False,
+    "held": {},
+    "dealt": [],
+    "passed": [],
+    "failed": [],
+    "coins": {},
+}
 WRONG = "x" * 900_000
 
 
@@ -976,7 +1199,7 @@ WRONG = "x" * 900_000
         wire.pack("nonsense", {}),
         wire.pack(WRONG, {}),
         wire.pack("opened", {}),
-        wire.pack("opened", {"round": ID, "more": 1}),
+        wire.pack("opened", {"round": ID, "session": bytes(SESSION_BYTES), "more": 1}),
         wire.pack("opened", {"round": ID, WRONG: 1}),
         wire.pack("opened", {"round": 7}),
         wire.pack("opened", {"round": WRONG}),
@@ -996,8 +1219,13 @@ WRONG = "x" * 900_000
         wire.pack("checked", {"round": ID, "clients": ["a", "b"], "failed": ["b", "a"]}),
         wire.pack("uploaded", {"round": ID, "client": "a", "digest": "text"}),
         wire.pack("held", {"round": ID, "held": None}),
-        wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2}}),
-        wire.pack("hello", {"instance": "a", "agreement": {b"lanes": 2, "lanes": 2}}),
+        wire.pack("hello", HELLO | {"agreement": {b"lanes": 2}}),
+        wire.pack("hello", HELLO | {"agreement": {b"lanes": 2, "lanes": 2}}),
+        wire.pack("hello", HELLO | {"rounds": [7]}),
+        wire.pack("resume", RESUME | {"session": b"short"}),
+        wire.pack("resume", RESUME | {"coins": {"a": "text"}}),
+        wire.pack("resume", RESUME | {"dealt": [7]}),
+        wire.pack("run", {"round": ID, "digest": b"", "attempt": 1, "session": b""}),
         wire.pack("open", OPEN_FIELDS | {"round": "1-../../../etc"}),
         wire.pack("open", OPEN_FIELDS | {"number": 2}),
         wire.pack("open", OPEN_FIELDS | {"session": bytes(300)}),
@@ -1006,6 +1234,8 @@ WRONG = "x" * 900_000
 )
 def test_control_refuses_what_is_no_message(parts: list[wire.Part]) -> None:
     control.decode(wire.pack("open", OPEN_FIELDS))
+    control.decode(wire.pack("hello", HELLO))
+    control.decode(wire.pack("resume", RESUME))
     with pytest.raises(FrameError) as caught:
         control.decode([bytes(part) for part in parts])
     assert len(str(caught.value)) < 2 * MAX_TEXT
@@ -1049,12 +1279,18 @@ def test_the_peer_is_watched() -> None:
     assert watch.tick(29.0) is None
     with pytest.raises(PeerUnavailable, match="not appeared"):
         watch.require()
-    assert watch.hello(Hello("first", {"lanes": 2}), 29.0) is Change.LINKED and watch.problem == ""
+    assert (
+        watch.hello(Hello("first", "", 0, [], {"lanes": 2}), 29.0, "us") is Change.LINKED
+        and watch.problem == ""
+    )
     watch.require()
-    assert watch.hello(Hello("first", {"lanes": 2}), 30.0) is None and watch.tick(34.9) is None
+    assert (
+        watch.hello(Hello("first", "us", 0, [], {"lanes": 2}), 30.0, "us") is None
+        and watch.tick(34.9) is None
+    )
     assert watch.tick(35.0) is Change.LOST and watch.tick(36.0) is None and "5 s" in watch.problem
-    assert watch.hello(Hello("second", {"lanes": 2}), 37.0) is Change.LINKED
-    assert watch.hello(Hello("third", {"lanes": 3}), 38.0) is Change.RESTARTED
+    assert watch.hello(Hello("second", "", 0, [], {"lanes": 2}), 37.0, "us") is Change.LINKED
+    assert watch.hello(Hello("third", "", 0, [], {"lanes": 3}), 38.0, "us") is Change.RESTARTED
     with pytest.raises(ParametersDiffer, match="lanes: 2 here, 3 there"):
         watch.require()
     assert watch.bye() is Change.LOST and watch.bye() is None

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,20 @@ from zmq.utils import z85
 
 from securemedian.mpc import pipeline, wire
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import MAX_TEXT, ChannelTimeout, RoundBusy, SecureMedianError
+from securemedian.mpc.errors import (
+    MAX_TEXT,
+    ChannelTimeout,
+    PeerProtocolError,
+    RoundBusy,
+    SecureMedianError,
+)
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers import control
 from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
 from securemedian.servers.control import (
+    Again,
     Bye,
     Check,
     Checked,
@@ -32,20 +40,18 @@ from securemedian.servers.control import (
     Done,
     Failed,
     Held,
-    Hello,
     Open,
     Opened,
     Ready,
-    RoundMessage,
+    Resume,
     Run,
     Uploaded,
 )
 from securemedian.servers.peer_control import HELLO_S
 from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
-from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held
+from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held, hello
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def run_until_started(s0: Server) -> str:
     s0.hear(
         *(Uploaded(round_id, key) for key in s0.keys),
         Held(round_id, held(s0.keys)),
-        Ready(round_id),
+        Ready(round_id, 1),
     )
     assert s0.state == ("running", "") and s0.engine.uploads is not None
     assert len(s0.engine.uploads) == 3
@@ -76,7 +82,7 @@ def test_open_is_answered_when_s1_has_spoken(s0: Server) -> None:
     assert not s0.replies and s0.state == ("opening", "")
     opened = s0.sent[-1]
     assert isinstance(opened, Open) and opened.new_session
-    s0.hear(Opened(opened.round))
+    s0.hear(Opened(opened.round, opened.session))
     assert s0.replies[-1].fields == {"id": 1, "round": opened.round, "number": 1} and s0.state == (
         "open",
         "",
@@ -93,7 +99,7 @@ def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0: Server) -> None:
     }
     s0.ask_to_open()
     s0.now = s0.config.peer_timeout_s
-    s0.hear(Hello("one", ALIKE))
+    s0.hear(hello())
     s0.rounds.tick()
     assert s0.replies[-1].fields["code"] == "timeout"
 
@@ -104,8 +110,8 @@ def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
         PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost(ots=5)
     )
     s0.rounds.engine_ended()
-    assert s0.sent[-1] == Done(round_id) and s0.state == ("running", "")
-    s0.hear(Done(round_id))
+    assert s0.sent[-1] == Done(round_id, 1) and s0.state == ("running", "")
+    s0.hear(Done(round_id, 1))
     assert s0.state == ("published", "")
     client = s0.config.clients[0].public_key
     assert s0.ask(client, "result", round=round_id).arrays["results"].tolist() == [[3.0] * DIM]
@@ -125,14 +131,16 @@ def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
         "its own limit",
     ],
 )
-def test_a_run_that_fails_says_why_and_drops_the_session(s0: Server, how: str) -> None:
-    run_until_started(s0)
+def test_a_run_that_breaks_off_says_why_and_is_tried_again_in_a_new_session(
+    s0: Server, how: str
+) -> None:
+    round_id, first = run_until_started(s0), s0.engine.session_id
     if how == "an error of the engine":
         s0.engine.result = ChannelTimeout("nothing for 60 s")
         s0.rounds.engine_ended()
         expected = "nothing for 60 s"
     elif how == "a restarted peer":
-        s0.hear(Hello("two", ALIKE))
+        s0.hear(hello("two"))
         expected = "s1 was restarted"
     elif how == "a peer that stops":
         s0.hear(Bye())
@@ -141,21 +149,43 @@ def test_a_run_that_fails_says_why_and_drops_the_session(s0: Server, how: str) -
     else:
         s0.now = s0.config.peer_timeout_s if how == "a lost peer" else s0.config.round_limit_s
         if how == "its own limit":
-            s0.hear(Hello("one", ALIKE))
+            s0.hear(hello())
         s0.rounds.tick()
         expected = "no sign of life" if how == "a lost peer" else "longer than its limit"
     state, reason = s0.state
-    assert state == "failed" and expected in reason and s0.engine.session_id is None
-    assert any(
-        isinstance(message, Failed) and message.reason == f"s0: {reason}" for message in s0.sent
+    assert state == "queued" and expected in reason and s0.engine.session_id is None
+    told = [message for message in s0.sent if isinstance(message, Again)]
+    assert [(again.attempt, again.reason) for again in told] == (
+        [(1, f"s0: {reason}")] if how in ("an error of the engine", "its own limit") else []
     )
+    status = s0.ask(s0.coordinator, "status").fields
+    assert (status["attempt"], status["attempts_left"], status["retry_in_s"]) == (1, 4, 1.0)
+    assert status["opened"] == "maybe" and not status["final"]
+    included = status["included"]
+    s0.now += 1.0
+    if not told:
+        s0.hear(hello("three"))
+    s0.rounds.tick()
+    if not told:
+        resume = s0.sent[-1]
+        assert isinstance(resume, Resume) and (resume.state, resume.attempt) == ("queued", 1)
+        s0.hear(replace(resume, held=held(s0.keys)))
+        assert s0.engine.session_id == resume.session
+    run = s0.sent[-1]
+    assert isinstance(run, Run) and run.attempt == 2 and run.session != first
+    s0.hear(Ready(round_id, 1))
+    assert s0.state[0] == "starting"
+    s0.hear(Ready(round_id, 2))
+    assert s0.state[0] == "running" and s0.engine.session_id == run.session
+    assert s0.ask(s0.coordinator, "status").fields["included"] == included
+    assert len(set(s0.engine.sessions)) == 2
 
 
 def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1: Server) -> None:
     s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), False, False))
     assert isinstance(s1.sent[-1], Failed) and "no session to keep" in s1.sent[-1].reason
     s1.hear(Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False))
-    assert s1.sent[-1] == Opened("1-0000000b") and s1.state == ("open", "")
+    assert s1.sent[-1] == Opened("1-0000000b", bytes(16)) and s1.state == ("open", "")
 
 
 def test_s1_refuses_a_round_that_it_cannot_prepare(s1: Server) -> None:
@@ -185,7 +215,7 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
     s1.upload_all("1-0000000c")
     s1.hear(Close("1-0000000c", held(s1.keys)))
     assert s1.sent[-1] == Held("1-0000000c", held(s1.keys))
-    s1.hear(Run("1-0000000c", bytes(32)))
+    s1.hear(Run("1-0000000c", bytes(32), 1, bytes(16), False))
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
 
@@ -202,7 +232,7 @@ def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
 
 def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1: Server) -> None:
     s1.hear(
-        Hello("one", ALIKE | {"lanes": 7}),
+        hello(lanes=7),
         Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False),
     )
     assert (
@@ -218,16 +248,18 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
     )
     s0.rounds.engine_ended()
-    s0.hear(Done(round_id))
+    s0.hear(Done(round_id, 1))
     assert s0.state == ("published", "") and s0.rounds.live is None
     refused = s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
     assert refused.fields["code"] == "round-busy" and "being stopped" in refused.fields["message"]
 
 
-def test_a_stopping_server_fails_a_round_that_is_not_running(s0: Server) -> None:
-    s0.open()
+def test_a_stopping_server_leaves_its_rounds_to_the_next_start(s0: Server) -> None:
+    round_id = s0.open()
     s0.rounds.stop()
-    assert s0.state == ("failed", "s0 was stopped")
+    assert not s0.rounds.running and s0.state == ("open", "")
+    s0.restart()
+    assert s0.latest.server_round.round_id == round_id and s0.state == ("open", "")
 
 
 def test_a_disk_that_fails_is_said_and_nothing_is_held(
@@ -332,14 +364,18 @@ def test_unfinished_dealings_take_one_dealing_of_disk_per_client_and_nothing_els
     # begun as words, and then a seed after all
     assert s1.deal(third, round_id).fields["whole"]
     assert file.stat().st_size == len(s1.keys) * 8 * words.size
-    # a dealing stands as soon as it is whole
-    for key in s1.keys:
-        assert piece(key, 0, 1).fields["code"] == "duplicate-upload"
+    # a dealing stands as soon as it is whole, and its pieces may come again, cut in another way
+    assert piece(third, 0, 1).fields["code"] == "duplicate-upload"
+    assert not piece(first, 0, 2).fields["whole"] and piece(first, 0, 1).fields["whole"]
     s1.hear(Close(round_id, {}))
-    assert piece(first, 0, 1).fields["code"] == "round-closed"
-    s1.rounds.fail("had enough")
+    assert piece(first, 2, 3).fields["whole"]
+    words = words + np.uint64(1)
+    assert piece(first, 0, 1).fields["code"] == "duplicate-upload"
+    words = words - np.uint64(1)
+    s1.fail()
     assert not file.exists()
-    assert piece(first, 0, 1).fields["code"] == "round-closed"
+    assert piece(first, 0, 1).fields["whole"]
+    assert piece(first, 0, 2).fields["code"] == "round-closed"
 
 
 def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told(
@@ -352,10 +388,12 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
         s0.deal(key, round_id)
     s0.hear(Dealt(round_id, first))
     assert s0.sent[-1] == Check(round_id, [first])
+    s0.rounds.engine_ended()
     assert s0.engine.checked == [s0.latest.spool.dealing(first)]
     s0.engine.end_check()
     s0.rounds.engine_ended()
     s0.hear(Dealt(round_id, second), Checked(round_id, [first], []))
+    s0.rounds.engine_ended()
     s0.engine.end_check(0)
     with caplog.at_level(logging.INFO, "securemedian"):
         s0.rounds.engine_ended()
@@ -376,18 +414,29 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
     assert s0.deal(third, round_id).type == "deal"
     refused = s0.ask(third, "upload", share, **fields)
     assert refused.fields["code"] == "bad-upload" and "rotations" in refused.fields["message"]
-    s0.rounds.fail("had enough")
+    s0.fail()
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_a_check_that_fails_ends_the_round(tmp_path: Path) -> None:
+def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, DEALT)
     s1.hear(Open("1-0000000a", 1, DEALT.to_dict(), bytes(16), True, False))
     s1.deal(s1.keys[0], "1-0000000a")
     s1.hear(Check("1-0000000a", s1.keys[:1]))
+    s1.rounds.engine_ended()
+    (coin,) = s1.engine.coins
     s1.engine.result = ChannelTimeout("nothing for 60 s")
     s1.rounds.engine_ended()
-    assert s1.state == ("failed", "nothing for 60 s") and s1.engine.session_id is None
+    assert s1.state == ("open", "nothing for 60 s") and s1.engine.session_id is None
+    assert s1.sent[-1] == Again("1-0000000a", 0, "timeout", "s1: nothing for 60 s")
+    # what S0 said before it knew is of no use
+    s1.hear(Check("1-0000000a", s1.keys[:1]))
+    assert not s1.engine.checked and s1.state[0] == "open"
+    resume = Resume("1-0000000a", bytes([1] * 16), "open", 0, False, {}, s1.keys[:1], [], [], {})
+    s1.hear(resume)
+    assert s1.sent[-1].coins == {s1.keys[0]: coin} and s1.engine.session_id == resume.session
+    s1.hear(Check("1-0000000a", s1.keys[:1], coin))
+    assert s1.engine.coins == [coin, coin]
 
 
 def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
@@ -443,7 +492,7 @@ def test_only_the_latest_rounds_are_kept(s0: Server) -> None:
     ids = []
     for _ in range(KEPT_ROUNDS + 1):
         ids.append(s0.open())
-        s0.rounds.fail("had enough")
+        s0.fail()
     client = s0.config.clients[0].public_key
     assert s0.ask(client, "status", round=ids[0]).fields["code"] == "unknown-round"
     assert s0.ask(client, "status", round=ids[1]).fields["state"] == "failed"
@@ -453,13 +502,14 @@ def test_hellos_are_sent_each_second(s0: Server) -> None:
     s0.sent.clear()
     for s0.now in (0.0, HELLO_S / 2, HELLO_S, HELLO_S * 1.5, HELLO_S * 2):
         s0.rounds.tick()
-    assert len(s0.sent) == 3 and all(hello.agreement == ALIKE for hello in s0.sent)
+    # the link was the first occasion
+    assert len(s0.sent) == 2 and all(hello.agreement == ALIKE for hello in s0.sent)
 
 
 def test_a_bad_frame_of_the_peer_changes_nothing(s0: Server) -> None:
     s0.open()
     s0.rounds.control([b"junk"])
-    s0.hear(Done("9-0000000f"))
+    s0.hear(Done("9-0000000f", 1))
     assert s0.state == ("open", "")
 
 
@@ -468,11 +518,11 @@ def test_a_bad_frame_of_the_peer_changes_nothing(s0: Server) -> None:
 
 @pytest.mark.parametrize("message", [Ready, Done])
 def test_a_message_that_cannot_come_fails_a_live_round_and_is_logged(
-    s0: Server, caplog: pytest.LogCaptureFixture, message: type[RoundMessage]
+    s0: Server, caplog: pytest.LogCaptureFixture, message: type[Ready | Done]
 ) -> None:
     round_id = s0.open()
     with caplog.at_level(logging.INFO, "securemedian"):
-        s0.hear(message(round_id))
+        s0.hear(message(round_id, 1))
     state, reason = s0.state
     assert state == "failed" and "cannot come while" in reason and s0.engine.dropped
     assert s0.sent[-1].code == "peer-protocol"
@@ -483,7 +533,7 @@ def test_a_message_that_cannot_come_fails_a_live_round_and_is_logged(
 def test_a_second_ready_does_not_start_the_protocol_again(s0: Server) -> None:
     round_id = run_until_started(s0)
     s0.engine.uploads = None
-    s0.hear(Ready(round_id))
+    s0.hear(Ready(round_id, 1))
     assert s0.state[0] == "failed" and s0.engine.uploads is None
 
 
@@ -491,16 +541,16 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     s0: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     round_id = s0.open()
-    s0.rounds.fail("had enough")
+    s0.fail()
     s0.sent.clear()
     caplog.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
-        s0.hear(Close(round_id, {}), Run(round_id, bytes(32)))
+        s0.hear(Close(round_id, {}), Run(round_id, bytes(32), 1, bytes(16), False))
         # these are late
-        s0.hear(Opened(round_id), Uploaded(round_id, "somebody"), Done(round_id))
+        s0.hear(Opened(round_id, bytes(16)), Uploaded(round_id, "somebody"), Done(round_id, 1))
         # of no round here
-        s0.hear(Done("9-0000000f"))
-    assert s0.state == ("failed", "s0 had enough") and not s0.sent
+        s0.hear(Done("9-0000000f", 1))
+    assert s0.state == ("failed", "had enough") and not s0.sent
     assert caplog.messages == ["message-refused"] * 2 + ["message-late"]
 
 
@@ -515,12 +565,13 @@ def test_a_defect_in_an_action_fails_the_round_and_not_the_server(
         s0.hear(
             *(Uploaded(round_id, k) for k in s0.keys),
             Held(round_id, held(s0.keys)),
-            Ready(round_id),
+            Ready(round_id, 1),
         )
     state, reason = s0.state
     assert state == "failed" and "ZeroDivisionError" in reason and s0.engine.dropped
     if where == "prepare":
-        assert s0.replies[-1].fields["code"] == "local-protocol"
+        # both servers had opened it
+        assert s0.replies[-1].fields["round"] == round_id
     assert not list((s0.folder / "spool").iterdir())
 
 
@@ -534,7 +585,7 @@ def test_a_failure_that_cannot_be_told_still_drops_the_uploads(
         raise OSError("no way out")
 
     monkeypatch.setattr(s0.rounds._runner, "_send", mute)
-    s0.rounds.fail("had enough")
+    s0.fail()
     assert s0.state[0] == "failed" and not list((s0.folder / "spool").iterdir())
 
 
@@ -548,9 +599,9 @@ def fail_while_running(s0: Server, left_out: str) -> str:
     for key in keys:
         s0.upload(key, round_id)
     s0.ask(s0.coordinator, "close", round=round_id)
-    s0.hear(Held(round_id, held(keys)), Ready(round_id))
+    s0.hear(Held(round_id, held(keys)), Ready(round_id, 1))
     assert s0.state == ("running", "")
-    s0.engine.result = ChannelTimeout("nothing for 60 s")
+    s0.engine.result = PeerProtocolError("not this")
     s0.rounds.engine_ended()
     assert s0.state[0] == "failed"
     return round_id
@@ -590,12 +641,12 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
         s0.hear(Uploaded(round_id, key))
     # nobody else can come
     assert s0.state[0] == "closing"
-    s0.hear(Held(round_id, held(s0.keys)), Ready(round_id))
+    s0.hear(Held(round_id, held(s0.keys)), Ready(round_id, 1))
     s0.engine.result = pipeline.Outcome(
         PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
     )
     s0.rounds.engine_ended()
-    s0.hear(Done(round_id))
+    s0.hear(Done(round_id, 1))
     assert s0.state[0] == "published"
     assert s0.upload(third, s0.open()).type == "upload"
 
@@ -634,10 +685,10 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
         for key in keys:
             s1.upload(key, round_id)
         s1.hear(Close(round_id, held(keys)))
-        s1.hear(Run(round_id, s1.latest.server_round.digest))
+        s1.hear(Run(round_id, s1.latest.server_round.digest, 1, bytes(16), False))
 
     attempt("1-0000000a", two)
-    assert s1.state == ("running", "") and s1.sent[-1] == Ready("1-0000000a")
+    assert s1.state == ("running", "") and s1.sent[-1] == Ready("1-0000000a", 1)
     s1.hear(Failed("1-0000000a", "timeout", "s0: nothing for 60 s"))
     attempt("1-0000000b", s1.keys[1:])
     assert s1.state[0] == "failed" and s1.sent[-1].code == "clients-differ"
@@ -783,9 +834,9 @@ def test_a_defect_that_a_message_shows_fails_the_round_and_not_the_server(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round_id = s0.open()
-    monkeypatch.setattr(s0.latest.server_round, "handle", lambda event, now: 1 // 0)
+    monkeypatch.setattr(s0.latest.server_round, "after", lambda events, now: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        s0.rounds._runner.feed(s0.latest, Failure("closed", "why"))
+        s0.fail()
     monkeypatch.undo()
     monkeypatch.setattr(s0.rounds.peer, "bye", lambda: 1 // 0)
     s0.hear(Bye())

@@ -40,6 +40,8 @@ pipeline.warm_up = warm_up
 sys.exit(cli.main())
 """
 
+HELLO = Hello("one", "", 0, [], ALIKE)
+
 
 def an_engine() -> Engine:
     def open_lane(session_id: bytes, lane: int) -> Any:
@@ -83,7 +85,7 @@ def test_a_server_that_compiles_is_not_there_for_its_peer_and_lets_no_limit_run(
     server = Server(party, tmp_path, ready=False)
     server.now += 10 * server.config.peer_wait_s
     server.rounds.tick()
-    server.hear(Hello("one", ALIKE))
+    server.hear(HELLO)
     assert server.sent == [] and not server.rounds.peer.linked
     assert server.ask(server.coordinator, "info").fields["peer_problem"].endswith("its kernels")
     if party == 0:
@@ -93,7 +95,7 @@ def test_a_server_that_compiles_is_not_there_for_its_peer_and_lets_no_limit_run(
     server.rounds.tick()
     assert [type(message) for message in server.sent] == [Hello]
     assert "has not appeared" in server.rounds.peer.problem
-    server.hear(Hello("one", ALIKE))
+    server.hear(HELLO)
     assert server.rounds.peer.linked
     server.rounds.tick()
 

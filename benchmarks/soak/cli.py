@@ -1,0 +1,151 @@
+"""The verb `soak`: run the service under faults, audit every round, and report."""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securemedian.benchmarks import settings
+from securemedian.clients.files import check_writable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from securemedian.benchmarks.soak.audit import Audit
+    from securemedian.benchmarks.soak.run import Progress
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """Run two servers and five clients on this machine, round after round, while
+processes are killed (at every transition of a round and at random), links are cut, stalled, delayed
+and reordered, disks are full and clients slow. Everybody is started again when ended, and nobody
+else helps. Every published result is compared with the one computed in the clear.
+
+Exit codes: 0 if nothing was lost, wrong, used twice or stuck; 1 if something was. Ctrl-C ends it in
+order, with the report so far."""
+
+# what the report must say 0 of
+_NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add `soak` to the `securemedian` command."""
+    verb = verbs.add_parser(
+        "soak",
+        help="run the service under faults, and audit every round",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument(
+        "--minutes",
+        type=settings.minutes,
+        default=5.0,
+        metavar="N",
+        help="how long faults strike (default: %(default)s); some rounds without faults follow",
+    )
+    verb.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="S",
+        help="what decides which fault strikes when (default: %(default)s)",
+    )
+    verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    verb.set_defaults(run=_soak)
+
+
+def _soak(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from securemedian.benchmarks.soak.run import Soak
+
+    if options.json:
+        check_writable(options.json)
+    console = Console()
+    directory = Path(tempfile.mkdtemp(prefix="securemedian-soak-"))
+    minutes = options.minutes
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        soak = Soak(
+            directory / "service",
+            options.seed,
+            lambda progress: live.update(_board(progress, minutes)),
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: soak.interrupt())
+        complete = soak.run(60 * minutes)
+    report = {
+        "minutes": minutes,
+        "seed": options.seed,
+        "complete": complete,
+        **soak.audit.report(),
+    }
+    console.print(_table(report))
+    for finding in report["findings"]:
+        console.print(f"[bold red]{finding}", highlight=False)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if soak.audit.clean:
+        shutil.rmtree(directory)
+        return
+    print(f"keys and the logs of all processes are left in {directory}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _board(progress: "Progress", minutes: float) -> str:
+    """Return the lines that are shown while a soak lasts."""
+    audit: Audit = progress.audit
+    figures = audit.report()
+    counts = ", ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in _NEVER)
+    return (
+        f"{progress.seconds / 60:.1f} of {minutes:g} minutes and the rounds after them: "
+        f"{figures['faults']} faults, {figures['published']} of {figures['rounds']} rounds "
+        f"published\n{counts}\n{progress.now}"
+    )
+
+
+def _table(report: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    ended = "" if report["complete"] else ", interrupted"
+    table = Table(title=f"soak: {report['minutes']:g} min, seed {report['seed']}{ended}")
+    table.add_column("")
+    table.add_column("", justify="right")
+    recovery, growth = report["recovery"], report["growth"]
+    for label, value in (
+        ("faults", report["faults"]),
+        *((f"  {kind}", count) for kind, count in _short(report["faults_by_kind"]).items()),
+        ("rounds", report["rounds"]),
+        ("  published", report["published"]),
+        ("  failed", report["failed"]),
+        *((f"    {reason}", count) for reason, count in report["reasons"].items()),
+        *((name.replace("_", " "), report[name]) for name in _NEVER),
+        ("sessions", report["sessions"]),
+        ("restarts of one server", recovery["restarts"]),
+        ("  to the link, beside compiling: median, s", recovery["median_seconds"]),
+        ("  and at worst, s", report["recovery_seconds"]),
+        ("  with compiling: median, s", recovery["median_seconds_with_compiling"]),
+        ("memory of a server at most, MB", growth["peak_memory_mb"]),
+        ("  growth within one life, MB", growth["memory_mb"]),
+        ("descriptors at most", growth["peak_descriptors"]),
+        ("  growth within one life", growth["descriptors"]),
+        (
+            "state folder at most, and at the end, MB",
+            f"{growth['peak_disk_mb']} {growth['last_disk_mb']}",
+        ),
+    ):
+        table.add_row(label, str(value))
+    return table
+
+
+def _short(kinds: dict[str, int]) -> dict[str, int]:
+    """Return the kinds of faults, with those at transitions as one."""
+    counts: dict[str, int] = {}
+    for kind, count in kinds.items():
+        name = kind.split(" at ")[0] + (" at a transition" if " at " in kind else "")
+        counts[name] = counts.get(name, 0) + count
+    return counts

@@ -1,0 +1,84 @@
+"""What each client's process runs: it takes part in every round, and says what it was told.
+
+    python -m securemedian.benchmarks.soak.client CONFIG SEED
+
+Its update is a function of the seed, its name and the round (`update`), so that whoever knows these
+knows what a median of it must be, and a client that was restarted sends the same again.
+"""
+
+import hashlib
+import json
+import sys
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.client import Client
+from securemedian.clients.upload import RangeWarning, Round
+from securemedian.mpc.errors import RoundFailed, SecureMedianError
+
+# for the next round, and for the result of one: as long as a soak waits for it
+WAIT_S = 600.0
+# before a client that got an error goes on
+PAUSE_S = 0.2
+
+
+def update(seed: int, name: str, round_id: str, dim: int) -> NDArray[np.float32]:
+    """Return what a client submits to a round, shape (dim,)."""
+    digest = hashlib.sha256(f"{seed}/{name}/{round_id}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(digest))
+    return rng.normal(0.0, 0.1, dim).astype(np.float32)
+
+
+def digest_of(result: NDArray[Any]) -> str:
+    """Return the SHA-256 by which results are compared."""
+    return hashlib.sha256(np.ascontiguousarray(result, np.float32).tobytes()).hexdigest()
+
+
+def main(path: str, seed: int) -> None:
+    """Take part in rounds until the process is ended."""
+    warnings.simplefilter("ignore", RangeWarning)
+    while True:
+        try:
+            with Client.from_config(path) as client:
+                while True:
+                    _take_part(client, seed)
+        except SecureMedianError as error:
+            _say("trouble", reason=str(error))
+            time.sleep(PAUSE_S)
+
+
+def _take_part(client: Client, seed: int) -> None:
+    current = client.wait_for_round(WAIT_S)
+    try:
+        _submit(client, current, seed)
+        _say("result", round=current.round_id, digest=digest_of(_result(client, current)))
+    except RoundFailed as error:
+        _say("no-result", round=current.round_id, reason=str(error))
+    except SecureMedianError as error:
+        _say("trouble", round=current.round_id, reason=str(error))
+        time.sleep(PAUSE_S)
+
+
+def _submit(client: Client, current: Round, seed: int) -> None:
+    if current.submitted or current.dealing_lost:
+        _say("found", round=current.round_id, submitted=current.submitted)
+        return
+    values = update(seed, client.config.name, current.round_id, current.params.dim)
+    client.submit(values, current.round_id)
+    _say("acknowledged", round=current.round_id)
+
+
+def _result(client: Client, current: Round) -> NDArray[Any]:
+    return np.asarray(client.result(current.round_id, WAIT_S))
+
+
+def _say(event: str, **fields: Any) -> None:
+    print(json.dumps({"event": event, **fields}), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,110 @@
+"""The processes of a soak, each behind its proxies."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from securemedian.benchmarks.soak.disk import Disk
+from securemedian.benchmarks.soak.processes import Restarted
+from securemedian.benchmarks.soak.proxy import Proxies, Proxy
+from securemedian.clients.client import Coordinator
+from securemedian.clients.config import ClientConfig
+from securemedian.scripts import keygen
+
+SERVERS = ("s0", "s1")
+CLIENTS = 5
+# Short limits, so that what happens at a limit happens often.
+Settings = Mapping[str, float | str]
+SERVER_SETTINGS: Settings = {
+    "peer_wait_s": 300,
+    "peer_timeout_s": 4,
+    "channel_timeout_s": 6,
+    "round_limit_s": 30,
+}
+CLIENT_SETTINGS: Settings = {"reply_timeout_s": 5, "retry_limit_s": 60, "poll_interval_s": 0.1}
+# one JSON line that a process wrote: its name and the event
+Hear = Callable[[str, dict[str, Any]], None]
+
+
+class Service:
+    """Two servers and `CLIENTS` clients in `folder`, which must be new.
+
+    `hear` gets what each of them logs, on a thread of that process's own.
+    """
+
+    def __init__(self, folder: Path, seed: int, hear: Hear) -> None:
+        self.folder = folder
+        self.names = keygen.client_names(CLIENTS)
+        net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
+        keygen.make_all(folder, CLIENTS, net)
+        self._proxies = Proxies()
+        # S0's way to S1, and each client's to either server
+        self.link = self._proxies.add(net.s1_peer)
+        self.ways = {
+            (name, server): self._proxies.add(port)
+            for name in self.names
+            for server, port in zip(SERVERS, (net.s0, net.s1), strict=True)
+        }
+        _configure(folder / "s0.toml", SERVER_SETTINGS, {net.s1_peer: self.link})
+        _configure(folder / "s1.toml", SERVER_SETTINGS, {})
+        for name in self.names:
+            ways = {net.s0: self.ways[name, "s0"], net.s1: self.ways[name, "s1"]}
+            kept = {"state_dir": f"{name}-state"}
+            _configure(folder / f"{name}.toml", {**CLIENT_SETTINGS, **kept}, ways)
+        commands = {server: ["securemedian", "serve"] for server in SERVERS}
+        commands |= {name: ["securemedian.benchmarks.soak.client"] for name in self.names}
+        after = {name: [str(seed)] for name in self.names}
+        self.processes = {
+            name: Restarted(
+                name,
+                folder,
+                [*command, str(folder / f"{name}.toml"), *after.get(name, [])],
+                lambda event, name=name: hear(name, event),  # type: ignore[misc]
+            )
+            for name, command in commands.items()
+        }
+        self.disks = {
+            server: Disk(folder / f"{server}-state", self.processes[server]) for server in SERVERS
+        }
+        self.began = time.monotonic()
+
+    def start(self) -> None:
+        """Start everybody."""
+        for process in self.processes.values():
+            process.start()
+
+    def coordinator(self, reply_timeout_s: float) -> Coordinator:
+        """Return the coordinator, who reaches the servers without a proxy."""
+        config = ClientConfig.load(self.folder / "coordinator.toml")
+        return Coordinator(
+            replace(config, reply_timeout_s=reply_timeout_s, retry_limit_s=reply_timeout_s)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name in [*self.names, *SERVERS]:
+            self.processes[name].stop()
+        self._proxies.close()
+        for disk in self.disks.values():
+            disk.close()
+
+
+def _configure(path: Path, settings: Settings, ways: Mapping[int, Proxy]) -> None:
+    """Put settings in front of a configuration, and proxies in the place of addresses."""
+    text = path.read_text()
+    for port, proxy in ways.items():
+        text = text.replace(f':{port}"', f':{proxy.port}"')
+    # for these values JSON is TOML
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    path.write_text("\n".join([*lines, text]))

@@ -1,0 +1,323 @@
+"""The database of a server's state folder: rounds, uploads, verdicts and training runs, in SQLite.
+
+Shares and models are files beside it (`store`). A server writes what changes before it acts on it,
+so that it finds its place again after a crash at any moment.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from securemedian.mpc.errors import ConfigError, NotStored
+
+# The steps from one schema to the next. `PRAGMA user_version` counts those that a file has taken.
+# A step is never changed once it is released: a new schema is a new step.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE trainings (
+        -- its name
+        training TEXT PRIMARY KEY,
+        -- the file of the current training run at S0
+        current TEXT,
+        -- the latest number that ran, and the clients whose values may have been opened (JSON)
+        bound_number INTEGER NOT NULL DEFAULT 0,
+        bound_clients TEXT NOT NULL DEFAULT '[]'
+    ) STRICT;
+    CREATE TABLE rounds (
+        place INTEGER PRIMARY KEY,
+        round TEXT NOT NULL UNIQUE,
+        training TEXT NOT NULL,
+        -- the id of the coordinator's request, or ''
+        request TEXT NOT NULL,
+        -- what S0 asked S1 for, the clients' names, and those of an earlier attempt (JSON)
+        asked TEXT NOT NULL,
+        names TEXT NOT NULL,
+        repeats TEXT NOT NULL,
+        -- what else survives a restart, and the times as seconds of the epoch (JSON)
+        saved TEXT NOT NULL,
+        times TEXT NOT NULL,
+        -- the files of the training runs before and after it, and of the result
+        before TEXT,
+        after TEXT,
+        result TEXT
+    ) STRICT;
+    CREATE TABLE uploads (
+        round TEXT NOT NULL,
+        client TEXT NOT NULL,
+        -- dealing or upload
+        kind TEXT NOT NULL,
+        form TEXT NOT NULL,
+        -- where its words begin in the round's file, and how many bytes they are
+        begin INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        -- in place of words
+        seed BLOB,
+        sha256 BLOB NOT NULL,
+        -- when it was stored, in seconds of the epoch
+        stored REAL NOT NULL,
+        PRIMARY KEY (round, client, kind)
+    ) STRICT;
+    CREATE TABLE verdicts (
+        round TEXT NOT NULL,
+        client TEXT NOT NULL,
+        -- what was tossed for the check of its dealing
+        coin BLOB,
+        -- 1 if it has passed, 0 if it has failed, NULL while it is not known
+        passed INTEGER,
+        PRIMARY KEY (round, client)
+    ) STRICT;
+    """,
+)
+# the training run of a pair of servers
+DEFAULT_TRAINING = "default"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A share that a client has sent. Its words are in the round's file, unless it is a seed."""
+
+    client: str
+    kind: str
+    form: str
+    begin: int
+    size: int
+    sha256: bytes
+    stored: float
+    seed: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class SavedRound:
+    """A round as the database has it."""
+
+    round: str
+    request: str
+    asked: dict[str, Any]
+    names: dict[str, str]
+    repeats: list[str]
+    saved: dict[str, Any]
+    times: dict[str, float | None]
+    before: str | None = None
+    after: str | None = None
+    result: str | None = None
+    training: str = DEFAULT_TRAINING
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one client's check."""
+
+    coin: bytes | None
+    passed: bool | None
+
+
+class Database:
+    """One SQLite file, for one process and one thread at a time.
+
+    Raises ConfigError if the file cannot be used, or is of a newer release.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._open(path)
+            self._migrate(path)
+        except sqlite3.Error as error:
+            raise ConfigError(
+                f"cannot use {path}: {error}. If it is damaged, restore the state folder from a "
+                "backup, or remove it to start without rounds and model"
+            ) from error
+
+    def _open(self, path: Path) -> None:
+        # Python begins no transactions by itself: `transaction` does
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in (
+            "journal_mode = WAL",
+            # a commit is on the disk when it returns
+            "synchronous = FULL",
+            # a seed that is deleted is overwritten
+            "secure_delete = ON",
+            "temp_store = MEMORY",
+        ):
+            self._connection.execute(f"PRAGMA {pragma}")
+
+    def _migrate(self, path: Path) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(MIGRATIONS):
+            raise ConfigError(
+                f"{path} is of a newer release of securemedian (schema {version}, and this one "
+                f"knows {len(MIGRATIONS)}): install that release again, or restore the state "
+                "folder from a backup made before it"
+            )
+        for number, step in enumerate(MIGRATIONS[version:], version + 1):
+            script = f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;"
+            self._connection.executescript(script)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all of a `with` block or nothing. Raises NotStored if it cannot be written."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise NotStored(f"this server cannot write to its database: {error}") from error
+            raise
+
+    def erase(self) -> None:
+        """Overwrite what was deleted in the log of the database, too, if it can be done now."""
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise NotStored(f"this server cannot write to its database: {error}") from error
+
+    # Training runs
+
+    def current_training(self, training: str = DEFAULT_TRAINING) -> str | None:
+        """Return the name of the file of the current training run, if there is one."""
+        row = self._training("current", training)
+        return row[0] if row else None
+
+    def set_current_training(self, name: str, training: str = DEFAULT_TRAINING) -> None:
+        """Make a file that of the current training run."""
+        self._set_training("current", name, training)
+
+    def bound(self, training: str = DEFAULT_TRAINING) -> tuple[int, frozenset[str]]:
+        """Return the latest number that ran, and its clients, whose values may be known."""
+        row = self._training("bound_number, bound_clients", training)
+        return (row[0], frozenset(json.loads(row[1]))) if row else (0, frozenset())
+
+    def bind(self, number: int, clients: Iterable[str], training: str = DEFAULT_TRAINING) -> None:
+        """Replace what `bound` returns."""
+        self._set_training("bound_number", number, training)
+        self._set_training("bound_clients", json.dumps(sorted(clients)), training)
+
+    def _training(self, columns: str, training: str) -> Any:
+        return self._connection.execute(
+            f"SELECT {columns} FROM trainings WHERE training = ?", (training,)
+        ).fetchone()
+
+    def _set_training(self, column: str, value: Any, training: str) -> None:
+        self._connection.execute(
+            f"INSERT INTO trainings (training, {column}) VALUES (?, ?) "
+            f"ON CONFLICT (training) DO UPDATE SET {column} = excluded.{column}",
+            (training, value),
+        )
+
+    # Rounds
+
+    def rounds(self) -> list[SavedRound]:
+        """Return all rounds, the earliest first."""
+        rows = self._connection.execute(
+            "SELECT round, request, asked, names, repeats, saved, times, before, after, result, "
+            "training FROM rounds ORDER BY place"
+        )
+        return [
+            SavedRound(row[0], row[1], *(json.loads(text) for text in row[2:7]), *row[7:])
+            for row in rows
+        ]
+
+    def add_round(self, made: SavedRound) -> None:
+        """Add a round."""
+        self._connection.execute(
+            "INSERT INTO rounds (round, request, asked, names, repeats, saved, times, before, "
+            "after, result, training) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                made.round,
+                made.request,
+                *(
+                    json.dumps(value)
+                    for value in (made.asked, made.names, made.repeats, made.saved, made.times)
+                ),
+                made.before,
+                made.after,
+                made.result,
+                made.training,
+            ),
+        )
+
+    def update_round(
+        self,
+        round_id: str,
+        saved: Mapping[str, Any],
+        times: Mapping[str, float | None],
+        after: str | None,
+        result: str | None,
+    ) -> None:
+        """Replace what changes of a round."""
+        self._connection.execute(
+            "UPDATE rounds SET saved = ?, times = ?, after = ?, result = ? WHERE round = ?",
+            (json.dumps(saved), json.dumps(times), after, result, round_id),
+        )
+
+    def forget_round(self, round_id: str) -> None:
+        """Delete a round and what its clients have sent."""
+        self.drop_uploads(round_id)
+        self._connection.execute("DELETE FROM rounds WHERE round = ?", (round_id,))
+
+    # What clients have sent
+
+    def uploads(self, round_id: str) -> list[Row]:
+        """Return what the clients of a round have sent."""
+        rows = self._connection.execute(
+            "SELECT client, kind, form, begin, size, sha256, stored, seed FROM uploads "
+            "WHERE round = ? ORDER BY rowid",
+            (round_id,),
+        )
+        return [Row(*row) for row in rows]
+
+    def add_uploads(self, round_id: str, rows: Iterable[Row]) -> None:
+        """Add what clients have sent."""
+        self._connection.executemany(
+            "INSERT INTO uploads (round, client, kind, form, begin, size, sha256, stored, seed) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    round_id,
+                    row.client,
+                    row.kind,
+                    row.form,
+                    row.begin,
+                    row.size,
+                    row.sha256,
+                    row.stored,
+                    row.seed,
+                )
+                for row in rows
+            ],
+        )
+
+    def drop_uploads(self, round_id: str) -> None:
+        """Delete what the clients of a round have sent, with the verdicts."""
+        self._connection.execute("DELETE FROM uploads WHERE round = ?", (round_id,))
+        self._connection.execute("DELETE FROM verdicts WHERE round = ?", (round_id,))
+
+    def verdicts(self, round_id: str) -> dict[str, Verdict]:
+        """Return what is known of the clients' checks."""
+        rows = self._connection.execute(
+            "SELECT client, coin, passed FROM verdicts WHERE round = ?", (round_id,)
+        )
+        return {
+            client: Verdict(coin, None if passed is None else bool(passed))
+            for client, coin, passed in rows
+        }
+
+    def set_verdicts(self, round_id: str, verdicts: Mapping[str, Verdict]) -> None:
+        """Replace what is known of these clients' checks."""
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO verdicts (round, client, coin, passed) VALUES (?, ?, ?, ?)",
+            [
+                (round_id, client, one.coin, None if one.passed is None else int(one.passed))
+                for client, one in verdicts.items()
+            ],
+        )

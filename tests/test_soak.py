@@ -1,0 +1,501 @@
+"""The soak: what its auditor notices, what its faults do, and a short one over real daemons."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian import cli
+from securemedian.benchmarks.soak import disk, run
+from securemedian.benchmarks.soak.audit import SAMPLES, Audit, Ended
+from securemedian.benchmarks.soak.client import update
+from securemedian.benchmarks.soak.disk import Disk
+from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
+from securemedian.benchmarks.soak.processes import Restarted
+from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
+from securemedian.benchmarks.soak.run import Soak, reference
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.params import RoundParams
+from securemedian.servers.round_state import State
+from tests.daemons import wait_until
+
+ROUND = "7-3fa9c1d2"
+COUNTS = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
+# what service.md of the project asks for
+FIGURES = {"faults", "rounds", "published", "failed", *COUNTS, "recovery_seconds"}
+
+
+def counts(audit: Audit) -> tuple[int, ...]:
+    report = audit.report()
+    assert audit.clean == (not any(report[name] for name in COUNTS))
+    assert bool(report["findings"]) != audit.clean
+    return tuple(report[name] for name in COUNTS)
+
+
+def published(*included: str, **changes: Any) -> Ended:
+    return Ended(ROUND, "mean", "published", included=included, digest="right", **changes)
+
+
+@pytest.mark.parametrize(
+    ("ended", "lost"),
+    [
+        (published("a", "b"), 0),
+        (published("a", left_out={"b": "its values are out of range"}), 0),
+        (published("a", left_out={"b": "its upload reached only s0"}), 1),
+        (published("a", left_out={"b": "its dealing reached neither server"}), 1),
+        (published("a"), 1),
+        (published(), 2),
+        (Ended(ROUND, "mean", "failed", "too-few-clients: 0 of 2"), 2),
+        (Ended(ROUND, "mean", "failed", "aborted by coordinator: enough"), 0),
+    ],
+)
+def test_an_acknowledged_upload_is_in_the_result_or_its_client_is_named(
+    ended: Ended, lost: int
+) -> None:
+    audit = Audit()
+    for client in "ab":
+        audit.acknowledged(client, ROUND)
+    audit.closed(ended)
+    assert counts(audit) == (lost, 0, 0, 0)
+
+
+def test_a_round_that_a_server_forgets_has_lost_its_uploads() -> None:
+    audit = Audit()
+    audit.acknowledged("a", ROUND)
+    audit.closed(Ended(ROUND, "mean", "forgotten", "s0 knows no such round"))
+    assert counts(audit) == (1, 0, 0, 1)
+
+
+def test_wrong_results_are_noticed_whoever_gets_them_and_when() -> None:
+    audit = Audit()
+    audit.closed(published("a", right=False))
+    assert counts(audit) == (0, 1, 0, 0)
+    audit = Audit()
+    audit.result("a", ROUND, "right")
+    audit.result("b", ROUND, "wrong")
+    audit.closed(published("a", "b", "c"))
+    assert counts(audit) == (0, 1, 0, 0)
+    audit.result("c", ROUND, "wrong, too")
+    assert counts(audit) == (0, 2, 0, 0)
+    audit = Audit()
+    audit.result("a", ROUND, "of a round that S0 says has failed")
+    audit.closed(Ended(ROUND, "mean", "failed", "attempts used up"))
+    assert counts(audit) == (0, 1, 0, 0)
+    audit = Audit()
+    audit.goes_on(ROUND, True)
+    assert audit.clean
+    audit.goes_on(ROUND, False)
+    assert counts(audit) == (0, 1, 0, 0)
+
+
+def test_sessions_are_used_once() -> None:
+    audit = Audit()
+
+    def hear(server: str, event: str, **fields: Any) -> None:
+        audit.logged(server, {"event": event, **fields}, 1.0)
+
+    for server in ("s0", "s1"):
+        hear(server, "started")
+        hear(server, "session-established", session="first")
+        hear(server, "round-running", round=ROUND, session="first")
+    hear("s0", "round-running", round="8-3fa9c1d2", session="first")
+    hear("s0", "session-established", session="second")
+    hear("s0", "round-running", round=ROUND, session="second")
+    assert counts(audit) == (0, 0, 0, 0)
+    hear("s0", "round-running", round=ROUND, session="first")
+    assert counts(audit) == (0, 0, 1, 0)
+    hear("s1", "started")
+    hear("s1", "session-established", session="first")
+    assert counts(audit) == (0, 0, 2, 0)
+
+
+def test_a_round_that_does_not_end_is_stuck() -> None:
+    audit = Audit()
+    audit.closed(Ended(ROUND, "mean", "stuck", "the round's end has not come"))
+    assert counts(audit) == (0, 0, 0, 1)
+
+
+def restart(audit: Audit, server: str, at: float) -> None:
+    for event, after in (("started", 0.0), ("compiled", 2.0), ("peer-linked", 3.5)):
+        audit.logged(server, {"event": event, "seconds": 1.5}, at + after)
+
+
+def test_recovery_is_told_of_servers_that_had_nothing_else_in_their_way() -> None:
+    audit = Audit()
+    restart(audit, "s0", 0.0)
+    restart(audit, "s1", 0.0)
+    assert audit.report()["recovery"]["restarts"] == 0, "both started at once"
+    restart(audit, "s0", 10.0)
+    assert audit.report()["recovery_seconds"] == pytest.approx(2.0)
+    audit.disturb(True, 21.0)
+    audit.disturb(False, 22.0)
+    restart(audit, "s0", 20.0)
+    audit.disturb(True, 30.0)
+    restart(audit, "s1", 31.0)
+    report = audit.report()["recovery"]
+    assert report["restarts"] == 1 and report["worst_seconds_with_compiling"] == 3.5
+
+
+def test_growth_is_told_of_lives_that_are_long_enough() -> None:
+    audit = Audit()
+    restart(audit, "s0", 0.0)
+    for sample in range(SAMPLES):
+        audit.size("s0", 10**8 + 10**6 * sample, 40 + sample // (SAMPLES - 1), 10**6)
+    growth = audit.report()["growth"]
+    assert growth["peak_disk_mb"] == growth["last_disk_mb"] == 1.0
+    assert (growth["lives"], growth["memory_mb"], growth["descriptors"]) == (1, SAMPLES / 2, 1)
+
+
+def test_the_reference_is_a_sort_of_the_clients_updates() -> None:
+    names, params = ["client-2", "client-5", "client-1"], RoundParams(Pairwise(), 50, 5)
+    updates = [update(3, name, ROUND, 50) for name in names]
+    middle = np.sort(updates, axis=0)[1]
+    got = reference(3, params, Published(), ROUND, names)
+    assert got.shape == (1, 50) and np.abs(got[0] - middle).max() < 2**-23
+    assert not np.array_equal(updates[0], update(3, names[0], "8-3fa9c1d2", 50))
+    assert not np.array_equal(updates[0], update(4, names[0], ROUND, 50))
+
+
+# Faults
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """Give the port of a server that sends back what it gets."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve(end: socket.socket) -> None:
+            with end:
+                while data := end.recv(1000):
+                    end.sendall(data)
+
+        def listen() -> None:
+            while True:
+                try:
+                    end, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=serve, args=(end,), daemon=True).start()
+
+        threading.Thread(target=listen, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(echo: int) -> Iterator[Proxy]:
+    proxies = Proxies()
+    yield proxies.add(echo)
+    proxies.close()
+
+
+def call(proxy: Proxy) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), 5.0)
+
+
+def test_a_proxy_forwards_stalls_delays_and_cuts(proxy: Proxy) -> None:
+    with call(proxy) as end:
+        end.settimeout(0.2)
+        end.sendall(b"one")
+        assert end.recv(10) == b"one"
+        proxy.put(Trouble(stalled=True))
+        end.sendall(b"two")
+        with pytest.raises(TimeoutError):
+            end.recv(10)
+        proxy.put(CALM)
+        end.settimeout(5.0)
+        assert end.recv(10) == b"two", "what was stalled is not lost"
+        proxy.put(Trouble(delay_s=0.2))
+        start = time.monotonic()
+        end.sendall(b"three")
+        assert end.recv(10) == b"three" and time.monotonic() - start >= 0.4
+        proxy.put(Trouble(cut=True))
+        assert ended(end)
+        with call(proxy) as refused:
+            assert ended(refused)
+        proxy.put(CALM)
+    with call(proxy) as end:
+        end.sendall(b"again")
+        assert end.recv(10) == b"again"
+
+
+def ended(end: socket.socket) -> bool:
+    try:
+        return end.recv(10) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_process_that_ends_is_started_again_and_is_left_nowhere(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    server = ["http.server", "--bind", "127.0.0.1", "0"]
+    process = Restarted("server", tmp_path, server, heard.append)
+    process.start()
+    first = wait_until(lambda: process.pid)
+    assert process.size()
+    process.kill(0.0)
+    second = wait_until(lambda: process.pid if process.pid != first else None)
+    assert process.lives == 2 == len(heard) and process.exits == []
+    process.pause(True)
+    process.stop()
+    assert process.pid is None
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_process_that_ends_by_itself_is_counted(tmp_path: Path) -> None:
+    # its standard input, which it reads, is empty
+    process = Restarted("broken", tmp_path, ["json.tool"], lambda event: None)
+    process.start()
+    wait_until(lambda: process.exits)
+    process.stop()
+    assert process.exits[0] == 1
+
+
+WRITER = """
+import sys
+for line in sys.stdin:
+    try:
+        with open(line.strip(), "ab", buffering=0) as file:
+            written = file.write(bytes(10_000))
+        print("written" if written == 10_000 else "full", flush=True)
+    except OSError as error:
+        print("full", flush=True)
+"""
+
+
+class Stub:
+    """A process with nothing but an id."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_a_full_disk_refuses_what_is_written_until_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    if not root:
+        monkeypatch.setattr(disk, "_succeeds", lambda *_: False)
+    command = [sys.executable, "-c", WRITER]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as writer:
+        to, back = writer.stdin, writer.stdout
+        assert to and back
+        stub: Any = Stub(writer.pid)
+        made = Disk(tmp_path / "state", stub)
+        if root and not made.mounted:
+            made.close()
+            writer.kill()
+            pytest.skip("a file system cannot be mounted here")
+
+        def write() -> str:
+            print(tmp_path / "state" / "file", file=to, flush=True)
+            return back.readline().strip()
+
+        try:
+            assert write() == "written"
+            made.fill()
+            assert write() == "full" and made.used_bytes() < 20_000
+            made.free()
+            assert write() == "written" and made.used_bytes() >= 20_000
+        finally:
+            writer.kill()
+            made.close()
+    assert not os.path.ismount(tmp_path / "state")
+
+
+def test_a_kill_waits_for_its_transition() -> None:
+    transitions, struck = Transitions(), threading.Event()
+    assert not transitions.at("s0", "round-open", struck.set, 0.05)
+    transitions.heard("s0", {"event": "round-open"})
+    assert not struck.is_set(), "it was given up"
+    waits = threading.Thread(target=transitions.at, args=("s0", "round-open", struck.set, 30.0))
+    waits.start()
+    while not struck.is_set():
+        transitions.heard("s1", {"event": "round-open"})
+        transitions.heard("s0", {"event": "round-closing"})
+        assert not struck.is_set()
+        transitions.heard("s0", {"event": "round-open"})
+    waits.join(30.0)
+    assert not waits.is_alive()
+
+
+class Struck:
+    """A service of stubs, which note what is done to them."""
+
+    def __init__(self) -> None:
+        self.names = ["client-1", "client-2"]
+        self.done: list[tuple[Any, ...]] = []
+        self.processes = {name: self._stub(name) for name in ("s0", "s1", *self.names)}
+        self.link = self._stub("link")
+        self.ways = {
+            (name, server): self._stub(name) for name in self.names for server in ("s0", "s1")
+        }
+        self.disks = {server: self._stub(f"disk of {server}") for server in ("s0", "s1")}
+
+    def _stub(self, name: str) -> Any:
+        def note(what: str) -> Any:
+            return lambda *arguments: self.done.append((name, what, *arguments))
+
+        return SimpleNamespace(
+            **{what: note(what) for what in ("kill", "pause", "put", "fill", "free")}
+        )
+
+
+def test_every_fault_strikes_is_counted_and_is_undone() -> None:
+    service: Any = Struck()
+    audit = Audit()
+    saboteurs = Saboteurs(service, Transitions(), audit, 1)
+    # so that nothing lasts
+    saboteurs._stop.set()
+    undone = {"pause": (False,), "put": (CALM,), "free": ()}
+    kinds: set[str] = set()
+    for seed in range(100):
+        for strike in (
+            saboteurs._kill,
+            saboteurs._hang,
+            saboteurs._link,
+            saboteurs._way,
+            saboteurs._slow,
+            saboteurs._end_client,
+            saboteurs._full,
+        ):
+            service.done.clear()
+            kinds.add(strike(random.Random(seed)))
+            name, what, *last = service.done[-1]
+            assert service.done and (what == "kill" or undone[what] == tuple(last))
+    assert {kind.split(" ")[0] for kind in kinds} == {
+        *("kill", "hang", "cut", "stall", "delay", "reorder", "slow", "full")
+    }
+    assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
+
+
+def test_a_server_is_killed_at_every_transition_in_turn() -> None:
+    service: Any = Struck()
+    audit, transitions = Audit(), Transitions()
+    saboteurs = Saboteurs(service, transitions, audit, 1)
+    logging = threading.Event()
+
+    def log() -> None:
+        while not logging.wait(0.001):
+            for server, state in product(("s0", "s1"), State):
+                transitions.heard(server, {"event": f"round-{state}"})
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        states = [state for state in State if state is not State.NEW]
+        struck = {saboteurs._at_transition(random.Random(1)) for _ in range(6 * len(states))}
+    finally:
+        logging.set()
+        thread.join()
+    victims = ("s0", "s1", "s0 and s1")
+    assert struck == {
+        f"kill {whom} at {state} of {server}"
+        for whom, state, server in product(victims, states, ("s0", "s1"))
+    }
+    assert len(service.done) == 8 * len(states)
+
+
+# The command
+
+
+def test_the_command_reports_and_fails_if_anything_is_amiss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def well(self: Soak, seconds: float) -> bool:
+        self.audit.fault("kill s0 and s1 at open of s0")
+        self.audit.closed(published("a"))
+        return True
+
+    def badly(self: Soak, seconds: float) -> bool:
+        self.audit.acknowledged("b", ROUND)
+        return well(self, seconds)
+
+    file = tmp_path / "soak.json"
+    try:
+        monkeypatch.setattr(Soak, "run", well)
+        assert cli.main(["soak", "--minutes", "0.5", "--seed", "3", "--json", str(file)]) == 0
+        report = json.loads(file.read_text())
+        assert report.keys() >= FIGURES and all(report[name] == 0 for name in COUNTS)
+        assert (report["faults"], report["rounds"], report["published"]) == (1, 1, 1)
+        assert "kill s0 and s1 at a transition" in capsys.readouterr().out
+        assert not list(tmp_path.glob("securemedian-soak-*"))
+        monkeypatch.setattr(Soak, "run", badly)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["soak", "--json", str(file)])
+        assert stopped.value.code == 1 and json.loads(file.read_text())["uploads_lost"] == 1
+        assert "the upload of b" in capsys.readouterr().out
+        assert list(tmp_path.glob("securemedian-soak-*"))
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+            signal.signal(number, handler)
+
+
+# Real daemons
+
+
+@pytest.mark.slow
+def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
+    soak = Soak(tmp_path / "service", 5, lambda progress: None)
+    assert soak.run(15.0)
+    report = soak.audit.report()
+    assert soak.audit.clean, report
+    assert report["faults"] >= 5 and report["published"] >= run.CALM_ROUNDS, report
+
+
+@pytest.mark.slow
+def test_a_soak_notices_results_that_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients send other updates than those of which it knows, by one bit of one value."""
+
+    def tampered(seed: int, name: str, round_id: str, dim: int) -> Any:
+        values = update(seed, name, round_id, dim)
+        values[7] += 1.0
+        return values
+
+    monkeypatch.setattr(run, "update", tampered)
+    soak = Soak(tmp_path / "service", 5, lambda progress: None, faulty=False)
+    assert soak.run(0.0)
+    report = soak.audit.report()
+    assert report["wrong_results"] == report["published"] == run.CALM_ROUNDS, report
+
+
+def mentioned(text: str) -> list[str]:
+    """Return the command lines of the processes that mention a text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        # processes come and go
+        with suppress(OSError):
+            command = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            found += [command] if text in command and "serve" in command else []
+    return found
+
+
+@pytest.mark.slow
+def test_an_interrupted_soak_ends_in_order(tmp_path: Path) -> None:
+    soak = Soak(tmp_path / "service", 5, lambda progress: None)
+    threading.Timer(6.0, soak.interrupt).start()
+    assert not soak.run(600.0)
+    assert not mentioned(str(tmp_path)), "processes are left"
+    assert soak.audit.report()["stuck"] == 0
