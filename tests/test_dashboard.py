@@ -26,6 +26,7 @@ from securemedian.clients.dashboard import watch
 from securemedian.clients.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
 from securemedian.mpc import wire
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
+from securemedian.scripts import keygen
 from securemedian.servers.control import Dealt, Held, Uploaded
 from securemedian.servers.requests import NO_ROUND
 from tests.daemons import ROOT, Pair, running, wait_until
@@ -366,8 +367,6 @@ def test_mistakes_are_named(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("uvicorn")
-    from securemedian.scripts import keygen
-
     keygen.make_all(tmp_path, 2, keygen.network("127.0.0.1", "127.0.0.1", None))
     assert cli.main(["dashboard", str(tmp_path / "coordinator.toml"), *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -383,7 +382,7 @@ def dashboard(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.P
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "securemedian", "dashboard"]
-            + [str(folder / "coordinator.toml"), "--listen", "127.0.0.1:0", *arguments],
+            + [str(folder / "coordinator.toml"), *arguments],
             stderr=errors,
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -400,7 +399,7 @@ def dashboard(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.P
 def test_a_real_round_is_shown(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     pair = Pair(tmp_path, clients=3)
-    with running(pair), dashboard(tmp_path) as (url, process):
+    with running(pair), dashboard(tmp_path, "--listen", "127.0.0.1:0") as (url, process):
 
         def state() -> dict[str, Any]:
             found: dict[str, Any] = json.loads(get(f"{url}/state")[2])
@@ -424,6 +423,20 @@ def test_a_real_round_is_shown(tmp_path: Path) -> None:
         wait_until(lambda: not state()["servers"][0]["linked"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.slow
+def test_others_than_this_machine_are_warned_of(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    keygen.make_all(tmp_path, 2, keygen.network("127.0.0.1", "127.0.0.1", None))
+    for listen, warned in (("127.0.0.1:0", False), ("0.0.0.0:0", True)):
+        with dashboard(tmp_path, "--listen", listen) as (url, process):
+            said = (tmp_path / "dashboard.log").read_text()
+            assert ("it asks for no password" in said) == warned
+            # nobody has an answer for it yet, and the page is there all the same
+            assert get(url.replace("0.0.0.0", "127.0.0.1"))[0] == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 130
 
 
 # In a browser

@@ -106,6 +106,8 @@ class Seen:
             "left_out",
             "phase",
             "progress",
+            "attempt",
+            "attempts_left",
             "cost",
             "outermost",
         )
@@ -154,7 +156,8 @@ class History:
 
     def lose(self, round_id: str, why: str, now: float) -> None:
         """Take it that a round has ended, and that nobody knows how."""
-        seen = self._seen[round_id]
+        if (seen := self._seen.get(round_id)) is None:
+            return
         status = {**seen.status, "state": "failed", "reason": why}
         self._seen[round_id] = replace(seen, status=status, ended=now, closes=None)
 
