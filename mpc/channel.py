@@ -86,15 +86,21 @@ class Channel:
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         """Receive the next message and return its array, which is read-only.
 
-        Raises PeerProtocolError unless the message has this label, dtype and shape.
+        Raises ChannelClosed if messages before it were lost, as happens when a connection is cut
+        and made anew, and PeerProtocolError unless it has this label, dtype and shape.
         """
         parts = self._link.recv()
         message = wire.unpack(parts)
         number, depth = _position(message)
-        if message.type != label or number != self.traffic.messages_received:
+        due = self.traffic.messages_received
+        if number > due:
+            raise ChannelClosed(
+                f"message {number} came where {due} was due: what was between was lost with a "
+                "connection"
+            )
+        if message.type != label or number != due:
             raise PeerProtocolError(
-                f"expected message {self.traffic.messages_received} {label!r}, "
-                f"got {number} {quoted(message.type)}: "
+                f"expected message {due} {label!r}, got {number} {quoted(message.type)}: "
                 "the two servers do not run the same round or release"
             )
         if set(message.arrays) != {""}:

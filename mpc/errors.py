@@ -64,7 +64,7 @@ class FrameError(PeerProtocolError):
 
 
 class ChannelClosed(SecureMedianError):
-    """The other end is gone, or this end was closed while waiting."""
+    """The other end is gone, with what it had sent, or this end was closed while waiting."""
 
     code = "closed"
 

@@ -21,7 +21,7 @@ import pytest
 
 from securemedian import cli
 from securemedian.benchmarks.soak import disk, run
-from securemedian.benchmarks.soak.audit import SAMPLES, Audit, Ended
+from securemedian.benchmarks.soak.audit import MISSING, SAMPLES, TOO_FEW, Audit, Ended
 from securemedian.benchmarks.soak.client import update
 from securemedian.benchmarks.soak.disk import Disk
 from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
@@ -31,8 +31,10 @@ from securemedian.benchmarks.soak.run import Soak, reference
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
+from securemedian.servers.control import Held
 from securemedian.servers.round_state import State
 from tests.daemons import wait_until
+from tests.servers_alone import Server
 
 ROUND = "7-3fa9c1d2"
 COUNTS = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
@@ -60,7 +62,7 @@ def published(*included: str, **changes: Any) -> Ended:
         (published("a", left_out={"b": "its dealing reached neither server"}), 1),
         (published("a"), 1),
         (published(), 2),
-        (Ended(ROUND, "mean", "failed", "too-few-clients: 0 of 2"), 2),
+        (Ended(ROUND, "mean", "failed", f"0 {TOO_FEW}0 asks for at least 2"), 2),
         (Ended(ROUND, "mean", "failed", "aborted by coordinator: enough"), 0),
     ],
 )
@@ -72,6 +74,25 @@ def test_an_acknowledged_upload_is_in_the_result_or_its_client_is_named(
         audit.acknowledged(client, ROUND)
     audit.closed(ended)
     assert counts(audit) == (lost, 0, 0, 0)
+    if ended.state == "published":
+        late = Audit()
+        late.closed(ended)
+        for client in "ab":
+            late.acknowledged(client, ROUND)
+        assert counts(late) == (lost, 0, 0, 0), "a client may tell later than a server"
+
+
+def test_the_texts_that_tell_a_lost_upload_are_those_of_the_servers(tmp_path: Path) -> None:
+    server = Server(0, tmp_path)
+    round_id = server.open()
+    server.upload(server.keys[0], round_id)
+    server.ask(server.coordinator, "close", round=round_id)
+    server.hear(Held(round_id, {}))
+    state, reason = server.state
+    left_out = server.latest.server_round.left_out
+    assert state == "failed" and TOO_FEW in reason
+    for text in MISSING:
+        assert any(text in why for why in left_out.values()), (text, left_out)
 
 
 def test_a_round_that_a_server_forgets_has_lost_its_uploads() -> None:
@@ -96,6 +117,8 @@ def test_wrong_results_are_noticed_whoever_gets_them_and_when() -> None:
     audit.result("a", ROUND, "of a round that S0 says has failed")
     audit.closed(Ended(ROUND, "mean", "failed", "attempts used up"))
     assert counts(audit) == (0, 1, 0, 0)
+    audit.result("b", ROUND, "of the same, later")
+    assert counts(audit) == (0, 2, 0, 0)
     audit = Audit()
     audit.goes_on(ROUND, True)
     assert audit.clean

@@ -19,7 +19,7 @@ from tests.daemons import Pair, wait_until
 from tests.servers_alone import ALIKE, Server
 
 # with a warm cache, on a machine that runs other tests as well
-LISTENING_S = 10.0
+LISTENING_S = 30.0
 # a server whose kernels take this many seconds to compile
 COMPILE_S = 6.0
 SLOW_COMPILER = f"""

@@ -105,11 +105,22 @@ def test_channel_checks_label_dtype_shape_and_order() -> None:
         with pytest.raises(PeerProtocolError):
             two.recv(label, dtype, shape)
     one, two = local_pair()
-    one.send("lost", array)
-    # a message that never arrives
-    two._link.recv()
     one.send("sum", array)
-    with pytest.raises(PeerProtocolError, match="expected message 0"):
+    one.traffic.messages_sent = 0
+    one.send("sum", array)
+    two.recv("sum", np.uint64, (4,))
+    with pytest.raises(PeerProtocolError, match="expected message 1 'sum', got 0"):
+        two.recv("sum", np.uint64, (4,))
+
+
+@pytest.mark.parametrize("label", ["sum", "other"])
+def test_a_message_that_was_lost_is_no_fault_of_the_peer(label: str) -> None:
+    """A round that breaks off for it is made again, and one with a peer that errs is not."""
+    one, two = local_pair()
+    for sent in ("lost", label):
+        one.send(sent, np.arange(4, dtype=np.uint64))
+    two._link.recv()
+    with pytest.raises(ChannelClosed, match="message 1 came where 0 was due"):
         two.recv("sum", np.uint64, (4,))
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")
-# a reason for which a round fails for want of clients
-TOO_FEW = "too-few-clients"
+# what the reason says of a round that fails for want of clients
+TOO_FEW = "complete uploads, and s"
 # samples of one life of a server from which its growth is told
 SAMPLES = 8
 
@@ -71,10 +71,12 @@ class Audit:
         self.ended: list[Ended] = []
         # each finding in words
         self.findings: list[str] = []
+        # how often a server has ended by itself
+        self.exits = 0
         self.uploads_lost = self.wrong_results = self.reused_correlations = self.stuck = 0
+        # by round, what is known before it has ended
         self._acknowledged: dict[str, set[str]] = {}
         self._results: dict[str, dict[str, str]] = {}
-        self._digests: dict[str, str] = {}
         self._sessions: dict[str, set[str]] = {"s0": set(), "s1": set()}
         self._runs: set[tuple[str, str, str]] = set()
         self._lives: dict[str, list[_Life]] = {"s0": [], "s1": []}
@@ -99,15 +101,18 @@ class Audit:
     def acknowledged(self, client: str, round_id: str) -> None:
         """Note that both servers have told a client that they hold its upload."""
         with self._lock:
-            self._acknowledged.setdefault(round_id, set()).add(client)
+            if ended := self._closed(round_id):
+                self._check_uploads(ended, {client})
+            else:
+                self._acknowledged.setdefault(round_id, set()).add(client)
 
     def result(self, client: str, round_id: str, digest: str) -> None:
         """Note the result that a client got."""
         with self._lock:
-            if (published := self._digests.get(round_id)) is None:
-                self._results.setdefault(round_id, {})[client] = digest
+            if ended := self._closed(round_id):
+                self._check_result(ended, client, digest)
             else:
-                self._compare(client, round_id, digest, published)
+                self._results.setdefault(round_id, {})[client] = digest
 
     def size(self, server: str, memory: int, descriptors: int, disk: int) -> None:
         """Note what a server takes between two rounds; memory and disk are in bytes."""
@@ -156,45 +161,38 @@ class Audit:
         """Note the end of a round, and check what it did with its uploads and its result."""
         with self._lock:
             self.ended.append(ended)
-            acknowledged = self._acknowledged.pop(ended.round_id, set())
-            if ended.state == "published":
-                self._check_published(ended, acknowledged)
-            elif ended.state == "failed":
-                self._check_failed(ended, acknowledged)
-            else:
+            if ended.state not in ("published", "failed"):
                 self.stuck += 1
                 self.findings.append(f"round {ended.round_id} is {ended.state}: {ended.reason}")
-            if ended.state == "forgotten":
-                for client in sorted(acknowledged):
-                    self._lost(ended.round_id, client, ended.reason)
+            if not ended.right:
+                self._wrong(f"round {ended.round_id} ({ended.method}) published something else")
+            self._check_uploads(ended, self._acknowledged.pop(ended.round_id, set()))
+            for client, digest in self._results.pop(ended.round_id, {}).items():
+                self._check_result(ended, client, digest)
 
-    def _check_published(self, ended: Ended, acknowledged: set[str]) -> None:
+    def _closed(self, round_id: str) -> Ended | None:
+        return next((ended for ended in reversed(self.ended) if ended.round_id == round_id), None)
+
+    def _check_uploads(self, ended: Ended, acknowledged: set[str]) -> None:
+        """Count the clients whose uploads both servers acknowledged and one has not got."""
+        too_few = TOO_FEW in ended.reason and len(acknowledged) >= ended.min_clients
         for client in sorted(acknowledged - set(ended.included)):
             why = ended.left_out.get(client, "")
-            if not why or any(text in why for text in MISSING):
-                self._lost(ended.round_id, client, why or "nobody says why")
-        if not ended.right:
-            self._wrong(f"round {ended.round_id} ({ended.method}) published something else")
-        self._digests[ended.round_id] = ended.digest
-        for client, digest in self._results.pop(ended.round_id, {}).items():
-            self._compare(client, ended.round_id, digest, ended.digest)
+            missing = not why or any(text in why for text in MISSING)
+            if ended.state == "forgotten" or too_few or (ended.state == "published" and missing):
+                self._lost(ended.round_id, client, why or ended.reason or "nobody says why")
 
-    def _check_failed(self, ended: Ended, acknowledged: set[str]) -> None:
-        if self._results.pop(ended.round_id, {}):
-            self._wrong(f"round {ended.round_id} has failed, and clients got a result")
-        if ended.reason.startswith(TOO_FEW) and len(acknowledged) >= ended.min_clients:
-            for client in sorted(acknowledged):
-                self._lost(ended.round_id, client, ended.reason)
+    def _check_result(self, ended: Ended, client: str, digest: str) -> None:
+        if ended.state == "failed":
+            self._wrong(f"round {ended.round_id} has failed, and {client} got a result")
+        elif ended.state == "published" and digest != ended.digest:
+            self._wrong(f"{client} got another result of round {ended.round_id} than was published")
 
     def goes_on(self, round_id: str, right: bool) -> None:
         """Note whether a round goes on from the result of the round before it."""
         with self._lock:
             if not right:
                 self._wrong(f"round {round_id} does not go on from the last result")
-
-    def _compare(self, client: str, round_id: str, digest: str, published: str) -> None:
-        if digest != published:
-            self._wrong(f"{client} got another result of round {round_id} than the coordinator")
 
     def _lost(self, round_id: str, client: str, why: str) -> None:
         self.uploads_lost += 1
@@ -243,6 +241,7 @@ class Audit:
                     ),
                 },
                 "sessions": len(self._sessions["s0"] | self._sessions["s1"]),
+                "exits": self.exits,
                 "faults_by_kind": dict(sorted(self.faults.items())),
                 "reasons": dict(
                     Counter(

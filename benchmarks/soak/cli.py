@@ -125,6 +125,7 @@ def _table(report: dict[str, Any]) -> "Table":
         *((f"    {reason}", count) for reason, count in report["reasons"].items()),
         *((name.replace("_", " "), report[name]) for name in _NEVER),
         ("sessions", report["sessions"]),
+        ("servers that ended by themselves", report["exits"]),
         ("restarts of one server", recovery["restarts"]),
         ("  to the link, beside compiling: median, s", recovery["median_seconds"]),
         ("  and at worst, s", report["recovery_seconds"]),

@@ -194,12 +194,13 @@ class Saboteurs:
         return "kill a client"
 
     def _full(self, rng: random.Random) -> str:
-        """Fill a server's disk, and perhaps kill the server while it is full."""
+        """Fill a server's disk, and perhaps kill the server, which then starts on a full disk."""
         server = rng.choice(SERVERS)
         disk, also_kill = self._service.disks[server], rng.random() < 0.3
         disk.fill()
         self._stop.wait(rng.uniform(*LASTS_S))
         if also_kill:
             self._service.processes[server].kill(0.0)
+            self._stop.wait(rng.uniform(*LASTS_S))
         disk.free()
         return f"full disk of {server}" + (" and kill" if also_kill else "")

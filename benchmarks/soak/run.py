@@ -135,6 +135,10 @@ class Soak:
             state = "stuck" if isinstance(error, Stuck) else "forgotten"
             self.audit.closed(Ended(round_id, method.name, state, str(error)))
             self._model = None
+            # this is what needs an operator, so that the soak can go on
+            with suppress(SecureMedianError):
+                coordinator.abort(round_id, "the soak waits no longer")
+        self.audit.exits = sum(len(service.processes[server].exits) for server in SERVERS)
         for server in SERVERS:
             if size := service.processes[server].size():
                 self.audit.size(server, *size, service.disks[server].used_bytes())
