@@ -57,7 +57,6 @@ PHASES = {
 PLACES = ("both", "here", "there", "none")
 _STATES = {state.value for state in State}
 
-
 # what each metric is, by its name after `securemedian_`, as Prometheus shows it
 HELP = {
     "info": "This server and its release.",
@@ -305,7 +304,10 @@ class HttpServer:
             ) from error
         self.address = self._socket.getsockname()[:2]
         self._monitor, self._connections = monitor, 0
+        self._log = logs.BoundedLog()
         self._loop = asyncio.new_event_loop()
+        # what a connection, or the lack of descriptors for one, brings to light
+        self._loop.set_exception_handler(self._failed)
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -324,6 +326,10 @@ class HttpServer:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error, message = context.get("exception"), str(context["message"])
+        self._log.event("metrics-error", "loop", logging.ERROR, error, reason=message)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._take, sock=self._socket, limit=REQUEST_BYTES)

@@ -240,6 +240,19 @@ def _is_closed_at_once(url: str) -> bool:
             return False
 
 
+def test_a_defect_in_an_answer_is_logged_and_the_next_is_answered(
+    tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = Monitor(Server(0, tmp_path).config, tally)
+    with page(monitor) as url:
+        monkeypatch.setattr(monitor, "metrics", lambda: 1 // 0)
+        with pytest.raises(OSError):
+            get(f"{url}/metrics")
+        monkeypatch.undo()
+        wait_until(lambda: samples(monitor).get(("events_total", "metrics-error")) == 1)
+        assert get(f"{url}/metrics")[0] == 200
+
+
 def test_what_a_scrape_costs_does_not_grow_with_clients(tmp_path: Path) -> None:
     """It is the same work: as many samples, and nothing of the loop's is touched."""
     few = Server(0, tmp_path / "few")

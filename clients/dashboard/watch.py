@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -40,6 +41,19 @@ KINDS = {
     "o": ("◐", "one server", "only one server has its upload or dealing"),
     "l": ("–", "late", "neither server had its upload or dealing when the round closed"),
     "x": ("✕", "left out", "what it sent was not taken into the result"),
+}
+
+
+# what a line of `coordinate`, or a server of another release, may leave out of a status
+_UNSAID: Mapping[str, Any] = {
+    "number": 0,
+    "state": "unknown",
+    "reason": "",
+    "included": [],
+    "left_out": {},
+    "clients": {},
+    "cost": {},
+    "deadline_in_s": 0.0,
 }
 
 
@@ -84,7 +98,7 @@ class Seen:
     # when it was seen first, and when it was seen to have ended
     began: float
     ended: float | None = None
-    # what `coordinate` measured of its model
+    # what `coordinate` measured of its model: numbers, and texts where it could not
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     # when it takes no more uploads
     closes: float | None = None
@@ -145,7 +159,7 @@ class History:
 
     def take(self, status: Mapping[str, Any], now: float) -> None:
         """Take what S0 says of a round."""
-        round_id = status["round"]
+        round_id, status = status["round"], {**_UNSAID, **status}
         before = self._seen.get(round_id, Seen(status, now))
         seen = replace(
             before,
@@ -164,18 +178,13 @@ class History:
     def remember(self, line: Mapping[str, Any], now: float) -> None:
         """Take a line of `coordinate` about a round that has ended."""
         ended = _seconds(str(line.get("time", ""))) or now
-        unknown = {
-            "number": 0,
-            "reason": "",
-            "included": [],
-            "left_out": {},
-            "cost": {},
-            "clients": {},
-            "dealt": {},
-        }
         took = float(line.get("seconds", 0.0))
-        seen = self._seen.get(str(line["round"]), Seen({**unknown, **line}, ended - took, ended))
-        self._keep(str(line["round"]), replace(seen, evaluation=line.get("evaluation", {})))
+        seen = self._seen.get(str(line["round"]), Seen({**_UNSAID, **line}, ended - took, ended))
+        measured = {
+            name: value if isinstance(value, str) or isfinite(value) else str(value)
+            for name, value in line.get("evaluation", {}).items()
+        }
+        self._keep(str(line["round"]), replace(seen, evaluation=measured))
 
     def _keep(self, round_id: str, seen: Seen) -> None:
         self._seen[round_id] = seen
