@@ -1,4 +1,4 @@
-"""The verbs `submit`, `round` and `coordinate`; `receipt` has a module of its own.
+"""The verbs `submit`, `round`, `coordinate` and `dashboard`; `receipt` has a module of its own.
 
 What a verb needs is imported when it runs, so that --help needs nothing.
 """
@@ -41,6 +41,7 @@ def add_verbs(subparsers: "Verbs") -> None:
     _add_round(subparsers)
     receipts.add_verb(subparsers)
     _add_coordinate(subparsers)
+    _add_dashboard(subparsers)
 
 
 def _add_submit(subparsers: "Verbs") -> None:
@@ -313,6 +314,44 @@ def _coordinate(options: argparse.Namespace) -> None:
         Training(plan, coordinator, report, show) as training,
     ):
         training.run()
+
+
+def _add_dashboard(subparsers: "Verbs") -> None:
+    verb = subparsers.add_parser(
+        "dashboard",
+        help="show the service in a browser (coordinator)",
+        description=(
+            "Show in a browser what the two servers do: the round under way, who is in it, what "
+            "rounds cost. It asks them with the coordinator's key, together once a second however "
+            "many look, and can change nothing."
+        ),
+    )
+    verb.add_argument("config", help="coordinator.toml")
+    verb.add_argument(
+        "--listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="where browsers find it (default: %(default)s, for this machine alone)",
+    )
+    verb.add_argument(
+        "--training",
+        type=Path,
+        metavar="DIR",
+        help="the `output` of `securemedian coordinate`: its earlier rounds, and what it measured",
+    )
+    verb.set_defaults(run=_dashboard)
+
+
+def _dashboard(options: argparse.Namespace) -> None:
+    from securemedian.clients.config import ClientConfig
+    from securemedian.clients.dashboard.app import serve
+
+    serve(
+        ClientConfig.load(options.config),
+        options.listen,
+        options.training,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
 
 
 @contextmanager

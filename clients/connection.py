@@ -275,7 +275,7 @@ class Connection:
             raise ServerUnreachable(
                 f"{self._where} does not know this key: "
                 f"ask who runs it to allow the public key {self._keys.public.decode()} and to "
-                "restart it"
+                "reload it"
             )
         elif event & _FAILED and not self._unproved:
             self._unproved = True

@@ -39,6 +39,8 @@ from securemedian.settings.toml import read_toml
 
 T = TypeVar("T")
 
+# the file of finished attempts at rounds in a training's folder
+LINES = "rounds.jsonl"
 # what passes by itself: a server that is away, or still has another round
 _PASSING = (ServerUnreachable, PeerUnavailable, RoundBusy)
 # the first and the longest wait before something is tried again
@@ -120,6 +122,22 @@ class TrainingPlan:
         return optimiser_from(self.optimiser) if self.optimiser else None
 
 
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """Return the finished attempts at rounds of a training in their order.
+
+    A last line that was cut short, as a crash leaves it, does not count. Raises ConfigError if
+    another one is no line of ours.
+    """
+    file = folder / LINES
+    if not file.exists():
+        return []
+    whole = file.read_text("utf-8").split("\n")[:-1]
+    try:
+        return [dict(json.loads(line)) for line in whole]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged: correct it, or choose another `output`") from error
+
+
 class Journal:
     """What has happened in a training, on disk. It is for one process at a time."""
 
@@ -138,7 +156,7 @@ class Journal:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
         self.folder = folder
         self._open = folder / "open.json"
-        self._lines = folder / "rounds.jsonl"
+        self._lines = folder / LINES
 
     def close(self) -> None:
         """Give the folder up, so that another process can use it."""
@@ -146,20 +164,8 @@ class Journal:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """The finished attempts at rounds, in their order.
-
-        A last line that was cut short, as a crash leaves it, does not count. Raises ConfigError if
-        another one is no line of ours.
-        """
-        if not self._lines.exists():
-            return []
-        whole = self._lines.read_text("utf-8").split("\n")[:-1]
-        try:
-            return [dict(json.loads(line)) for line in whole]
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{self._lines} is damaged: correct it, or choose another `output`"
-            ) from error
+        """The finished attempts at rounds (`attempts`)."""
+        return attempts(self.folder)
 
     @property
     def under_way(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import limits_of
-from securemedian.settings.keys import fingerprint, load_keys
+from securemedian.settings.keys import fingerprint, load_keys, load_signing_key
 from securemedian.settings.toml import read_toml
 
 if TYPE_CHECKING:
@@ -138,13 +138,14 @@ def _whose(config: ServerConfig | ClientConfig) -> str:
 
 def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
     try:
-        own = load_keys(config.key_file).public.decode()
+        own = [load_keys(config.key_file).public.decode()]
         if isinstance(config, ServerConfig):
-            check_own_key(config, own)
+            own.append(load_signing_key(config.key_file).public)
+            check_own_key(config, *own)
     except ConfigError as error:
         yield _wrong(str(error))
         return
-    yield _well(f"{config.key_file} is for its owner alone; its fingerprint is {fingerprint(own)}")
+    yield _well(f"{config.key_file} is for its owner alone; its fingerprint is {fingerprint(*own)}")
     folder = Path(config.key_file).parent
     if folder.stat().st_mode & 0o022:
         yield _warning(f"others may replace files in {folder}: run chmod 700 {folder}")
@@ -292,7 +293,7 @@ def _servers(config: ClientConfig) -> Iterator[Finding]:
     addresses = (("S0", config.s0, config.s1), ("S1", config.s1, config.s0))
     for party, (label, server, other) in enumerate(addresses):
         limit = min(REACH_S, config.reply_timeout_s)
-        connection = Connection(label, server, keys, limit, other.public_key)
+        connection = Connection(label, server, keys, limit, other)
         try:
             info, trip, clock = _ask(connection)
             yield _well(

@@ -1,6 +1,7 @@
 """The verb `securemedian serve`."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C. A running protocol may then
-finish (within stop_limit_s); a round in any other state fails. Logs go to standard error,
-one line per event, as JSON unless standard error is a terminal.
+finish (within stop_limit_s); a round in any other state fails. After SIGHUP the lists of
+clients and coordinators and the limits are read again (docs/operating.md). Logs go to
+standard error, one line per event, as JSON unless standard error is a terminal.
 
 Exit codes: 0 after SIGTERM or Ctrl-C; 2 if the configuration is wrong, a port or the state
 folder is in use, the other server does not appear within peer_wait_s, or computations do
@@ -36,7 +38,8 @@ def add_verbs(verbs: "Verbs") -> None:
 
 def _serve(args: argparse.Namespace) -> None:
     # before the import of the protocol code, so that a mistake in the file is reported at once
-    settings = config.load(args.config)
+    read = partial(config.load, args.config)
+    settings = read()
     from securemedian.servers.daemon import serve
 
-    serve(settings)
+    serve(settings, read)

@@ -9,7 +9,7 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
-from securemedian.settings.addresses import check_endpoint
+from securemedian.settings.addresses import check_endpoint, host_and_port
 from securemedian.settings.keys import check_key_places, check_public_key, check_signing_key
 from securemedian.settings.toml import read_toml
 
@@ -60,6 +60,18 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """Where metrics and health are shown over HTTP, to everybody who can connect."""
+
+    # HOST:PORT; "" for nowhere
+    listen: str = ""
+
+    def __post_init__(self) -> None:
+        if self.listen:
+            host_and_port(self.listen)
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """All settings of one server. File names are relative to the folder of the TOML file."""
 
@@ -99,6 +111,7 @@ class ServerConfig:
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
     # which rounds this server takes part in, whatever the coordinator asks for
     policy: Policy = field(default_factory=Policy)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         if self.party not in (0, 1):
@@ -194,6 +207,7 @@ def load(path: Path) -> ServerConfig:
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
     nested["policy"] = build(Policy, values.get("policy", {}), f"{where}: [policy]")
+    nested["metrics"] = build(MetricsConfig, values.get("metrics", {}), f"{where}: [metrics]")
     config = build(ServerConfig, values | nested, where)
     folder = path.parent
     return replace(

@@ -8,17 +8,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
+from securemedian.mpc.errors import ConfigError
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.engine import SWITCH_S, Engine
+from securemedian.servers.reload import Reload
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
@@ -29,10 +32,14 @@ from securemedian.servers.transport import (
     ClientPort,
     PeerPort,
     ZmqLink,
+    allow,
     authenticate,
     peer_message_limit,
 )
 from securemedian.settings.keys import KeyPair, SigningKey, load_keys, load_signing_key
+
+if TYPE_CHECKING:
+    from securemedian.servers.metrics import HttpServer, Monitor
 
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
@@ -52,13 +59,14 @@ class Daemon:
         signing: SigningKey,
         store: Store,
         descriptors: Descriptors,
+        read: Callable[[], ServerConfig],
     ) -> None:
+        """Open all sockets. `read` reads the configuration anew."""
         self._config, self._store, self._descriptors = config, store, descriptors
+        self._own_keys, self._read = (keys.public.decode(), signing.public), read
+        self._monitor, self._page = _watched(config)
         self._context = zmq.Context(io_threads=2)
-        allowed = {
-            CLIENT_DOMAIN: [caller.public_key for caller in config.clients + config.coordinators],
-            PEER_DOMAIN: [config.peer.public_key],
-        }
+        allowed = {CLIENT_DOMAIN: _keys_of(config), PEER_DOMAIN: [config.peer.public_key]}
         self._gate = authenticate(self._context, allowed)
         self._clients = ClientPort(self._context, keys, config.listen, config.max_message_bytes)
         self._peer = PeerPort(
@@ -82,7 +90,7 @@ class Daemon:
         )
         self._rounds = Rounds(config, store, self._engine, signing, self._send)
         self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
-        self._stop_asked = False
+        self._stop_asked = self._reload_asked = False
         self._log = logs.BoundedLog()
 
     def run(self) -> None:
@@ -107,9 +115,11 @@ class Daemon:
             poller.register(source, zmq.POLLIN)
         while not self._stop_asked:
             self._turn(poller)
-        logs.event("stopping", limit_s=config.stop_limit_s)
+        # it may have been reloaded
+        limit_s = self._config.stop_limit_s
+        logs.event("stopping", limit_s=limit_s)
         self._rounds.stop()
-        deadline = time.monotonic() + config.stop_limit_s
+        deadline = time.monotonic() + limit_s
         while self._rounds.running and time.monotonic() < deadline:
             self._turn(poller)
 
@@ -119,6 +129,8 @@ class Daemon:
         Takes a message of the peer and a few requests, looks after the engine, and lets time pass.
         """
         ready = dict(poller.poll(TICK_MS))
+        if self._reload_asked:
+            self._reload()
         try:
             if self._control in ready:
                 self._rounds.control(self._control.recv_multipart())
@@ -139,10 +151,42 @@ class Daemon:
             # not end the server
             self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
+        if self._monitor:
+            self._monitor.turn(self._desk, self._rounds, self._engine)
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
+
+    def ask_to_reload(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGHUP: let the loop read the configuration anew."""
+        self._reload_asked = True
+
+    def _reload(self) -> None:
+        """Take over what can be changed while running, and log what has changed and what not.
+
+        With a mistake in the file, nothing changes.
+        """
+        self._reload_asked = False
+        try:
+            wanted = self._read()
+            check_own_key(wanted, *self._own_keys)
+            reload = Reload.of(self._config, wanted)
+        except ConfigError as error:
+            logs.event("reload-failed", logging.ERROR, reason=str(error))
+            return
+        self._config = reload.config
+        allow(self._gate, CLIENT_DOMAIN, _keys_of(reload.config))
+        self._desk.reload(reload.config)
+        self._rounds.reload(reload.config)
+        logs.event(
+            "reloaded",
+            logging.WARNING if reload.refused else logging.INFO,
+            changed=reload.changed,
+            added=reload.added,
+            removed=reload.removed,
+            needs_restart=reload.refused,
+        )
 
     @property
     def wake_fd(self) -> int:
@@ -155,6 +199,8 @@ class Daemon:
         Returns whether no thread is left that still computes or compiles.
         """
         self._take_leave()
+        if self._page:
+            self._page.close()
         finished = self._engine.close()
         self._control.close()
         self._clients.close()
@@ -196,22 +242,44 @@ class Daemon:
         os.write(self._wake_in, b"\0")
 
 
-def serve(config: ServerConfig) -> None:
-    """Run one server until it is told to stop."""
+def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]":
+    """Begin to show metrics, if the configuration says where."""
+    if not config.metrics.listen:
+        return None, None
+    # what it needs is an extra, and takes a while to import
+    from securemedian.servers.metrics import HttpServer, Monitor, Tally
+
+    tally = Tally()
+    monitor = Monitor(config, tally)
+    page = HttpServer(config.metrics.listen, monitor)
+    logs.add_listener(tally)
+    return monitor, page
+
+
+def _keys_of(config: ServerConfig) -> list[str]:
+    """Return the keys that may use the clients' port."""
+    return [caller.public_key for caller in config.clients + config.coordinators]
+
+
+def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
+    """Run one server until it is told to stop. `read` reads its configuration anew."""
     logs.start(config.name)
     # nobody else reads what is stored here
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    # so little time after the file was read there is nothing to reload
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keys = load_keys(config.key_file)
     signing = load_signing_key(config.key_file)
     check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own)
-    daemon = Daemon(config, keys, signing, store, descriptors)
+    daemon = Daemon(config, keys, signing, store, descriptors, read)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)
+    signal.signal(signal.SIGHUP, daemon.ask_to_reload)
     signal.set_wakeup_fd(daemon.wake_fd)
     try:
         daemon.run()

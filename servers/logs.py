@@ -32,6 +32,11 @@ def event(
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
 
 
+def add_listener(listener: logging.Handler) -> None:
+    """Let `listener` take every event that is logged from now on."""
+    _logger.addHandler(listener)
+
+
 @dataclass
 class _Allowance:
     """The lines that one source may still cause (a token bucket), and those it was refused."""

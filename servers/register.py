@@ -69,8 +69,19 @@ class Register:
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
+        self._store, self._clock, self._wall = store, clock, wall
+        self.reload(config)
+        self._entries: dict[str, Entry] = {}
+        self._closed = False
+        # when the rounds of the last hour began
+        self._begun: deque[float] = deque()
+        self._load()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration for the rounds to come; those that there are keep theirs."""
+        self._config = config
+        # the clients of new rounds: names by key
         self.names = {client.public_key: client.name for client in config.clients}
-        self._config, self._store, self._clock, self._wall = config, store, clock, wall
         self._limits = Limits(
             config.peer_timeout_s,
             config.round_limit_s,
@@ -78,11 +89,6 @@ class Register:
             config.retry_wait_s,
             config.max_attempts,
         )
-        self._entries: dict[str, Entry] = {}
-        self._closed = False
-        # when the rounds of the last hour began
-        self._begun: deque[float] = deque()
-        self._load()
 
     @property
     def latest(self) -> Entry | None:

@@ -7,6 +7,7 @@ dataclass for its fields, which have the names that they have on the wire.
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,12 +201,19 @@ class Desk:
         engine: Engine,
         reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
-        self._config, self._rounds, self._engine, self._reply = config, rounds, engine, reply
+        self._rounds, self._engine, self._reply = rounds, engine, reply
+        self.reload(config)
+        self._log = logs.BoundedLog()
+        # how many requests were answered, by name and by "ok" or the code of the error
+        self.answers: Counter[tuple[str, str]] = Counter()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration. Who is not on its lists is refused from now on."""
+        self._config = config
         self._callers = {caller.public_key: (caller.name, CLIENT) for caller in config.clients}
         self._callers |= {
             caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators
         }
-        self._log = logs.BoundedLog()
 
     def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
         """Answer one request, now or, for `open`, once S1 has answered.
@@ -213,7 +221,7 @@ class Desk:
         A wrong request is answered with an error, and changes nothing. No request ends the server.
         """
         number, op = 0, ""
-        caller = self._callers[key][0]
+        caller = self._callers[key][0] if key in self._callers else key
         try:
             message = wire.unpack(parts)
             number, op = _take_number(message), message.type
@@ -221,20 +229,20 @@ class Desk:
             if (answer := OPS[op].handler(self, call)) is not None:
                 self._answer(call, answer)
         except SecureMedianError as error:
-            self._refused(op, key, error)
-            self._refuse(address, key, number, error)
+            self._refused(op, caller, key, error)
+            self._refuse(address, key, number, op, error)
         except Exception as error:
             # a defect in this server, which a request has brought to light
             self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
             defect = LocalProtocolError("a defect in this server: see its log")
-            self._refuse(address, key, number, defect)
+            self._refuse(address, key, number, op, defect)
 
-    def _refused(self, op: str, key: str, error: SecureMedianError) -> None:
+    def _refused(self, op: str, caller: str, key: str, error: SecureMedianError) -> None:
         if op not in OPS or OPS[op].logged:
             self._log.event(
                 "request-refused",
                 key,
-                caller=self._callers[key][0],
+                caller=caller,
                 op=op,
                 code=error.code,
                 reason=str(error),
@@ -245,6 +253,9 @@ class Desk:
 
         Raises FrameError, NotAllowed, UnknownRound or ConfigError if something is wrong.
         """
+        # its connection is older than the lists
+        if key not in self._callers:
+            raise NotAllowed(f"this key was taken off the list of {self._config.name}")
         if message.type not in OPS:
             known = ", ".join(OPS)
             raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
@@ -272,15 +283,20 @@ class Desk:
         )
 
     def _answer(self, call: Call, answer: Answer) -> None:
+        self.answers[call.op, "ok"] += 1
         self._reply(
             call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
         )
 
-    def _refuse(self, address: bytes, key: str, number: int, error: SecureMedianError) -> None:
+    def _refuse(
+        self, address: bytes, key: str, number: int, op: str, error: SecureMedianError
+    ) -> None:
         """Answer with an error.
 
         An answer that cannot be sent is only logged, since there is nobody left to tell.
         """
+        # a name that there is not would be one of any number of labels
+        self.answers[op if op in OPS else "unknown", error.code] += 1
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
             self._reply(address, wire.pack("error", fields))
@@ -351,8 +367,9 @@ class Desk:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
         server_round = entry.server_round
         if call.key not in server_round.names:
-            raise NotAllowed(
-                f"round {server_round.round_id} was opened before you were on the list of clients"
+            raise UnknownRound(
+                f"round {server_round.round_id} was opened before you were on the list of clients: "
+                "wait for the next one"
             )
         return Answer(
             {
@@ -408,8 +425,8 @@ class Desk:
             if error is None:
                 self._answer(call, answer)
             else:
-                self._refused(call.op, call.key, error)
-                self._refuse(call.address, call.key, call.number, error)
+                self._refused(call.op, call.name, call.key, error)
+                self._refuse(call.address, call.key, call.number, call.op, error)
 
         return answered
 
@@ -437,7 +454,7 @@ class Desk:
     def _open(self, call: Call) -> None:
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
-                self._refuse(call.address, call.key, call.number, error)
+                self._refuse(call.address, call.key, call.number, call.op, error)
             else:
                 self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 

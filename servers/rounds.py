@@ -107,6 +107,10 @@ class Rounds:
         assert isinstance(message, RoundMessage)
         self._peer_control.send(message)
 
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration for the rounds to come."""
+        self.register.reload(config)
+
     @property
     def live(self) -> Entry | None:
         """The round that has begun and not ended, if there is one."""
@@ -273,14 +277,11 @@ class Rounds:
                 share.when_stored(error)
             return
         for share in shares:
-            fields = {
-                "round": entry.server_round.round_id,
-                "client": entry.server_round.names[share.row.client],
-            }
+            round_id, name = entry.server_round.round_id, entry.server_round.names[share.row.client]
             if share.row.kind == DEALING:
-                logs.event("dealing-stored", **fields)
+                logs.event("dealing-stored", round=round_id, client=name)
             else:
-                logs.event("upload-stored", **fields)
+                logs.event("upload-stored", round=round_id, client=name)
             share.when_stored(None)
 
     def _flush_of(self, client: str) -> None:

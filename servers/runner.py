@@ -248,7 +248,7 @@ class RoundRunner:
             }
         if server_round.state in (State.RUNNING, State.PUBLISHED):
             details |= {
-                "included": [self._register.names[key] for key in server_round.included],
+                "included": [server_round.names[key] for key in server_round.included],
                 "left_out": server_round.left_out,
             }
         if server_round.state is State.PUBLISHED:

@@ -115,9 +115,14 @@ def authenticate(context: Context, allowed: Mapping[str, Collection[str]]) -> Th
     """
     authenticator = ThreadAuthenticator(context)
     for domain, keys in allowed.items():
-        authenticator.configure_curve_callback(domain, _AllowList(keys))
+        allow(authenticator, domain, keys)
     authenticator.start()
     return authenticator
+
+
+def allow(authenticator: ThreadAuthenticator, domain: str, keys: Collection[str]) -> None:
+    """Let these keys alone make connections to a port from now on; those that there are stay."""
+    authenticator.configure_curve_callback(domain, _AllowList(keys))
 
 
 def _serve_curve(socket: Socket, keys: KeyPair, domain: str) -> None:

@@ -1,4 +1,6 @@
-"""The addresses of servers, as zmq writes them."""
+"""The addresses of servers, as zmq writes them, and of pages that they show over HTTP."""
+
+from ipaddress import ip_address
 
 from securemedian.mpc.errors import ConfigError, quoted
 
@@ -12,3 +14,28 @@ def check_endpoint(endpoint: str) -> None:
         raise ConfigError(
             f"an address is tcp://HOST:PORT with a port from 1 to 65535, not {quoted(endpoint)}"
         )
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Return the two parts of HOST:PORT; an IPv6 address stands in brackets. 0 is any free port.
+
+    Raises ConfigError for anything else.
+    """
+    host, _, port = listen.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not (host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(
+            f"where to listen is HOST:PORT, such as 127.0.0.1:9464, not {quoted(listen)}"
+        )
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs on this machine reach a server that listens at `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

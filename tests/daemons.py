@@ -228,9 +228,13 @@ class Pair:
         fields = Path(f"/proc/{self._processes[server].pid}/statm").read_text().split()
         return int(fields[1]) * resource.getpagesize()
 
+    def tell(self, server: str, number: int) -> None:
+        """Send a signal."""
+        self._processes[server].send_signal(number)
+
     def stop(self, server: str, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""
-        self._processes[server].send_signal(number)
+        self.tell(server, number)
         return self.ended(server)
 
     def ended(self, server: str) -> int:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemons import ROOT
+
 pytestmark = pytest.mark.slow
 
 HIDDEN = {
     "train": ["torch", "sklearn"],
     "bench": ["matplotlib"],
+    "metrics": ["prometheus_client"],
+    "dashboard": ["starlette", "uvicorn"],
 }
 # verbs and the status and last line that each must end with
 PROGRAM = """
@@ -72,6 +76,7 @@ def test_the_service_is_imported_without_any_extra() -> None:
                 "experiment fig4 --out {folder}",
             ],
         ),
+        ("dashboard", [f"dashboard {ROOT}/docs/samples/coordinator.toml"]),
         ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
     ],
 )

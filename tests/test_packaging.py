@@ -122,7 +122,7 @@ def test_a_wheel_has_one_name_and_all_sources(wheel: Path) -> None:
     }
     ours |= {f"securemedian/{path.name}" for path in (ROOT / "securemedian").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == ours
-    assert "securemedian/py.typed" in names
+    assert {"securemedian/py.typed", "securemedian/clients/dashboard/page.html"} <= set(names)
 
 
 def test_an_sdist_builds_the_same_wheel(

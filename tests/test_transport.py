@@ -459,6 +459,7 @@ def test_a_socket_that_fails_fails_the_round_and_not_the_server() -> None:
     loop = Daemon.__new__(Daemon)
     parts: Any = stub
     loop._control = loop._rounds = loop._log = parts
+    loop._monitor, loop._reload_asked = None, False
     loop._turn(parts)
     assert stub.told == ["could not use a socket: Too many open files"]
 

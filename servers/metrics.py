@@ -1,0 +1,388 @@
+"""A server's metrics and health over HTTP, for Prometheus and for whoever watches processes.
+
+`/metrics` is Prometheus text, `/healthz` says whether the process works, and `/readyz` whether a
+round can be opened. What happens is counted where it is logged and answered; what is the case now
+is in a snapshot, which the loop makes. So a scrape, on a thread of its own, never touches what the
+loop works with, and the number of clients has no influence on what it costs.
+
+No label has a key, a round or the name of a client: who is missing is a number here, and has a name
+in `status`.
+"""
+
+import asyncio
+import logging
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import securemedian
+from securemedian.mpc.errors import ConfigError, from_code
+from securemedian.servers import logs
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.engine import Engine
+from securemedian.servers.requests import Desk
+from securemedian.servers.round_state import LIVE, State
+from securemedian.servers.rounds import Rounds
+from securemedian.settings.addresses import host_and_port, is_loopback
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+# the time between two snapshots
+SNAPSHOT_S = 1.0
+# A loop that has not turned for so long hangs. A turn may wait 5 s for a dropped computation.
+STUCK_S = 30.0
+# the connections that are open at a time; more are closed at once
+MOST_CONNECTIONS = 8
+# how long a connection may take altogether, and the most bytes of a request
+REQUEST_S, REQUEST_BYTES = 5.0, 8192
+# how long the thread may take to end
+END_S = 2.0
+
+# the parts of a round's `cost` that follow one another, by the name of the phase
+PHASES = {
+    "ahead": "ahead_seconds",
+    "checking": "checking_seconds",
+    "preprocessing": "preprocessing_seconds",
+    "online": "online_seconds",
+}
+# where a client's upload may be, as `status` says it
+PLACES = ("both", "here", "there", "none")
+_STATES = {state.value for state in State}
+
+# what each metric is, by its name after `securemedian_`, as Prometheus shows it
+HELP = {
+    "info": "This server and its release.",
+    "ready": "Whether a round can be opened.",
+    "compiled": "Whether the kernels are compiled.",
+    "peer_linked": "Whether the other server is there.",
+    "peer_agrees": "Whether the other server has the same parameters.",
+    "loop_age_seconds": "Seconds since the loop turned last.",
+    "live_rounds": "Rounds under way, by state.",
+    "live_uploads": "Clients of rounds under way, by where their upload is.",
+    "live_dealings": "Clients of rounds under way, by where their dealing is.",
+    "progress_ratio": "How far the computation under way is, from 0 to 1.",
+    "pool_limit_bytes": "The most bytes of correlations that are made ahead.",
+    "disk_bytes": "The size of the disk of state_dir.",
+    "disk_free_bytes": "The free bytes of the disk of state_dir.",
+    "requests": "Requests that were answered, with ok or the code of an error.",
+    "events": "Events in the log.",
+    "rounds": "Rounds that have entered a state.",
+    "rounds_failed": "Rounds that have failed, by the code of the error.",
+    "clients": "Clients of published rounds, by whether they were included.",
+    "ots": "OTs of published rounds, both directions together.",
+    "ahead_ots": "OTs that were made while clients train.",
+    "peer_bytes": "Bytes to and from the other server for published rounds.",
+    "phase_seconds": "Seconds of published rounds, by phase.",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """The values of one metric by label, or by a tuple of labels."""
+
+    name: str
+    values: Mapping[Any, float]
+    labels: tuple[str, ...] = ()
+    # whether it counts from the start on, rather than to say what is the case now
+    counts: bool = False
+
+
+class Tally(logging.Handler):
+    """Counts what is logged, so that the log and the metrics never disagree.
+
+    Lines that were suppressed count once a line says how many they were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: Counter[str] = Counter()
+        # by training, and by state or code
+        self._rounds: Counter[tuple[str, str]] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
+        # clients of published rounds, by training and whether they were included
+        self._clients: Counter[tuple[str, str]] = Counter()
+        self._ahead_ots = 0
+        # the sums over the costs of published rounds
+        self._cost: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one line. The logging module holds this handler's lock."""
+        try:
+            self._count(record.getMessage(), getattr(record, "fields", {}))
+        # a defect here must not reach whoever logs
+        except Exception:
+            self.handleError(record)
+
+    def _count(self, event: str, fields: Mapping[str, Any]) -> None:
+        self._events[event] += 1 + fields.get("suppressed", 0)
+        if event == "pool-filled":
+            self._ahead_ots += fields["ots"]
+        kind, _, state = event.partition("-")
+        if kind == "round" and state in _STATES:
+            self._round(state, fields.get("training", "default"), fields)
+
+    def _round(self, state: str, training: str, fields: Mapping[str, Any]) -> None:
+        self._rounds[training, state] += 1
+        if state == State.FAILED:
+            # the other server may say what it likes
+            self._failures[training, from_code(fields["code"], "").code] += 1
+        if state == State.PUBLISHED:
+            self._clients[training, "yes"] += len(fields["included"])
+            self._clients[training, "no"] += len(fields["left_out"])
+            self._cost.update(fields["cost"])
+
+    def series(self) -> list[Series]:
+        """Return what has been counted since the start."""
+        counted = partial(Series, counts=True)
+        with self.lock or nullcontext():
+            ways = {way: self._cost[f"bytes_{way}"] for way in ("sent", "received")}
+            phases = {phase: self._cost[name] for phase, name in PHASES.items()}
+            return [
+                counted("events", dict(self._events), ("event",)),
+                counted("rounds", dict(self._rounds), ("training", "state")),
+                counted("rounds_failed", dict(self._failures), ("training", "code")),
+                counted("clients", dict(self._clients), ("training", "included")),
+                counted("ots", {(): self._cost["ots"]}),
+                counted("ahead_ots", {(): self._ahead_ots}),
+                counted("peer_bytes", ways, ("direction",)),
+                counted("phase_seconds", phases, ("phase",)),
+            ]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the loop says of itself at one moment."""
+
+    compiled: bool = False
+    linked: bool = False
+    # whether the other server's parameters are ours
+    agrees: bool = False
+    # why no round can be opened; "" if one can
+    problem: str = "this server has just been started"
+    # the live rounds by state, and their clients by where their uploads and dealings are
+    live: Mapping[str, int] = field(default_factory=dict)
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    dealings: Mapping[str, int] = field(default_factory=dict)
+    # how far the computation under way is, from 0 to 1
+    progress: float = 0.0
+    # the requests that were answered, by name and by "ok" or the code of the error
+    answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, desk: Desk, rounds: Rounds, engine: Engine) -> "Snapshot":
+        """Return the snapshot of this moment. To be called by the loop's thread."""
+        peer = rounds.peer
+        live: Counter[str] = Counter()
+        uploads: Counter[str] = Counter()
+        dealings: Counter[str] = Counter()
+        if entry := rounds.live:
+            live[entry.server_round.state.value] += 1
+            uploads.update(entry.server_round.whereabouts().values())
+            dealings.update(entry.server_round.whereabouts_of_dealings().values())
+        done, total = engine.progress if live else (0, 0)
+        return cls(
+            engine.ready,
+            peer.linked,
+            peer.linked and not peer.differing,
+            peer.problem,
+            live,
+            uploads,
+            dealings,
+            done / total if total else 0.0,
+            dict(desk.answers),
+        )
+
+
+class Monitor:
+    """What the HTTP thread may know of a server. The loop calls `turn`; the rest any thread."""
+
+    def __init__(self, config: ServerConfig, tally: Tally) -> None:
+        """Begin to monitor.
+
+        Raises ConfigError if prometheus-client is not installed.
+        """
+        try:
+            from prometheus_client import CollectorRegistry, ProcessCollector
+        except ImportError as error:
+            raise ConfigError(
+                "[metrics] needs prometheus-client: pip install 'securemedian[metrics]'"
+            ) from error
+        self._config, self._tally = config, tally
+        self._snapshot, self._turned, self._due = Snapshot(), time.monotonic(), 0.0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def turn(self, desk: Desk, rounds: Rounds, engine: Engine) -> None:
+        """Note that the loop turns, and now and then what it knows."""
+        self._turned = time.monotonic()
+        if self._turned >= self._due:
+            self._due = self._turned + SNAPSHOT_S
+            self._snapshot = Snapshot.of(desk, rounds, engine)
+
+    def metrics(self) -> bytes:
+        """Return all metrics as Prometheus text."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether the loop turns, and a sentence about it."""
+        age = time.monotonic() - self._turned
+        return age < STUCK_S, f"the loop turned {age:.1f} s ago"
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether a round can be opened, and a sentence about it."""
+        healthy, sentence = self.health()
+        now = self._snapshot
+        if not healthy:
+            return False, sentence
+        ready = now.compiled and now.linked and now.agrees
+        return ready, "a round can be opened" if ready else now.problem
+
+    def collect(self) -> Iterator["Metric"]:
+        """Yield all metrics, when prometheus-client asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for series in (*self._now(), *self._tally.series()):
+            kind = CounterMetricFamily if series.counts else GaugeMetricFamily
+            family = kind(f"securemedian_{series.name}", HELP[series.name], labels=series.labels)
+            for labels, value in series.values.items():
+                family.add_metric([labels] if isinstance(labels, str) else labels, value)
+            yield family
+
+    def _now(self) -> Iterator[Series]:
+        """Yield what is the case now."""
+        now, config = self._snapshot, self._config
+        yield Series("info", {(config.name, securemedian.__version__): 1}, ("server", "release"))
+        for name, value in (
+            ("loop_age_seconds", time.monotonic() - self._turned),
+            ("ready", self.readiness()[0]),
+            ("compiled", now.compiled),
+            ("peer_linked", now.linked),
+            ("peer_agrees", now.agrees),
+            ("progress_ratio", now.progress),
+            ("pool_limit_bytes", config.pool_limit_bytes),
+        ):
+            yield Series(name, {(): float(value)})
+        for name, label, counts, known in (
+            ("live_rounds", "state", now.live, LIVE),
+            ("live_uploads", "where", now.uploads, PLACES),
+            ("live_dealings", "where", now.dealings, PLACES),
+        ):
+            yield Series(name, {str(key): counts.get(key, 0) for key in known}, (label,))
+        yield Series("requests", now.answers, ("request", "result"), counts=True)
+        try:
+            disk = shutil.disk_usage(config.state_dir)
+        # the folder is gone, or its disk: that there is no figure says so
+        except OSError:
+            return
+        yield Series("disk_bytes", {(): disk.total})
+        yield Series("disk_free_bytes", {(): disk.free})
+
+
+class HttpServer:
+    """Serves a monitor's pages on a thread of its own, to few connections at a time."""
+
+    def __init__(self, listen: str, monitor: Monitor) -> None:
+        """Listen at HOST:PORT. Raises ConfigError if that cannot be."""
+        host, port = host_and_port(listen)
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"[metrics] cannot listen at {listen}: {error.strerror or error}"
+            ) from error
+        self.address = self._socket.getsockname()[:2]
+        self._monitor, self._connections = monitor, 0
+        self._log = logs.BoundedLog()
+        self._loop = asyncio.new_event_loop()
+        # what a connection, or the lack of descriptors for one, brings to light
+        self._loop.set_exception_handler(self._failed)
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+        logs.event(
+            "metrics-listening",
+            logging.INFO if is_loopback(host) else logging.WARNING,
+            listen="{}:{}".format(*self.address),
+            for_others=not is_loopback(host),
+        )
+
+    def close(self) -> None:
+        """End the thread and close everything."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error, message = context.get("exception"), str(context["message"])
+        self._log.event("metrics-error", "loop", logging.ERROR, error, reason=message)
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._take, sock=self._socket, limit=REQUEST_BYTES)
+        async with server:
+            await self._stopped.wait()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request of a connection, and close it."""
+        self._connections += 1
+        try:
+            if self._connections > MOST_CONNECTIONS:
+                return
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        # a request that is too long, too slow or not whole
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        """Return the answer to a request's head."""
+        method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method != b"GET":
+            return _response("405 Method Not Allowed", b"GET alone\n", ("Allow: GET",))
+        if path == b"/metrics":
+            kind = "text/plain; version=0.0.4; charset=utf-8"
+            return _response("200 OK", self._monitor.metrics(), kind=kind)
+        if path in (b"/healthz", b"/readyz"):
+            about = self._monitor.health if path == b"/healthz" else self._monitor.readiness
+            good, sentence = about()
+            status = "200 OK" if good else "503 Service Unavailable"
+            return _response(status, f"{sentence}\n".encode())
+        return _response("404 Not Found", b"there are /metrics, /healthz and /readyz\n")
+
+
+def _response(
+    status: str,
+    body: bytes,
+    headers: Iterable[str] = (),
+    kind: str = "text/plain; charset=utf-8",
+) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
+        "Connection: close",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
