@@ -464,7 +464,7 @@ def test_pools_fill_over_many_iterations(small: ferret.Code, field_bits: int) ->
 PINNED = {
     "scan": "c687646f7fa45e782702b2365604359d",
     "scan-unverified": "8bb42c78ba3660c50b9c715f2e17158c",
-    "radix": "d146f6c6515b128b800b6b481c68595b",
+    "radix": "99abdf56fc25671b139189c72527f915",
     "pairwise": "45c19e9dc0382923218c036bb74b2ed3",
 }
 
