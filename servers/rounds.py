@@ -237,11 +237,12 @@ class Rounds:
         what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
         """
         self._flush_of(client)
-        if entry.server_round.repeats_upload(client, sha256(share)):
+        digest = sha256(share)
+        if entry.server_round.repeats_upload(client, digest):
             when_stored(None)
             return
         entry.server_round.check_upload(client)
-        self._shares.append(_Share(entry.spool.put(client, form, share), when_stored))
+        self._shares.append(_Share(entry.spool.put(client, form, share, digest), when_stored))
 
     def flush(self) -> None:
         """Commit the shares that have come, all at once, and say that they are stored."""
@@ -277,7 +278,8 @@ class Rounds:
                 share.when_stored(error)
             return
         for share in shares:
-            round_id, name = entry.server_round.round_id, entry.server_round.names[share.row.client]
+            round_id = entry.server_round.round_id
+            name = entry.server_round.names[share.row.client]
             if share.row.kind == DEALING:
                 logs.event("dealing-stored", round=round_id, client=name)
             else:
