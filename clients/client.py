@@ -678,8 +678,8 @@ class Coordinator(_Member):
     ) -> str:
         """Open a round and return its id.
 
-        A `request`, 32 hex digits that the caller draws, makes it safe to call this again after an
-        error: S0 answers the same request with the round that it has opened.
+        A `request`, 32 hex digits that the caller draws, makes it safe to call this again when
+        there was no answer: S0 answers the same request in the same way each time.
 
         A `model` (flat) starts a new training run, and so does `reset`; without them the last
         training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
