@@ -24,10 +24,12 @@ from securemedian.clients.start import function_of, in_one_line
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     ConfigError,
+    NotStored,
     PeerUnavailable,
     RoundBusy,
     RoundClosed,
     RoundFailed,
+    SecureMedianError,
     ServerUnreachable,
     UnknownRound,
 )
@@ -41,8 +43,8 @@ T = TypeVar("T")
 
 # the file of finished attempts at rounds in a training's folder
 LINES = "rounds.jsonl"
-# what passes by itself: a server that is away, or still has another round
-_PASSING = (ServerUnreachable, PeerUnavailable, RoundBusy)
+# what passes by itself: a server that is away, has no room or still has another round
+_PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
 # the first and the longest wait before something is tried again
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
@@ -192,6 +194,10 @@ class Journal:
             os.fsync(file.fileno())
         new.replace(self._open)
 
+    def withdraw(self) -> None:
+        """Forget a request that has opened no round."""
+        self._open.unlink(missing_ok=True)
+
     def end(self, line: Mapping[str, Any]) -> None:
         """Append what became of the round under way."""
         whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
@@ -292,11 +298,8 @@ class Training:
         A request that may have been lost is repeated under its own id, and then opens no second
         round.
         """
-        under_way = self._journal.under_way
-        if under_way.get("round"):
-            return under_way["round"]
-        request = under_way.get("request") or os.urandom(16).hex()
-        self._journal.begin(request)
+        if round_id := self._journal.under_way.get("round"):
+            return round_id
         # the first round begins a training run, whose model, range and optimiser S0 then keeps
         first = self._published == 0
         model = self._start if first else None
@@ -305,17 +308,27 @@ class Training:
             dim = self._plan.round.get("dim") or (
                 self._coordinator.dim() if self._start is None else self._start.size
             )
-            return self._coordinator.open(
-                self._plan.params(dim),
-                model,
-                self._policy if first else None,
-                optimiser=self._step if first else None,
-                request=request,
-            )
+            request = self._journal.under_way.get("request") or os.urandom(16).hex()
+            self._journal.begin(request)
+            try:
+                round_id = self._coordinator.open(
+                    self._plan.params(dim),
+                    model,
+                    self._policy if first else None,
+                    optimiser=self._step if first else None,
+                    request=request,
+                )
+            except ServerUnreachable:
+                raise
+            except SecureMedianError:
+                # it has been answered, and would be answered in the same way again
+                self._journal.withdraw()
+                raise
+            self._journal.begin(request, round_id)
+            return round_id
 
         self._show(f"round {which} of {self._plan.rounds}: opening")
         round_id = self._patiently(ask)
-        self._journal.begin(request, round_id)
         self._report(f"round {round_id} is open ({which} of {self._plan.rounds})")
         return round_id
 

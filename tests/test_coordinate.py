@@ -16,6 +16,7 @@ from securemedian.clients.coordinate import Journal, Training, TrainingPlan
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
+    NotStored,
     PolicyRefused,
     RoundFailed,
     ServerUnreachable,
@@ -225,6 +226,26 @@ def test_servers_that_are_away_for_too_long(folder: Path) -> None:
     fake.errors = [ServerUnreachable("S0 is away")]
     with pytest.raises(ServerUnreachable):
         ran(folder, fake)
+
+
+def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
+    """S0 answers a request that it knows as it did before."""
+    fake = Fake("published", "published", "published")
+    asked: list[str] = []
+    real = fake.open
+
+    def refusing(params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
+        asked.append(rest["request"])
+        if len(asked) == 1:
+            # silence: S0 may have opened the round
+            raise ServerUnreachable("S0 is away")
+        if len(asked) in (2, 3):
+            raise NotStored("S1's disk is full")
+        return real(params, model, policy, **rest)
+
+    fake.open = refusing  # type: ignore[method-assign]
+    ran(folder, fake)
+    assert asked[0] == asked[1] and len(set(asked[1:4])) == 3
 
 
 def test_what_a_server_refuses_ends_the_training(folder: Path) -> None:

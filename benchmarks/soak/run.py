@@ -21,6 +21,7 @@ from securemedian.clients.client import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
     SecureMedianError,
+    ServerUnreachable,
     UnknownRound,
 )
 from securemedian.mpc.methods.base import Published
@@ -148,10 +149,20 @@ class Soak:
     def _open(self, coordinator: Coordinator, params: RoundParams) -> str:
         """Open a round, however often that has to be asked for."""
         model = None if self._goes_on else np.zeros(DIM, np.float32)
-        request = os.urandom(16).hex()
-        return self._persist(
-            lambda: coordinator.open(params, model, request=request), "a new round"
-        )
+        requests = [os.urandom(16).hex()]
+
+        def ask() -> str:
+            try:
+                return coordinator.open(params, model, request=requests[-1])
+            except ServerUnreachable:
+                # perhaps only the answer was lost
+                raise
+            except SecureMedianError:
+                # a request is answered in the same way each time, and this was an answer
+                requests.append(os.urandom(16).hex())
+                raise
+
+        return self._persist(ask, "a new round")
 
     def _status(self, coordinator: Coordinator, round_id: str) -> dict[str, Any] | None:
         status = coordinator.status(round_id)
