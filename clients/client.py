@@ -695,13 +695,13 @@ class Coordinator(_Member):
     ) -> str:
         """Open a round and return its id.
 
-                If S0 is away for a while, it is asked again, and opens one round only. With a `request`, 32
+        If S0 is away for a while, it is asked again, and opens one round only. With a `request`, 32
         hex digits that the caller draws and keeps, the caller can do so, too, when there was no
         answer, or after its own restart: S0 answers a request in the same way each time.
 
-                A `model` (flat) starts a new training run, and so does `reset`; without them the last
-                training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
-                The optimiser makes the next round's model of this one's result.
+        A `model` (flat) starts a new training run, and so does `reset`; without them the last
+        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
+        The optimiser makes the next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {

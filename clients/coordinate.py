@@ -1,8 +1,8 @@
 """The coordination of a training, unattended from its first round to its last.
 
-What it leaves is in one folder: model-NUMBER.npy for each published round, a line of JSON per
-attempt at a round in rounds.jsonl, and open.json while a round is under way, from which the next
-call goes on.
+What it leaves is in one folder: model-NUMBER.npy and receipt-NUMBER.json for each published round,
+a line of JSON per attempt at a round in rounds.jsonl, and open.json while a round is under way,
+from which the next call goes on.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import files
+from securemedian.clients import files, receipts
 from securemedian.clients.client import Coordinator
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.mpc.canonical import build
@@ -359,9 +359,11 @@ class Training:
             pass
 
     def _keep(self, round_id: str) -> dict[str, Any]:
-        """Write the model of a published round, and return what was measured of it."""
+        """Write the model of a published round and its receipt, and return what was measured."""
         model = self._patiently(lambda: self._coordinator.result(round_id))
+        receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
         number = round_id.partition("-")[0]
+        receipts.save(receipt, self._journal.folder / f"receipt-{number}.json")
         file = self._journal.folder / f"model-{number}.npy"
         new = file.with_suffix(".new")
         files.write(new, model)

@@ -23,7 +23,9 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.params import RoundParams
+from securemedian.settings.receipts import Receipt
 from tests.daemons import ROOT, WAIT_S, Pair, running
+from tests.test_receipts import RECORD
 
 START = np.arange(3, dtype=np.float32)
 PLAN = """
@@ -104,6 +106,9 @@ class Fake:
     def result(self, round_id: str) -> Any:
         self._meet()
         return START + np.float32(self.published)
+
+    def receipt(self, round_id: str) -> Receipt:
+        return Receipt(RECORD.encode())
 
 
 @pytest.fixture
@@ -374,5 +379,19 @@ def test_the_command_runs_a_training(pair: Pair, capsys: pytest.CaptureFixture[s
         thread.join(WAIT_S)
     for number in (1, 2):
         assert np.array_equal(np.load(pair.folder / f"out/model-{number}.npy"), START + 2 * number)
+        receipt = str(pair.folder / f"out/receipt-{number}.json")
+        assert (
+            cli.main(
+                [
+                    "receipt",
+                    "verify",
+                    receipt,
+                    "--keys",
+                    str(path.parent / "s0.key"),
+                    str(path.parent / "s1.key"),
+                ]
+            )
+            == 0
+        )
     assert lines(pair.folder)[1]["evaluation"] == {"loss": float((START + 4).sum())}
     assert "(2 of 2): 3 clients" in capsys.readouterr().out
