@@ -192,7 +192,7 @@ def serve(config: ServerConfig) -> None:
     keys = load_keys(config.key_file)
     check_own_key(config, keys.public.decode())
     descriptors = Descriptors()
-    store = Store(Path(config.state_dir), descriptors.own)
+    store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes)
     start = time.monotonic()
     logs.event("compiling")
     pipeline.warm_up(config.protocol)

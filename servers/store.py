@@ -113,7 +113,8 @@ class Spool:
     """The uploads of one round by client, and where they deal, their dealings.
 
     Packed words are on disk, in one file per round; seeds stay in memory. `layout` is that of the
-    uploads, `shape` that of the dealings, or None where nobody deals.
+    uploads, `shape` that of the dealings, or None where nobody deals. `native_aes` says what seeds
+    are expanded with.
     """
 
     def __init__(
@@ -122,8 +123,10 @@ class Spool:
         layout: Layout,
         shape: Dealing | None = None,
         opening: Opening = nullcontext,
+        native_aes: bool = False,
     ) -> None:
         self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
+        self._native_aes = native_aes
         self._uploads: dict[str, Upload] = {}
         self._dealings: dict[str, Upload] = {}
         self._partial: dict[str, _Partial] = {}
@@ -149,7 +152,7 @@ class Spool:
         )
         _check_share("an upload", form, share, shapes)
         if form == "seed":
-            self._uploads[client] = SeedUpload(self._layout, share.tobytes())
+            self._uploads[client] = SeedUpload(self._layout, share.tobytes(), self._native_aes)
             return b""
         try:
             begin = self._file.append(np.ascontiguousarray(share).reshape(-1))
@@ -173,7 +176,7 @@ class Spool:
         _check_piece(layout.words, form, piece, pieces, share)
         if form == "seed":
             self._partial.pop(client, None)
-            self._dealings[client] = SeedUpload(layout, share.tobytes())
+            self._dealings[client] = SeedUpload(layout, share.tobytes(), self._native_aes)
             return True
         begin = self._write_piece(client, layout.words, piece, pieces, share)
         if piece + 1 < pieces:
@@ -281,8 +284,10 @@ class Store:
     Raises ConfigError if the folder cannot be used or another process uses it.
     """
 
-    def __init__(self, folder: Path, opening: Opening = nullcontext) -> None:
-        self._opening = opening
+    def __init__(
+        self, folder: Path, opening: Opening = nullcontext, native_aes: bool = False
+    ) -> None:
+        self._opening, self._native_aes = opening, native_aes
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
@@ -304,7 +309,8 @@ class Store:
         """Return a new spool for a round, in a folder that is named after it."""
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
-        return Spool(self._spools / round_id, layout, shape, self._opening)
+        folder = self._spools / round_id
+        return Spool(folder, layout, shape, self._opening, self._native_aes)
 
     def load_training(self) -> Training:
         """Return what `save_training` saved last, or a new training run if it never did.
