@@ -68,6 +68,10 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
+# Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
+FETCHES = not config.DISABLE_JIT  # type: ignore[attr-defined]
+# Bytes of a line of the cache.
+LINE = 64
 # Whether one instruction puts eight words in any order.
 PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
@@ -288,6 +292,24 @@ def _inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
         [inspect.Parameter(name, positional) for name in names]
     )
     return intrinsic(typing)
+
+
+# Fetching ahead
+
+
+def _emit_fetch(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, *, write: int) -> None:
+    """Ask for the line of an array's element, which may lie beyond its end."""
+    address = builder.bitcast(_offset(builder, array, at), I8.as_pointer())
+    # into the caches of all levels, and of data
+    how = [ir.Constant(I32, each) for each in (write, 3, 1)]
+    signature = ir.FunctionType(ir.VoidType(), [address.type, I32, I32, I32])
+    name = "llvm.prefetch.p0"
+    function = _TOOLS.get_or_insert_function(builder.module, signature, name)
+    builder.call(function, [address, *how])
+
+
+# fetch(array, i) begins to load element i into the cache, fetch_to_write(array, i) to write to it
+fetch, fetch_to_write = (_inline(_emit_fetch, 2, write=write) for write in (0, 1))
 
 
 # The key schedule
