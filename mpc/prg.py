@@ -63,5 +63,5 @@ def expand(seed: bytes, block: int, count: int, native_aes: bool) -> NDArray[np.
     if not native.taken(native_aes):
         return Stream(seed, block=block).words(count)
     out = np.empty(count, np.uint64)
-    native.stream(np.frombuffer(seed, np.uint64), np.uint64(block), out)
+    native.stream(np.frombuffer(seed, np.uint64), np.uint64(0), np.uint64(block), out)
     return out

@@ -266,7 +266,7 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
     minus = vector_words(others, bits, per_word)
     for negated, sign in ((False, 1), (True, -1)):
         found = np.empty((have.shape[0], order.size), have.dtype)
-        vectors.differences(have, order, turns, minus, 50, bits, per_word, negated, found)
+        vectors.differences(have, order, 9, turns, minus, 50, bits, per_word, negated, found)
         difference = sign * (rolled - others[50:]) % top
         assert (found == vector_words(difference, bits, per_word)).all()
 
@@ -327,7 +327,7 @@ def test_vectors_change_places() -> None:
     assert (places[np.argsort(labels, kind="stable")] == np.arange(100)).all()
     order = RNG.integers(0, 100, 60).astype(np.uint32)
     chosen = np.empty((2, 60), np.uint64)
-    vectors.gather(items, order, chosen)
+    vectors.gather(items, order, 7, chosen)
     assert (chosen == items[:, order]).all()
 
 

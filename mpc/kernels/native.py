@@ -1,4 +1,4 @@
-"""The inner loops of OT extension, and of dealt vectors, on the processor's own instructions.
+"""The inner loops of OT extension, seeds and dealt vectors, on the processor's own instructions.
 
 Each is one pass in registers where `mpc.kernels.extension`, `mpc.kernels.vectors` and OpenSSL make
 several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as
@@ -349,36 +349,39 @@ def round_keys(keys: bytes) -> NDArray[np.uint64]:
 def _emit_stream(
     builder: ir.IRBuilder,
     keys: ir.Value,
+    nonce: ir.Value,
     counter: ir.Value,
     out: ir.Value,
     *,
     lanes: int,
     abreast: int,
 ) -> None:
-    """Write `abreast` vectors of the stream under one key, without a nonce."""
+    """Write `abreast` vectors of the stream under one key."""
     v = _Vectors(builder, lanes)
-    counters = v.counters(ir.Constant(I64, 0), counter, abreast)
+    counters = v.counters(nonce, counter, abreast)
     for i, vector in enumerate(v.encrypt(counters, keys)):
         v.store(vector, _offset(builder, out, 2 * lanes * i))
 
 
 _stream_tile, _stream_block = (
-    _inline(_emit_stream, 3, lanes=lanes, abreast=abreast)
+    _inline(_emit_stream, 4, lanes=lanes, abreast=abreast)
     for lanes, abreast in ((LANES, _ABREAST), (1, 1))
 )
 
 
 @kernel
-def stream(key: NDArray[np.uint64], counter: np.uint64, out: NDArray[np.uint64]) -> None:
-    """Write the stream of an AES key (2,) from block number `counter` on, without a nonce."""
+def stream(
+    key: NDArray[np.uint64], nonce: np.uint64, counter: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Write the stream of an AES key (2,) from block number `counter` on."""
     keys, block = np.empty(KEY_WORDS, np.uint64), np.empty(2, np.uint64)
     _schedule(key, keys)
     start, count = 0, out.shape[0]
     while start + _TILE <= count:
-        _stream_tile(keys, counter + np.uint64(start // 2), out[start:])
+        _stream_tile(keys, nonce, counter + np.uint64(start // 2), out[start:])
         start += _TILE
     while start < count:
-        _stream_block(keys, counter + np.uint64(start // 2), block)
+        _stream_block(keys, nonce, counter + np.uint64(start // 2), block)
         # the last block may be wanted in half
         for i in range(min(2, count - start)):
             out[start + i] = block[i]
