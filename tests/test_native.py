@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from securemedian.mpc.party import Session
 from securemedian.mpc.pipeline import Outcome, run_round
 from securemedian.mpc.prg import Stream, expand
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.servers import daemon
 from securemedian.servers.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both
@@ -152,9 +154,14 @@ def test_streams_take_a_nonce() -> None:
 def test_halves_are_expanded_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a half that says so is expanded by the processor's own AES, and a client's does not."""
     (seeded, _) = share.split(RNG.integers(0, 99, (3, 1000)).astype(np.uint16), 12)
-    own, calls = replace(seeded, native_aes=True), []
-    stream = native.stream
-    monkeypatch.setattr(native, "stream", lambda *given: [calls.append(given), stream(*given)])
+    own, stream = replace(seeded, native_aes=True), native.stream
+    calls: list[int] = []
+
+    def counted(key: np.ndarray, nonce: np.uint64, counter: np.uint64, out: np.ndarray) -> None:
+        calls.append(out.size)
+        stream(key, nonce, counter, out)
+
+    monkeypatch.setattr(native, "stream", counted)
     for row, start, stop in ((0, 0, 188), (2, 24, 141)):
         want = seeded.words(row, start, stop)
         assert not calls
@@ -175,6 +182,31 @@ def test_a_server_expands_halves_as_it_is_configured(native_aes: bool, tmp_path:
     for half in (plain.get("a"), checked.dealing("a")):
         assert isinstance(half, share.SeedUpload) and half.native_aes == native_aes
     store.close()
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_a_server_tells_its_store(
+    native_aes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store(folder: Path, opening: Any, native_aes: bool) -> None:
+        raise Stop(native_aes)
+
+    monkeypatch.setattr(daemon, "Store", store)
+    # nothing of this process is to change
+    for owner, name in ((daemon.signal, "signal"), (daemon.sys, "setswitchinterval")):
+        monkeypatch.setattr(owner, name, lambda *_: None)
+    monkeypatch.setattr(daemon.logs, "start", lambda name: None)
+    monkeypatch.setattr(daemon, "check_own_key", lambda config, key: None)
+    monkeypatch.setattr(daemon, "load_keys", lambda file: SimpleNamespace(public=b""))
+    config = SimpleNamespace(
+        name="s0", key_file="", state_dir=tmp_path, protocol=ProtocolParams(native_aes=native_aes)
+    )
+    with pytest.raises(Stop, match=str(native_aes)):
+        daemon.serve(config)  # type: ignore[arg-type]
 
 
 def trees(field_bits: int) -> list[list[bytes]]:
