@@ -377,9 +377,9 @@ class Permutation:
         """
         labels = stream.words(-(-count // 8)).view(np.uint8)[:count]
         labels &= np.uint8(min(255, (1 << (count >> near).bit_length()) - 1))
-        borders = np.concatenate(([0], np.cumsum(np.bincount(labels, minlength=256))))
+        borders = np.empty(257, np.uint32)
         places, order = np.empty(count, np.uint32), np.arange(count, dtype=np.uint32)
-        vectors.places(labels, borders[:-1].astype(np.uint32), places)
+        vectors.places(labels, borders, places)
         for first, stop in pairwise(borders.tolist()):
             last = stop - 1
             while last > first:

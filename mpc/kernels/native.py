@@ -4,7 +4,8 @@ Each is one pass in registers where `mpc.kernels.extension`, `mpc.kernels.vector
 several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as
 `mpc.prg.Stream` makes it, a hash that of `mpc.ot.hash`. numba has no vectors of its own, so that
 what an inner loop does with them is written here as LLVM instructions, and the loops around it are
-kernels like all others.
+kernels like all others. `fetch` and `fetch_to_write` are for loops that know what memory they will
+want, in an order that the processor cannot guess.
 
 A vector holds LANES blocks of 128 bits: 4 with VAES and AVX-512, 2 with VAES and AVX2, 1 with
 AES-NI alone. Which of these, and whether GFNI transposes bits, follows from the features that

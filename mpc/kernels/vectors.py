@@ -187,11 +187,17 @@ def unpack(
 
 
 @kernel
-def places(labels: NDArray[np.uint8], nexts: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+def places(labels: NDArray[np.uint8], borders: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
     """Set out[i] to where item i goes, if items are put in the order of their labels.
 
-    Label x begins at nexts[x], which is overwritten.
+    Items of label x, of 256, begin at borders[x] and end before borders[x + 1]: these are set, too.
     """
+    borders[:] = 0
+    for i in range(labels.shape[0]):
+        borders[np.int64(labels[i]) + 1] += np.uint32(1)
+    for label in range(256):
+        borders[label + 1] += borders[label]
+    nexts = borders[:256].copy()
     for i in range(labels.shape[0]):
         label = labels[i]
         out[i] = nexts[label]
