@@ -391,7 +391,8 @@ def time_check(dealing: Dealing) -> DealingCheck:
     """
     part = max(dealing.parts, key=lambda part: part.kept)
     shape = replace(dealing, dim=part.kept)
-    halves = [SeedUpload(shape.layout, os_entropy(SEED_BYTES))] * CALIBRATION_CLIENTS
+    half = SeedUpload(shape.layout, os_entropy(SEED_BYTES), native_aes=True)
+    halves = [half] * CALIBRATION_CLIENTS
 
     def run() -> float:
         channels, start = local_pair(), time.process_time()

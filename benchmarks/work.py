@@ -155,12 +155,12 @@ def _median(
     party, dealt = parties[0], params.dealing
     halves: list[share.Upload] = []
     if dealt:
-        halves = _uploads(dealt.layout, party.number, params.max_clients)
+        halves = _uploads(dealt.layout, party.number, params.max_clients, protocol)
         # both servers get all rotations in full
         stream = Stream(os_entropy(16))
         uploads: list[share.Upload] = [_words(params.layout, stream) for _ in halves]
     else:
-        uploads = _uploads(params.layout, party.number, params.max_clients)
+        uploads = _uploads(params.layout, party.number, params.max_clients, protocol)
     meet()
     ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
     meet()
@@ -194,13 +194,15 @@ def _publish(params: RoundParams, values: PublicValues) -> float:
     return time.perf_counter() - start
 
 
-def _uploads(layout: share.Layout, party_id: int, clients: int) -> list[share.Upload]:
+def _uploads(
+    layout: share.Layout, party_id: int, clients: int, protocol: ProtocolParams
+) -> list[share.Upload]:
     """Return one party's uploads; clients alternate in the server that they send the seed to."""
     stream = Stream(os_entropy(16))
     uploads: list[share.Upload] = []
     for client in range(clients):
         if client % 2 == party_id:
-            uploads.append(share.SeedUpload(layout, os_entropy(16)))
+            uploads.append(share.SeedUpload(layout, os_entropy(16), protocol.native_aes))
         else:
             uploads.append(_words(layout, stream))
     return uploads

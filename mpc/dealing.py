@@ -382,9 +382,9 @@ class Permutation:
         """
         labels = stream.words(-(-count // 8)).view(np.uint8)[:count]
         labels &= np.uint8(min(255, (1 << (count >> near).bit_length()) - 1))
-        borders = np.concatenate(([0], np.cumsum(np.bincount(labels, minlength=256))))
+        borders = np.empty(257, np.uint32)
         places, order = np.empty(count, np.uint32), np.arange(count, dtype=np.uint32)
-        vectors.places(labels, borders[:-1].astype(np.uint32), places)
+        vectors.places(labels, borders, places)
         for first, stop in pairwise(borders.tolist()):
             last = stop - 1
             while last > first:
@@ -457,10 +457,10 @@ class _Pairs:
             vectors.scatter(words, bits, per_word, one, to, self._others, others)
         guards, self._rest = np.split(order.order, [part.guards])
         self._guards = shape.vectors(part.guards)
-        vectors.gather(self._others, guards, self._guards)
+        vectors.gather(self._others, guards, 0, self._guards)
         # partner p of vector i stands at p N + i
         self._turns = np.empty((part.partners, part.kept), np.uint8)
-        vectors.gather(others[None], self._rest, self._turns.reshape(1, -1))
+        vectors.gather(others[None], self._rest, part.guards, self._turns.reshape(1, -1))
         np.subtract(slots, self._turns, out=self._turns)
         self._channel.send("dealing.guards", self._guards)
         self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
@@ -481,11 +481,11 @@ class _Pairs:
         orders = self._rest.reshape(self._turns.shape)
         # chunk by chunk, so that a kept vector is in the cache for all its partners
         for at in range(0, part.kept, CHUNK):
-            for turns, order in zip(self._turns, orders, strict=True):
-                some, by = order[at : at + CHUNK], turns[at : at + CHUNK]
-                out = shape.vectors(some.size)
+            for partner, order in enumerate(orders):
+                some, by = order[at : at + CHUNK], self._turns[partner, at : at + CHUNK]
+                number, out = part.guards + partner * part.kept + at, shape.vectors(some.size)
                 vectors.differences(
-                    self._others, some, by, self._kept, at, bits, per_word, negated, out
+                    self._others, some, number, by, self._kept, at, bits, per_word, negated, out
                 )
                 self._verdict.differences.update(out)
         return self

@@ -388,7 +388,7 @@ def warm_up(params: ProtocolParams | None = None) -> None:
             session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
             party = session.party(0, channels[party_id])
             for each in rounds:
-                run_round([party], each, protocol, _warm_up_uploads(party, each))
+                run_round([party], each, protocol, _warm_up_uploads(party, each, protocol))
         except BaseException as error:
             errors.append(error)
             channels[party_id].close()
@@ -402,17 +402,20 @@ def warm_up(params: ProtocolParams | None = None) -> None:
         raise errors[0]
 
 
-def _warm_up_uploads(party: Party, params: RoundParams) -> list[share.Upload]:
+def _warm_up_uploads(
+    party: Party, params: RoundParams, protocol: ProtocolParams
+) -> list[share.Upload]:
     """Return uploads of zeros, whose dealings, if any, are dealt and checked."""
     layout, shape = params.layout, params.dealing
     packed = np.zeros((layout.rows, layout.row_words), np.uint64)
     words = share.WordsUpload(layout, packed)
     if shape is None:
-        seed = share.SeedUpload(layout, bytes(SEED_BYTES))
+        seed = share.SeedUpload(layout, bytes(SEED_BYTES), protocol.native_aes)
         return [words, *[seed] * (WARM_UP_CLIENTS - 1)]
     # both parties deal the same
     dealt = dealing.deal(shape, bytes)
-    half = dealt.words if party.number == 0 else dealt.seeded
+    seeded = replace(dealt.seeded, native_aes=protocol.native_aes)
+    half = dealt.words if party.number == 0 else seeded
     dealing.check(party.channel, party.number, shape, [half])
     return [dealing.DealtUpload(shape, half, words)] * WARM_UP_CLIENTS
 

@@ -15,7 +15,7 @@ from securemedian.mpc import ring
 from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.kernels import packing
-from securemedian.mpc.prg import BLOCK_WORDS, Entropy, Stream, os_entropy
+from securemedian.mpc.prg import BLOCK_WORDS, Entropy, expand, os_entropy
 
 # Slices of a row start at multiples of this many values, so that they start at whole AES blocks for
 # every width.
@@ -57,15 +57,17 @@ class Upload(Protocol):
 class SeedUpload:
     """A share given as a seed, which is expanded where it is read.
 
-    `start` of `words` must be at a whole AES block.
+    `start` of `words` must be at a whole AES block. A server whose `ProtocolParams` say so sets
+    `native_aes`; at clients the AES is OpenSSL's.
     """
 
     layout: Layout
     seed: bytes = field(repr=False)
+    native_aes: bool = False
 
     def words(self, row: int, start: int, stop: int) -> Words:
         first = row * self.layout.row_words + start
-        return Stream(self.seed, block=first // BLOCK_WORDS).words(stop - start)
+        return expand(self.seed, first // BLOCK_WORDS, stop - start, self.native_aes)
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     signing = load_signing_key(config.key_file)
     check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
-    store = Store(Path(config.state_dir), descriptors.own)
+    store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.ask_to_stop)

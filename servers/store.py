@@ -161,9 +161,9 @@ class Spool:
     """The uploads of one round by client, and where they deal, their dealings.
 
     Packed words are in one file per round, and all else is in rows of the database. `layout` is
-    that of the uploads, `shape` that of the dealings, or None where nobody deals. A share is
-    written by `put` or `put_dealing`, is on the disk after `sync`, and counts after `add`, for
-    which its row must be committed.
+    that of the uploads, `shape` that of the dealings, or None where nobody deals, and `native_aes`
+    says what seeds are expanded with. A share is written by `put` or `put_dealing`, is on the disk
+    after `sync`, and counts after `add`, for which its row must be committed.
     """
 
     def __init__(
@@ -173,8 +173,10 @@ class Spool:
         shape: Dealing | None = None,
         opening: Opening = nullcontext,
         rows: Iterable[Row] = (),
+        native_aes: bool = False,
     ) -> None:
         self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
+        self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._partial: dict[str, _Partial] = {}
         end = max((row.begin + row.size for row in self._rows.values()), default=0)
@@ -324,7 +326,7 @@ class Spool:
 
     def _upload(self, row: Row, layout: Layout) -> Upload:
         if row.seed is not None:
-            return SeedUpload(layout, row.seed)
+            return SeedUpload(layout, row.seed, self._native_aes)
         return StoredUpload(layout, self._file, row.begin)
 
     def examination(self, clients: Container[str]) -> Callable[[], None]:
@@ -432,8 +434,10 @@ class Store:
     Raises ConfigError if the folder cannot be used or another process uses it.
     """
 
-    def __init__(self, folder: Path, opening: Opening = nullcontext) -> None:
-        self._opening = opening
+    def __init__(
+        self, folder: Path, opening: Opening = nullcontext, native_aes: bool = False
+    ) -> None:
+        self._opening, self._native_aes = opening, native_aes
         self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -465,7 +469,8 @@ class Store:
         """Return the spool of a round, in a folder that is named after it; `rows` are in it."""
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
-        return Spool(self._spools / round_id, layout, shape, self._opening, rows)
+        spool = self._spools / round_id
+        return Spool(spool, layout, shape, self._opening, rows, self._native_aes)
 
     def tidy(self, live: Container[str], kept: Container[str]) -> None:
         """Delete the spools of rounds that are not `live`, and files that are not `kept`."""

@@ -266,7 +266,7 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
     minus = vector_words(others, bits, per_word)
     for negated, sign in ((False, 1), (True, -1)):
         found = np.empty((have.shape[0], order.size), have.dtype)
-        vectors.differences(have, order, turns, minus, 50, bits, per_word, negated, found)
+        vectors.differences(have, order, 9, turns, minus, 50, bits, per_word, negated, found)
         difference = sign * (rolled - others[50:]) % top
         assert (found == vector_words(difference, bits, per_word)).all()
 
@@ -320,14 +320,14 @@ def test_searches_find_the_first_threshold_that_is_reached(thresholds: int) -> N
 
 def test_vectors_change_places() -> None:
     items = words(2, 100)
-    labels = RNG.integers(0, 3, 100).astype(np.uint8)
-    nexts = np.concatenate(([0], np.cumsum(np.bincount(labels))[:-1])).astype(np.uint32)
-    places = np.empty(100, np.uint32)
-    vectors.places(labels, nexts, places)
+    labels = RNG.choice([0, 1, 9, 255], 100).astype(np.uint8)
+    borders, places = np.empty(257, np.uint32), np.empty(100, np.uint32)
+    vectors.places(labels, borders, places)
     assert (places[np.argsort(labels, kind="stable")] == np.arange(100)).all()
+    assert borders.tolist() == [int((labels < label).sum()) for label in range(257)]
     order = RNG.integers(0, 100, 60).astype(np.uint32)
     chosen = np.empty((2, 60), np.uint64)
-    vectors.gather(items, order, chosen)
+    vectors.gather(items, order, 7, chosen)
     assert (chosen == items[:, order]).all()
 
 

@@ -540,8 +540,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "SeedUpload.words",
-                "Stream(self.seed, block=first // BLOCK_WORDS)",
-                "Stream(self.seed)",
+                "first // BLOCK_WORDS",
+                "0",
             ),
         ),
         (shares.upload_shares, 5),

@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numba.core.errors import TypingError
 
 from securemedian.mpc import ring, share
+from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.kernels import native, packing, vectors
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -26,8 +30,10 @@ from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Session
 from securemedian.mpc.pipeline import Outcome, run_round
-from securemedian.mpc.prg import Stream
+from securemedian.mpc.prg import Stream, expand
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.servers import daemon
+from securemedian.servers.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both
 from tests.test_kernels import VECTORS, vector_words
@@ -37,7 +43,7 @@ RNG = np.random.default_rng(21)
 # vectors of all lanes, several of them, and blocks that fill none
 COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 # enough for kernels that are compiled in each run
-KERNELS = "vectors or leaves or hash or planes"
+KERNELS = "vectors or leaves or hash or planes or streams"
 
 pytestmark = pytest.mark.skipif(
     not native.taken(True), reason="this processor has no AES instructions, or nothing is compiled"
@@ -101,22 +107,106 @@ def test_vectors_of_blocks(key: str, plain: str, cipher: str, count: int) -> Non
 
 
 def test_vectors_of_counter_mode() -> None:
-    """SP 800-38A, F.5.1: the output blocks, as the row of the second leaf of a tree."""
+    """SP 800-38A, F.5.1: the output blocks, alone and as the row of the second leaf of a tree."""
     key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
     keys = native.round_keys((bytes(16) + key) * 128).reshape(128, 2, 11, 2)
     nonce, counter = 0xF0F1F2F3F4F5F6F7, 0xF8F9FAFBFCFDFEFF
+    alone = np.empty(8, np.uint64)
+    seed = np.frombuffer(key, np.uint64)
+    native.stream(seed, np.uint64(nonce), np.uint64(counter), alone)
     rows, choices, corrections = (
         np.empty((128, 8), np.uint64),
         np.empty(8, np.uint64),
         np.empty((127, 8), np.uint64),
     )
     native.receive(keys, np.uint64(nonce), np.uint64(counter), rows, choices, corrections)
-    assert rows[0].tobytes().hex() == (
+    assert (rows[0] == alone).all()
+    assert alone.tobytes().hex() == (
         "ec8cdf7398607cb0f2d21675ea9ea1e4"
         "362b7c3c6773516318a077d7fc5073ae"
         "6a2cc3787889374fbeb4c81b17ba6c44"
         "e89c399ff0f198c6d40a31db156cabfe"
     )
+
+
+def of_openssl(seed: bytes, block: int, count: int) -> bytes:
+    """Return words of a stream as `cryptography` makes them, called on its own."""
+    start = block.to_bytes(16, "big")
+    return Cipher(algorithms.AES(seed), modes.CTR(start)).encryptor().update(bytes(8 * count))
+
+
+@pytest.mark.parametrize("block", [0, 5, 2**32 - 3, 2**63 + 1])
+def test_streams_of_both_paths_are_the_same(block: int) -> None:
+    """Of tiles, blocks and half blocks, with carries between the counter's bytes."""
+    for count in [0, 1, 2, 3, 39, 40, 41, 42, 80, 83, 1000, 30_721]:
+        seed = RNG.bytes(16)
+        native_, portable = (expand(seed, block, count, choice) for choice in (True, False))
+        assert (native_ == portable).all()
+        assert native_.tobytes() == of_openssl(seed, block, count)
+
+
+def test_streams_take_a_nonce() -> None:
+    seed, out = RNG.bytes(16), np.empty(100, np.uint64)
+    native.stream(np.frombuffer(seed, np.uint64), np.uint64(2**63 + 5), np.uint64(7), out)
+    assert (out == Stream(seed, nonce=2**63 + 5, block=7).words(100)).all()
+
+
+def test_halves_are_expanded_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a half that says so is expanded by the processor's own AES, and a client's does not."""
+    (seeded, _) = share.split(RNG.integers(0, 99, (3, 1000)).astype(np.uint16), 12)
+    own, stream = replace(seeded, native_aes=True), native.stream
+    calls: list[int] = []
+
+    def counted(key: np.ndarray, nonce: np.uint64, counter: np.uint64, out: np.ndarray) -> None:
+        calls.append(out.size)
+        stream(key, nonce, counter, out)
+
+    monkeypatch.setattr(native, "stream", counted)
+    for row, start, stop in ((0, 0, 188), (2, 24, 141)):
+        want = seeded.words(row, start, stop)
+        assert not calls
+        assert (own.words(row, start, stop) == want).all() and calls
+        calls.clear()
+    monkeypatch.setattr(native, "FEATURES", frozenset({"sse2"}))
+    assert (own.words(1, 0, 188) == seeded.words(1, 0, 188)).all() and not calls
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_a_server_expands_halves_as_it_is_configured(native_aes: bool, tmp_path: Path) -> None:
+    store, shape = Store(tmp_path, native_aes=native_aes), Dealing(200, 4, 3)
+    seed = np.frombuffer(bytes(16), np.uint8)
+    plain = store.spool("1-0000000a", ROUND.layout)
+    plain.put("a", "seed", seed)
+    checked = store.spool("1-0000000b", shape.rotations_layout, shape)
+    checked.put_dealing("a", "seed", 0, 1, seed)
+    for half in (plain.get("a"), checked.dealing("a")):
+        assert isinstance(half, share.SeedUpload) and half.native_aes == native_aes
+    store.close()
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_a_server_tells_its_store(
+    native_aes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store(folder: Path, opening: Any, native_aes: bool) -> None:
+        raise Stop(native_aes)
+
+    monkeypatch.setattr(daemon, "Store", store)
+    # nothing of this process is to change
+    for owner, name in ((daemon.signal, "signal"), (daemon.sys, "setswitchinterval")):
+        monkeypatch.setattr(owner, name, lambda *_: None)
+    monkeypatch.setattr(daemon.logs, "start", lambda name: None)
+    monkeypatch.setattr(daemon, "check_own_key", lambda config, key: None)
+    monkeypatch.setattr(daemon, "load_keys", lambda file: SimpleNamespace(public=b""))
+    config = SimpleNamespace(
+        name="s0", key_file="", state_dir=tmp_path, protocol=ProtocolParams(native_aes=native_aes)
+    )
+    with pytest.raises(Stop, match=str(native_aes)):
+        daemon.serve(config)  # type: ignore[arg-type]
 
 
 def trees(field_bits: int) -> list[list[bytes]]:
@@ -283,6 +373,10 @@ def test_dealt_vectors(slots: int, bits: int, per_word: int) -> None:
     out, found = np.zeros_like(have)[None], np.zeros(count, np.uint8)
     vectors.unpack(packed, bits, per_word, 1, out, 0, count, found)
     assert (out == have).all() and (found % slots == slots_of).all()
+    order, near = RNG.permutation(count).astype(np.uint32), np.zeros_like(out)
+    vectors.scatter(packed, bits, per_word, 1, order, out, found)
+    vectors.gather(out, order, 3, near)
+    assert (near[0] == have).all() and (found[order] % slots == slots_of).all()
     if native.PERMUTES:
         weights = vectors.weights(bits, per_word, 1)
         for first in (0, 8, 40):

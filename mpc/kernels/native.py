@@ -1,10 +1,11 @@
-"""The inner loops of OT extension, and of dealt vectors, on the processor's own instructions.
+"""The inner loops of OT extension, seeds and dealt vectors, on the processor's own instructions.
 
 Each is one pass in registers where `mpc.kernels.extension`, `mpc.kernels.vectors` and OpenSSL make
 several over memory, and each gives the same bytes: a stream is AES-128 in counter mode as
 `mpc.prg.Stream` makes it, a hash that of `mpc.ot.hash`. numba has no vectors of its own, so that
 what an inner loop does with them is written here as LLVM instructions, and the loops around it are
-kernels like all others.
+kernels like all others. `fetch` and `fetch_to_write` are for loops that know what memory they will
+want, in an order that the processor cannot guess.
 
 A vector holds LANES blocks of 128 bits: 4 with VAES and AVX-512, 2 with VAES and AVX2, 1 with
 AES-NI alone. Which of these, and whether GFNI transposes bits, follows from the features that
@@ -68,6 +69,10 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
+# Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
+FETCHES = not config.DISABLE_JIT  # type: ignore[attr-defined]
+# Bytes of a line of the cache.
+LINE = 64
 # Whether one instruction puts eight words in any order.
 PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
@@ -290,6 +295,24 @@ def _inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
     return intrinsic(typing)
 
 
+# Fetching ahead
+
+
+def _emit_fetch(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, *, write: int) -> None:
+    """Ask for the line of an array's element, which may lie beyond its end."""
+    address = builder.bitcast(_offset(builder, array, at), I8.as_pointer())
+    # into the caches of all levels, and of data
+    how = [ir.Constant(I32, each) for each in (write, 3, 1)]
+    signature = ir.FunctionType(ir.VoidType(), [address.type, I32, I32, I32])
+    name = "llvm.prefetch.p0"
+    function = _TOOLS.get_or_insert_function(builder.module, signature, name)
+    builder.call(function, [address, *how])
+
+
+# fetch(array, i) begins to load element i into the cache, fetch_to_write(array, i) to write to it
+fetch, fetch_to_write = (_inline(_emit_fetch, 2, write=write) for write in (0, 1))
+
+
 # The key schedule
 
 
@@ -319,6 +342,51 @@ def round_keys(keys: bytes) -> NDArray[np.uint64]:
     out = np.empty((len(blocks), ROUNDS + 1, 2), np.uint64)
     schedule(blocks, out)
     return out
+
+
+# Streams
+
+
+def _emit_stream(
+    builder: ir.IRBuilder,
+    keys: ir.Value,
+    nonce: ir.Value,
+    counter: ir.Value,
+    out: ir.Value,
+    *,
+    lanes: int,
+    abreast: int,
+) -> None:
+    """Write `abreast` vectors of the stream under one key."""
+    v = _Vectors(builder, lanes)
+    counters = v.counters(nonce, counter, abreast)
+    for i, vector in enumerate(v.encrypt(counters, keys)):
+        v.store(vector, _offset(builder, out, 2 * lanes * i))
+
+
+_stream_tile, _stream_block = (
+    _inline(_emit_stream, 4, lanes=lanes, abreast=abreast)
+    for lanes, abreast in ((LANES, _ABREAST), (1, 1))
+)
+
+
+@kernel
+def stream(
+    key: NDArray[np.uint64], nonce: np.uint64, counter: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Write the stream of an AES key (2,) from block number `counter` on."""
+    keys, block = np.empty(KEY_WORDS, np.uint64), np.empty(2, np.uint64)
+    _schedule(key, keys)
+    start, count = 0, out.shape[0]
+    while start + _TILE <= count:
+        _stream_tile(keys, nonce, counter + np.uint64(start // 2), out[start:])
+        start += _TILE
+    while start < count:
+        _stream_block(keys, nonce, counter + np.uint64(start // 2), block)
+        # the last block may be wanted in half
+        for i in range(min(2, count - start)):
+            out[start + i] = block[i]
+        start += 2
 
 
 # Leaves, expanded and folded

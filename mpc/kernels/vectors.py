@@ -20,6 +20,8 @@ from securemedian.mpc.kernels.jit import kernel
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Vectors that a loop works on while they are in the cache.
 BLOCK = 1 << 10
+# How many vectors ahead `gather` fetches: more than it jumps among at a time.
+AHEAD = 1 << 14
 
 
 @kernel
@@ -185,11 +187,17 @@ def unpack(
 
 
 @kernel
-def places(labels: NDArray[np.uint8], nexts: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+def places(labels: NDArray[np.uint8], borders: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
     """Set out[i] to where item i goes, if items are put in the order of their labels.
 
-    Label x begins at nexts[x], which is overwritten.
+    Items of label x, of 256, begin at borders[x] and end before borders[x + 1]: these are set, too.
     """
+    borders[:] = 0
+    for i in range(labels.shape[0]):
+        borders[np.int64(labels[i]) + 1] += np.uint32(1)
+    for label in range(256):
+        borders[label + 1] += borders[label]
+    nexts = borders[:256].copy()
     for i in range(labels.shape[0]):
         label = labels[i]
         out[i] = nexts[label]
@@ -214,19 +222,54 @@ def scatter(
         to = places[start : start + BLOCK]
         _read(words, start, bits, per_word, one, rest, near, 0, to.shape[0], own)
         for k in range(vectors.shape[0]):
-            row = vectors[k]
-            for i in range(to.shape[0]):
-                row[to[i]] = near[k, i]
-        for i in range(to.shape[0]):
-            positions[to[i]] = own[i]
+            _put(near[k], to, vectors[k])
+        _put(own, to, positions)
 
 
 @kernel
-def gather(vectors: NDArray[Any], order: NDArray[np.uint32], out: NDArray[Any]) -> None:
-    """Set vector i of `out` to vector order[i]."""
+def _put(values: NDArray[Any], places: NDArray[np.uint32], out: NDArray[Any]) -> None:
+    """Set out[places[i]] to values[i].
+
+    What has the same label is put side by side, so that of each place the next line is soon wanted.
+    """
+    line = native.LINE // out.itemsize
+    for i in range(places.shape[0]):
+        out[places[i]] = values[i]
+        if native.FETCHES:
+            native.fetch_to_write(out, places[i] + line)
+
+
+@kernel
+def gather(vectors: NDArray[Any], order: NDArray[np.uint32], first: int, out: NDArray[Any]) -> None:
+    """Set vector i of `out` to vector order[i].
+
+    `first` is the number of order[0] in the permutation: what will be wanted soon lies further on.
+    """
+    # the elements of a line, a power of two, but for one
+    within = native.LINE // vectors.itemsize - 1
     for k in range(vectors.shape[0]):
+        row, chosen = vectors[k], out[k]
         for i in range(order.shape[0]):
-            out[k, i] = vectors[k, order[i]]
+            if native.FETCHES and i & within == 0:
+                native.fetch(row, first + AHEAD + i)
+            chosen[i] = row[order[i]]
+
+
+@kernel
+def _rotate(value: np.uint64, up: np.uint64, width: np.uint64) -> np.uint64:
+    """Return a word of `width` bits, rotated up by fewer."""
+    unit, mask = np.uint64(1), FULL >> (np.uint64(64) - width)
+    # in two steps, because a shift by 64 is none
+    return ((value << up) | ((value >> (width - unit - up)) >> unit)) & mask
+
+
+@kernel
+def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
+    """Return a word's entries minus another's.
+
+    Top bits are subtracted without their borrow, so no borrow leaves its entry.
+    """
+    return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
 
 
 @kernel
@@ -242,10 +285,11 @@ def turn(
     mask = FULL >> (np.uint64(64) - width)
     within, unit = np.uint64(per_word - 1), np.uint64(1)
     if words == 1:
+        before, after = vectors[0], out[0]
         for i in range(count):
-            value = np.uint64(vectors[0, i])
+            value = np.uint64(before[i])
             up = (np.uint64(turns[i]) & within) * np.uint64(bits)
-            out[0, i] = ((value << up) | ((value >> (width - unit - up)) >> unit)) & mask
+            after[i] = _rotate(value, up, width)
         return
     for k in range(words):
         out[k, :count] = vectors[k, :count]
@@ -278,6 +322,7 @@ def turn(
 def differences(
     vectors: NDArray[Any],
     order: NDArray[np.uint32],
+    number: int,
     turns: NDArray[np.uint8],
     others: NDArray[Any],
     first: int,
@@ -288,24 +333,59 @@ def differences(
 ) -> None:
     """Set out[i] to vector order[i], turned, minus vector first + i of `others`, modulo 2^l.
 
-    Or, with `negated`, to the negative of that. Top bits are subtracted without their borrow, so no
-    borrow leaves its entry.
+    Or, with `negated`, to the negative of that. `number` is that of order[0], as in `gather`.
     """
     tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
     near = np.empty((vectors.shape[0], BLOCK), vectors.dtype)
     turned = np.empty_like(near)
     for start in range(0, order.shape[0], BLOCK):
-        some = order[start : start + BLOCK]
-        gather(vectors, some, near)
-        turn(near, turns[start : start + BLOCK], bits, per_word, turned)
+        some, by = order[start : start + BLOCK], turns[start : start + BLOCK]
+        gather(vectors, some, number + start, near)
+        if vectors.shape[0] > 1:
+            turn(near, by, bits, per_word, turned)
         for k in range(out.shape[0]):
             row = out[k, start : start + BLOCK]
             subtracted = others[k, first + start : first + start + some.shape[0]]
-            for i in range(some.shape[0]):
-                one, other = np.uint64(turned[k, i]), np.uint64(subtracted[i])
-                if negated:
-                    one, other = other, one
-                row[i] = ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
+            if vectors.shape[0] > 1:
+                _subtract(turned[k], subtracted, tops, negated, row)
+            else:
+                _turn_and_subtract(near[0], by, subtracted, bits, per_word, tops, negated, row)
+
+
+@kernel
+def _subtract(
+    ones: NDArray[Any], others: NDArray[Any], tops: np.uint64, negated: bool, out: NDArray[Any]
+) -> None:
+    """Set `out` to words of entries minus others, or to the negatives.
+
+    Top bits are subtracted without their borrow, so no borrow leaves its entry.
+    """
+    for i in range(out.shape[0]):
+        one, other = np.uint64(ones[i]), np.uint64(others[i])
+        if negated:
+            one, other = other, one
+        out[i] = _minus(one, other, tops)
+
+
+@kernel
+def _turn_and_subtract(
+    words: NDArray[Any],
+    turns: NDArray[np.uint8],
+    others: NDArray[Any],
+    bits: int,
+    per_word: int,
+    tops: np.uint64,
+    negated: bool,
+    out: NDArray[Any],
+) -> None:
+    """Do as `turn` to vectors of one word, and then as `_subtract`, in one pass."""
+    within, width = np.uint64(per_word - 1), np.uint64(per_word * bits)
+    for i in range(out.shape[0]):
+        up = (np.uint64(turns[i]) & within) * np.uint64(bits)
+        one, other = _rotate(np.uint64(words[i]), up, width), np.uint64(others[i])
+        if negated:
+            one, other = other, one
+        out[i] = _minus(one, other, tops)
 
 
 @kernel
