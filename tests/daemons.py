@@ -352,6 +352,7 @@ class Pair:
                 "open",
                 "closing",
                 "checking",
+                "queued",
                 "starting",
                 "running",
             ), (

@@ -16,7 +16,6 @@ from securemedian.mpc import encode, share, wire
 from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import (
     BadUpload,
-    ClientsDiffer,
     ConfigError,
     DuplicateUpload,
     FrameError,
@@ -354,7 +353,7 @@ def test_an_upload_for_another_round_is_refused(pair: Pair) -> None:
                 params=RoundParams.from_dict(PAIRWISE).digest,
                 form="seed",
             )
-        with pytest.raises(RoundClosed, match=old):
+        with pytest.raises(DuplicateUpload, match=old):
             pair.caller("client-1", server).ask(
                 "upload",
                 seed,
@@ -387,8 +386,8 @@ def test_clients_at_one_server_only_are_left_out_and_named(pair: Pair) -> None:
     ]
     assert pair.wait("published", "s1")["left_out"] == status["left_out"]
     assert np.array_equal(pair.result(round_id), exact_in_the_clear([values[0], values[2]]))
-    with pytest.raises(RoundClosed):
-        pair.caller("coordinator", "s0").ask("close", round=round_id)
+    # asked once more, it is answered as the first time
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
 
 
 def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
@@ -483,9 +482,14 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     alone.start("s1")
     s0 = alone.intruder("s0")
     here = config.load(alone.folder / "s1.toml").protocol.agreement()
+<<<<<<< HEAD
     secrets = (alone.folder / f"{server}.key_secret" for server in ("s0", "s1"))
     here |= {"signing_keys": [load_signing_key(secret).public for secret in secrets]}
     hello = {"instance": "x", "agreement": here | {"release": securemedian.__version__}}
+=======
+    hello: dict[str, Any] = {"instance": "x", "peer": "", "sent": 0, "rounds": []}
+    hello["agreement"] = here | {"release": securemedian.__version__}
+>>>>>>> wt-durable
     asked = RoundParams.from_dict(PAIRWISE).to_dict()
     fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
     fields |= {"start_over": False, "start": bytes(32)}
@@ -752,9 +756,7 @@ def start_long_round(pair: Pair) -> str:
     return round_id
 
 
-def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is_back(
-    alone: Pair,
-) -> None:
+def test_s1_killed_in_mid_protocol_is_waited_for_and_the_run_made_again(alone: Pair) -> None:
     # nowhere else over real daemons
     silent = '\n[protocol]\not_extension = "silent"\n'
     alone.configure("s0", text=f"{silent}chunk = 4096\n")
@@ -766,60 +768,56 @@ def test_s1_killed_in_mid_protocol_fails_the_round_and_s0_works_again_when_it_is
         alone.caller("coordinator", "s0").ask("abort", round=round_id, reason="too slow")
     start = time.monotonic()
     assert alone.stop("s1", signal.SIGKILL) == -signal.SIGKILL
-    status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
+    status = wait_until(lambda: (now := alone.status())["state"] == "queued" and now)
     # by the peer's silence, before the lanes' own limit
     assert time.monotonic() - start < SETTINGS["channel_timeout_s"]
     assert "s1" in status["reason"] and not status["peer_linked"]
-    with pytest.raises(RoundFailed, match="s1"):
-        alone.result(round_id)
+    assert (status["attempt"], status["attempts_left"]) == (1, 4) and status["opened"] == "maybe"
     with pytest.raises(PeerUnavailable):
         alone.open(**PAIRWISE, reset=True)
-    assert status["opened"] == "maybe"
+    # not even now
+    with pytest.raises(RoundClosed, match="may have opened values"):
+        alone.caller("coordinator", "s0").ask("abort", round=round_id, reason="too slow")
     alone.start("s1")
-    alone.link()
-    values = updates()
-
-    # the attempt may have opened values: without client-3 it is not made again
-    round_id = alone.open(**PAIRWISE)
-    alone.submit("client-1", values[0])
-    alone.submit("client-2", values[1])
-    alone.caller("coordinator", "s0").ask("close", round=round_id)
-    status = wait_until(lambda: (now := alone.status())["state"] == "failed" and now)
-    assert "client-1, client-2, client-3" in status["reason"] and status["opened"] == "nothing"
-    assert any(event.get("code") == ClientsDiffer.code for event in alone.events("s0"))
-    assert np.array_equal(
-        alone.result(run(alone, values, **PAIRWISE, reset=True)), exact_in_the_clear(values)
-    )
-    assert not list((alone.folder / "s0-state" / "spool").iterdir())
+    status = alone.wait("published")
+    assert status["round"] == round_id and status["attempt"] == 2
+    assert sorted(status["included"]) == alone.names and not alone.result(round_id).any()
+    alone.wait("published", "s1")
+    for server in ("s0", "s1"):
+        assert not list((alone.folder / f"{server}-state" / "spool").iterdir())
 
     # and a SIGTERM lets a run finish, at either server, with what is kept taken up again
-    start_long_round(alone)
+    values = updates()
+    round_id = start_long_round(alone)
     assert alone.stop("s1") == 0
     assert alone.status()["state"] == "published" and "stopped" in alone.status()["peer_problem"]
     alone.start("s1")
     alone.link()
+    assert alone.status("s1")["state"] == "published"
     run(alone, values, **PAIRWISE, **EVEN, reset=True)
     assert alone.stop("s0") == 0
     alone.start("s0")
     alone.link()
+    assert not alone.result(round_id).any()
     round_id = run(alone, values, **BUCKETED)
     assert alone.status()["number"] == 2
     width = CoordinateRange().initial
-    assert np.array_equal(
-        alone.result(round_id),
-        bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width)),
-    )
-    alone.open(**BUCKETED)
-    assert alone.stop("s0", signal.SIGKILL) == -signal.SIGKILL
+    expected = bucketed_in_the_clear(values, exact_in_the_clear(values), np.float32(width))
+    assert np.array_equal(alone.result(round_id), expected)
+
+    # an open round goes on after both were killed, and after S0 was stopped
+    round_id = alone.open(**PAIRWISE, reset=True)
+    alone.submit("client-1", values[0])
+    for server in ("s0", "s1"):
+        assert alone.stop(server, signal.SIGKILL) == -signal.SIGKILL
+    alone.start("s0", "s1")
+    alone.submit("client-2", values[1])
+    assert alone.stop("s0") == 0
     alone.start("s0")
     alone.link()
-    failed = wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)
-    assert "s0 was restarted" in failed["reason"] or "no sign of life" in failed["reason"]
-    assert alone.status("s0")["state"] == "none"
-    alone.open(**BUCKETED)
-    assert alone.stop("s0") == 0
-    assert (
-        "s0 was stopped"
-        in wait_until(lambda: (now := alone.status("s1"))["state"] == "failed" and now)["reason"]
-    )
-    assert alone.stop("s1") == 0
+    assert alone.status()["round"] == round_id and alone.status()["state"] == "open"
+    alone.submit("client-3", values[2])
+    assert len(alone.wait("published")["included"]) == 3
+    assert np.array_equal(alone.result(round_id), exact_in_the_clear(values))
+    for server in ("s0", "s1"):
+        assert alone.stop(server) == 0
