@@ -482,17 +482,13 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     alone.start("s1")
     s0 = alone.intruder("s0")
     here = config.load(alone.folder / "s1.toml").protocol.agreement()
-<<<<<<< HEAD
     secrets = (alone.folder / f"{server}.key_secret" for server in ("s0", "s1"))
     here |= {"signing_keys": [load_signing_key(secret).public for secret in secrets]}
-    hello = {"instance": "x", "agreement": here | {"release": securemedian.__version__}}
-=======
     hello: dict[str, Any] = {"instance": "x", "peer": "", "sent": 0, "rounds": []}
     hello["agreement"] = here | {"release": securemedian.__version__}
->>>>>>> wt-durable
     asked = RoundParams.from_dict(PAIRWISE).to_dict()
     fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
-    fields |= {"start_over": False, "start": bytes(32)}
+    fields |= {"start_over": False, "start": "0" * 64}
     before = set(alone.folder.rglob("*"))
     frames: list[Sequence[wire.Part]] = [
         [b"junk"],

@@ -52,7 +52,7 @@ from securemedian.servers.peer_control import HELLO_S
 from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from securemedian.settings.receipts import digest_of
+from securemedian.settings.receipts import Receipt, digest_of
 from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, SIGNING, START, Server, held, hello
 
 
@@ -914,3 +914,64 @@ def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
             assert "max_message_bytes" in refusal
         else:
             assert server.state == ("open", "")
+
+
+# What both servers vouch for, over restarts
+
+
+def compute(server: Server) -> Receipt:
+    """Let the engine of a server that runs the protocol end, and return what it has signed."""
+    server.engine.result = pipeline.Outcome(
+        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost()
+    )
+    server.rounds.engine_ended()
+    receipt = server.latest.server_round.receipt
+    assert receipt is not None and server.state == ("running", "")
+    return receipt
+
+
+def resumed(server: Server, round_id: str, signature: bytes) -> Resume:
+    """Return what S1 answers to S0's `resume` when it has a result that it has signed like this."""
+    server.rounds.tick()
+    asked = next(one for one in reversed(server.sent) if isinstance(one, Resume))
+    assert asked.round == round_id and asked.signature
+    return Resume(round_id, asked.session, "running", 1, signature, asked.held, [], [], [], {})
+
+
+def test_a_result_outlives_both_servers_until_both_have_signed_it(s0: Server) -> None:
+    round_id = run_until_started(s0)
+    receipt = compute(s0)
+    # S1's `done` is lost
+    signature = s0.done().signature
+    s0.restart()
+    assert s0.latest.result is not None and s0.latest.result.receipt == receipt
+    s0.hear(resumed(s0, round_id, signature))
+    assert s0.state == ("published", "")
+    for _ in range(2):
+        answer = s0.ask(s0.keys[0], "result", round=round_id)
+        receipt_of(answer).check([key.public for key in SIGNING])
+        assert digest_of(answer.arrays["opened"]) == receipt.record.opened
+        # S0 says on each new link what it has signed
+        s0.restart()
+        told = next(one for one in s0.sent if isinstance(one, Resume))
+        assert told.signature == receipt.signatures["s0"]
+
+
+@pytest.mark.parametrize("when", ["done", "resume"])
+def test_a_server_that_signs_something_else_fails_the_round_for_good(s0: Server, when: str) -> None:
+    round_id = run_until_started(s0)
+    receipt = compute(s0)
+    wrong = Receipt(replace(receipt.record, opened=bytes(32)).encode()).signed("s1", SIGNING[1])
+    signature = wrong.signatures["s1"]
+    if when == "done":
+        s0.hear(Done(round_id, 1, signature))
+    else:
+        s0.restart()
+        s0.hear(resumed(s0, round_id, signature))
+    state, reason = s0.state
+    assert state == "failed" and "s1 vouches for another result" in reason
+    assert s0.sent[-1].code == "receipt-invalid"
+    refused = s0.ask(s0.keys[0], "result", round=round_id)
+    assert refused.fields["code"] == "round-failed" and not refused.arrays
+    # the training run goes on from where the round began
+    assert s0.rounds._keeper._kept.digest == s0.latest.before.digest
