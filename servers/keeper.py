@@ -1,4 +1,4 @@
-"""The keeper of a server's training run: S0 keeps it on disk between rounds, S1 has none."""
+"""The keeper of the training runs: S0 keeps them on disk between rounds, S1 has none."""
 
 from typing import Any
 
@@ -8,45 +8,46 @@ from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.training import Training, finish
-from securemedian.servers import training
-from securemedian.servers.database import DEFAULT_TRAINING
 from securemedian.servers.register import Entry
 from securemedian.servers.results import Result
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Store
+from securemedian.servers.training import begin
 from securemedian.settings.keys import SigningKey
 from securemedian.settings.receipts import SERVICE, Receipt, Record, digest_of
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 
 class TrainingKeeper:
-    """The current training run, and what rounds make of it."""
+    """The current training run of each training, and what rounds make of it."""
 
     def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
         self._party, self._signing = party, signing
-        self._kept = _current(store) if party == 0 else Training()
+        self._kept = _current(store) if party == 0 else {}
 
-    @property
-    def model(self) -> Float32s | None:
-        """The global model of the current training run, shape (d,), if there is one."""
-        return self._kept.model
+    def current(self, training: str) -> Training:
+        """Return the current training run of a training."""
+        return self._kept.get(training, Training())
 
     def begin(
         self,
+        training: str,
         params: RoundParams,
         range_options: dict[str, Any],
         reset: bool,
         model: Float32s | None,
         optimiser_options: dict[str, Any],
     ) -> Training:
-        """Return the training run that a new round starts from.
+        """Return the training run that a new round of a training starts from.
 
         Once the round is open, `keep` makes it the current one.
         """
-        return training.begin(self._kept, params, range_options, reset, model, optimiser_options)
+        kept = self.current(training)
+        return begin(kept, params, range_options, reset, model, optimiser_options)
 
-    def keep(self, changed: Training) -> None:
+    def keep(self, training: str, changed: Training) -> None:
         """Make `changed` the current training run, once `Register.commit` has stored it as such."""
-        self._kept = changed
+        self._kept[training] = changed
 
     def finish(self, entry: Entry, outcome: Outcome) -> Result:
         """Return what the protocol's outcome leaves, with this server's signature.
@@ -71,7 +72,7 @@ class TrainingKeeper:
         record = Record(
             service=SERVICE,
             version=securemedian.__version__,
-            training=DEFAULT_TRAINING,
+            training=server_round.training,
             round=server_round.round_id,
             number=server_round.number,
             params=server_round.params.digest,
@@ -83,15 +84,16 @@ class TrainingKeeper:
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
 
 
-def _current(store: Store) -> Training:
-    """Return the current training run, also that of a release that had no database."""
+def _current(store: Store) -> dict[str, Training]:
+    """Return the current training runs by training, also that of a release without a database."""
     database = store.database
-    if name := database.current_training():
-        return store.load_training(name)
-    if old := store.load_old_training():
+    kept = {
+        training: store.load_training(name) for training, name in database.current_runs().items()
+    }
+    if DEFAULT_TRAINING not in kept and (old := store.load_old_training()):
         name = store.save_training(old)
         with database.transaction():
-            database.set_current_training(name)
+            database.set_current_run(DEFAULT_TRAINING, name)
         store.forget_old_training()
-        return old
-    return Training()
+        kept[DEFAULT_TRAINING] = old
+    return kept

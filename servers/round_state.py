@@ -86,6 +86,7 @@ from securemedian.servers.control import (
     Uploaded,
 )
 from securemedian.settings.receipts import Receipt
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 
 class State(StrEnum):
@@ -402,6 +403,17 @@ class ServerRound:
     @property
     def round_id(self) -> str:
         return self.asked.round
+
+    @property
+    def training(self) -> str:
+        """The name of the training."""
+        return self.asked.training
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the log says of the round in every line: its id, and its training if it has one."""
+        named = self.training != DEFAULT_TRAINING
+        return {"round": self.round_id} | ({"training": self.training} if named else {})
 
     @property
     def number(self) -> int:

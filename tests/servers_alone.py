@@ -25,6 +25,7 @@ from securemedian.mpc.share import Upload
 from securemedian.servers import config, control
 from securemedian.servers.control import Done, Hello, Message, Open, Opened
 from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
+from securemedian.servers.engines import Engines
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import Entry
 from securemedian.servers.requests import Desk
@@ -32,6 +33,7 @@ from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
 from securemedian.settings.keys import SigningKey
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
@@ -160,21 +162,20 @@ class Server:
         self._start(ready)
 
     def _start(self, ready: bool) -> None:
-        self.engine = FakeEngine()
+        self.engines = Engines(lambda _: cast(Engine, FakeEngine()))
         self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
         self.store = Store(self.folder)
-        engine = cast(Engine, self.engine)
         clock = lambda: self.now  # noqa: E731
         signing = SIGNING[self.config.party]
         self.rounds = Rounds(
-            self.config, self.store, engine, signing, self.sent.append, clock, clock
+            self.config, self.store, self.engines, signing, self.sent.append, clock, clock
         )
         self.desk = Desk(
             self.config,
             self.rounds,
-            engine,
+            self.engines,
             lambda address, parts: self.replies.append(wire.unpack(parts)),
         )
         self.hear(hello())
@@ -250,6 +251,15 @@ class Server:
             self.upload(client.public_key, round_id)
 
     @property
+    def engine(self) -> FakeEngine:
+        """The engine of the default training."""
+        return self.engine_of(DEFAULT_TRAINING)
+
+    def engine_of(self, training: str) -> FakeEngine:
+        """Return the engine of a training."""
+        return cast(FakeEngine, self.engines.of(training))
+
+    @property
     def coordinator(self) -> str:
         """The key of the coordinator."""
         return self.config.coordinators[0].public_key
@@ -262,9 +272,9 @@ class Server:
     @property
     def latest(self) -> Entry:
         """The latest round."""
-        entry = self.rounds.register.latest
-        assert entry is not None, "there has been no round"
-        return entry
+        entries = self.rounds.register.entries
+        assert entries, "there has been no round"
+        return entries[-1]
 
     @property
     def state(self) -> tuple[str, str]:
