@@ -1,6 +1,5 @@
 """The side of the clients and the coordinator: local models become shares, rounds are opened.
 
-Read the modules in dependency order: `config`, `connection`, `update`, `upload`, `dealer`,
-`results`, `client`, `start`, `files`, `flags`,
-`receipts`, `cli`.
+Read the modules in dependency order: `config`, `connection`, `update`, `upload`, `memory`,
+`dealer`, `sender`, `results`, `client`, `start`, `files`, `flags`, `receipts`, `progress`, `cli`.
 """

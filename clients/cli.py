@@ -78,7 +78,7 @@ def _submit(options: argparse.Namespace) -> None:
     wanted = [path for path in (options.result, options.receipt) if path]
     for path in wanted:
         files.check_writable(path)
-    with Client.from_config(options.config) as client:
+    with Client.from_config(options.config, report=_tell) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
         if current.submitted and wanted:
@@ -97,13 +97,18 @@ def _submit(options: argparse.Namespace) -> None:
         _say_result(client, current.round_id, options)
 
 
+def _tell(text: str) -> None:
+    print(f"securemedian: {text}", file=sys.stderr, flush=True)
+
+
 def _submit_and_warn(client: "Client", update: Any) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
+    from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
 
-    with warnings.catch_warnings(record=True) as caught:
+    with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
-        client.submit(update)
+        client.submit(update, progress=progress)
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 
@@ -209,7 +214,7 @@ def _as_coordinator(
     def run(options: argparse.Namespace) -> None:
         from securemedian.clients.client import Coordinator
 
-        with Coordinator.from_config(options.config) as coordinator:
+        with Coordinator.from_config(options.config, report=_tell) as coordinator:
             act(coordinator, options)
 
     return run

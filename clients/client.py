@@ -8,11 +8,18 @@
 
 An update is the *trained parameters*, not their difference to the published model, because the
 buckets of a bucketed round lie around that model.
+
+A server that is away, or a connection that is lost, costs time and no round: what got no answer is
+sent again, the same bytes (`clients.memory`). With a `state_dir` this holds for a client that is
+restarted, too.
 """
 
+import logging
+import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,9 +30,15 @@ from numpy.typing import NDArray
 from securemedian.clients import results, upload
 from securemedian.clients import update as updates
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection, ask_parties
-from securemedian.clients.dealer import Dealer
+from securemedian.clients.connection import (
+    Connection,
+    Progress,
+    Report,
+    unseen,
+)
+from securemedian.clients.memory import Memory, Submission, fingerprint
 from securemedian.clients.results import Trainings
+from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round
 from securemedian.mpc import dealing, wire
 from securemedian.mpc.dealing import Dealing, Dealt
@@ -34,7 +47,7 @@ from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
     InputError,
-    NotAllowed,
+    NotStored,
     RoundClosed,
     RoundFailed,
     ServerUnreachable,
@@ -43,6 +56,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.optimiser import Optimiser
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.prg import Entropy
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.training import Training, finish
 from securemedian.settings.keys import load_keys
@@ -53,14 +67,10 @@ T = TypeVar("T")
 # the rounds whose results a client can give the form of its update: servers keep no more of them
 _KEPT_ROUNDS = 4
 # what costs a client one round, and nothing beyond it
-_ROUND_LOST = (
-    DuplicateUpload,
-    NotAllowed,
-    RoundClosed,
-    RoundFailed,
-    ServerUnreachable,
-    UnknownRound,
-)
+_ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
+
+
+_log = logging.getLogger("securemedian")
 
 
 def _say(text: str) -> None:
@@ -68,22 +78,50 @@ def _say(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """A round that an update was made for."""
+class _Shared:
+    """A round for which an update was shared."""
 
     params: RoundParams
-    # the form of the update
-    spec: updates.Spec
+    # the form of the update, or None if an earlier process made it
+    spec: updates.Spec | None
     # the digest of the training run that it was trained from
     start: bytes
 
 
-class _Member:
-    """What a client and the coordinator have in common: a key, and a connection to each server."""
+def _check_same(made: Submission, vector: NDArray[Any]) -> None:
+    """Raise DuplicateUpload unless an upload is that of this flat update."""
+    if made.update != fingerprint(vector):
+        raise DuplicateUpload(
+            f"another update of yours is on its way to round {made.round_id}, which takes one: "
+            "submit that one again, or wait for the next round"
+        )
 
-    def __init__(self, config: ClientConfig) -> None:
+
+class _Limit:
+    """The time that a wait may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.deadline = seconds, time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds that are left, or 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+class _Member:
+    """What a client and the coordinator have in common: a key, and a connection to each server.
+
+    `report` gets a line when a server is away and is waited for, and another one when it is back.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        report: Report = _log.warning,
+    ) -> None:
         self._keys = load_keys(config.key_file)
-        self.config = config
+        self.config, self.report = config, report
         self.servers = self._connect()
         self._trainings = Trainings()
         # which server is asked for values: one or the other, as the key has it, so that both
@@ -94,7 +132,14 @@ class _Member:
         """Return new connections to S0 and S1."""
         config = self.config
         return tuple(
-            Connection(label, server, self._keys, config.reply_timeout_s, other)
+            Connection(
+                label,
+                server,
+                self._keys,
+                config.reply_timeout_s,
+                other,
+                lambda text: self.report(text),
+            )
             for label, server, other in (
                 ("S0", config.s0, config.s1),
                 ("S1", config.s1, config.s0),
@@ -102,12 +147,13 @@ class _Member:
         )
 
     @classmethod
-    def from_config(cls, path: str | Path) -> Self:
+    def from_config(cls, path: str | Path, **options: Any) -> Self:
         """Return a member that connects as a TOML configuration says.
 
-        Raises ConfigError if there is a mistake in the configuration or the key file.
+        `options` are those of the constructor. Raises ConfigError if there is a mistake in the
+        configuration or the key file.
         """
-        return cls(ClientConfig.load(path))
+        return cls(ClientConfig.load(path), **options)
 
     def close(self) -> None:
         """Close both connections."""
@@ -130,8 +176,9 @@ class _Member:
 
         Only rounds on buckets have a scale and a policy; other rounds may have no model either.
         """
-        status = self.servers[0].ask("status", {"round": round_id}).fields
-        training = self._training(round_id, bytes.fromhex(status["start"]))
+        patience_s = self.config.retry_limit_s
+        status = self._status(round_id, patience_s)
+        training = self._training(round_id, bytes.fromhex(status["start"]), patience_s)
         return training.published_for(RoundParams.from_dict(status["params"]))
 
     def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
@@ -139,28 +186,30 @@ class _Member:
 
         Raises what `results` raises.
         """
-        answers = self._answers(round_id, timeout_s, values=False)
-        return self._checked(round_id, answers, self._params(round_id))
+        limit = self._limit(timeout_s)
+        answers = self._answers(round_id, limit, values=False)
+        return self._checked(round_id, answers, self._params(round_id, limit.left_s))
 
-    def _training(self, round_id: str, digest: bytes) -> Training:
+    def _training(self, round_id: str, digest: bytes, patience_s: float) -> Training:
         """Return the training run that a round starts from, which has this digest.
 
         It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
         """
         training = self._trainings.find(digest)
         if training is None:
-            answer = self.servers[0].ask("model", {"round": round_id})
+            answer = self.servers[0].ask("model", {"round": round_id}, patience_s=patience_s)
             training = results.training_of(answer, round_id, digest)
         self._trainings.keep(training)
         return training
 
-    def _params(self, round_id: str) -> RoundParams:
+    def _params(self, round_id: str, patience_s: float) -> RoundParams:
         """Return the parameters that a server gives for a round, to be compared with its record."""
         try:
-            answer = self.servers[0].ask("status", {"round": round_id})
+            status = self._status(round_id, 0.0)
         except ServerUnreachable:
-            answer = self.servers[1].ask("status", {"round": round_id})
-        return RoundParams.from_dict(answer.fields["params"])
+            answer = self.servers[1].ask("status", {"round": round_id}, patience_s=patience_s)
+            status = answer.fields
+        return RoundParams.from_dict(status["params"])
 
     def _checked(
         self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
@@ -179,20 +228,21 @@ class _Member:
         return None, ""
 
     def _fetch(
-        self, round_id: str, timeout_s: float | None, params: RoundParams
+        self, round_id: str, limit: _Limit, params: RoundParams
     ) -> NDArray[np.float32] | NDArray[np.float64]:
         """Wait for all results of a round and return them, checked, shape (results, d).
 
         Those of a round that is for the clients alone are float64.
         """
         private = params.result_to == "clients"
-        answers = self._answers(round_id, timeout_s, both=private)
+        answers = self._answers(round_id, limit, both=private)
         record = self._checked(round_id, answers, params).record
-        start = self._training(round_id, record.start)
         if private:
+            if start := self._trainings.find(record.start):
+                self._trainings.keep(start.counted())
             one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
-            self._trainings.keep(start.counted())
             return upload.combine(one, other, params)[None]
+        start = self._training(round_id, record.start, limit.left_s)
         party = next(iter(answers))
         opened = results.opened_of(answers[party], party, record, params)
         after, published = finish(start, params, opened, results.total_of(record, params))
@@ -204,32 +254,36 @@ class _Member:
 
         As long as the round is open, these are the clients that have failed a check.
         """
-        status = self.servers[0].ask("status", {"round": round_id}).fields
+        status = self._status(round_id, self.config.retry_limit_s)
         return {str(name): str(why) for name, why in status["left_out"].items()}
 
+    def _status(self, round_id: str, patience_s: float) -> dict[str, Any]:
+        return self.servers[0].ask("status", {"round": round_id}, patience_s=patience_s).fields
+
+    def _limit(self, timeout_s: float | None) -> _Limit:
+        """Return the limit of a wait, by default `wait_timeout_s`."""
+        return _Limit(self.config.wait_timeout_s if timeout_s is None else timeout_s)
+
     def _wait(
-        self, server: Connection, look: Callable[[], T | None], timeout_s: float | None, what: str
+        self, server: Connection, look: Callable[[], T | None], limit: _Limit, what: str
     ) -> T:
         """Call `look` again and again until it returns something other than None.
 
-        A server that has been reached before may be away for a while, and is asked again. Raises
-        ChannelTimeout with `what`, which says what has not come, if the time limit is reached.
+        A server that has been reached before may be away for as long. Raises ChannelTimeout with
+        `what`, which says what has not come, if the limit is reached.
         """
-        limit = self.config.wait_timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + limit
         while True:
             try:
                 if (seen := look()) is not None:
                     return seen
-            except ServerUnreachable:
-                if not server.proven or time.monotonic() > deadline:
-                    raise
-            if time.monotonic() > deadline:
-                raise ChannelTimeout(f"{what} within {limit:g} s")
+            except ServerUnreachable as error:
+                server.outlast(error, limit.deadline)
+            if limit.left_s <= 0:
+                raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
             time.sleep(self.config.poll_interval_s)
 
     def _answers(
-        self, round_id: str, timeout_s: float | None, values: bool = True, both: bool = False
+        self, round_id: str, limit: _Limit, values: bool = True, both: bool = False
     ) -> dict[int, wire.Message]:
         """Return the answers by party once a round is published, of both servers if they are there.
 
@@ -256,7 +310,7 @@ class _Member:
                 except (ServerUnreachable, UnknownRound):
                     raise error from None
 
-        answers = self._wait(self.servers[self._first], first, timeout_s, what)
+        answers = self._wait(self.servers[self._first], first, limit, what)
         (party,) = answers
 
         def second() -> dict[int, wire.Message] | None:
@@ -267,51 +321,74 @@ class _Member:
                     raise
                 return {}
 
-        return answers | self._wait(self.servers[1 - party], second, timeout_s, what)
+        return answers | self._wait(self.servers[1 - party], second, limit, what)
 
 
 class Client(_Member):
     """A data owner's access to the service. Not for two threads at once."""
 
-    def __init__(self, config: ClientConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClientConfig, **options: Any) -> None:
+        super().__init__(config, **options)
+        try:
+            memory = Memory(Path(config.state_dir) if config.state_dir else None)
+        except BaseException:
+            super().close()
+            raise
+        self._sender = Sender(
+            memory,
+            self.servers,
+            self._connect,
+            lambda *given: self.deal(*given),
+            config.retry_limit_s,
+        )
         # the id of the round last waited for: the next round has another id
         self._seen = ""
-        # the round last waited for, as long as nothing has been submitted to it
+        # the round last waited for, until servers have an update for it or refuse it
         self._open: Round | None = None
-        # what deals for a round that this object has seen, until an update is submitted to it
-        self._dealer: Dealer | None = None
         # the id of the round last submitted to, which holds this client's upload
         self._submitted = ""
-        # the latest rounds to which this object has tried to submit
-        self._attempts: dict[str, _Attempt] = {}
-        # whether both servers have said which party they are
-        self._parties_known = False
+        # the latest rounds for which this object has shared an update
+        self._shared: dict[str, _Shared] = {}
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet.
 
         It has the published model and range to train from. Where clients deal, this begins to deal
-        in the background, while the caller trains. If `submitted` is set, the servers have an
-        upload of this client already, from before a restart: there is nothing to train, and
-        `result` waits for the round's result. If `dealing_lost` is set, they have a dealing from
-        before a restart: there is nothing to train either, because this client cannot submit to
-        this round. Raises ChannelTimeout if none is opened within `timeout_s` (default:
-        `wait_timeout_s` of the configuration).
-        """
-        self._open = self._wait(
-            self.servers[0], self._look_for_round, timeout_s, "no new round was opened"
-        )
-        self._seen = self._open.round_id
-        if self._open.submitted:
-            self._submitted = self._seen
-        elif not self._open.dealing_lost:
-            self._dealer_for(self._open)
-        return self._open
+        in the background, while the caller trains.
 
-    def deal(self, shape: Dealing, current: Round) -> Dealt:
-        """Return a new dealing for a round. It is called on another thread."""
-        return dealing.deal(shape)
+        If `submitted` is set, the servers have an upload of this client already: there is nothing
+        to train, and `result` waits for the round's result. An upload that was made before and has
+        reached one server or none is sent first. If `dealing_lost` is set, the servers have a
+        dealing from before a restart whose secrets this client has not kept: there is nothing to
+        train either, because it cannot submit to this round.
+
+        Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s` of
+        the configuration).
+        """
+        limit = self._limit(timeout_s)
+        while True:
+            current = self._wait(
+                self.servers[0], self._look_for_round, limit, "no new round was opened"
+            )
+            if (made := self._sender.made(current.round_id)) is None:
+                break
+            try:
+                self._send(made, current.params, patience_s=limit.left_s, again=True)
+                current = replace(current, submitted=True)
+                break
+            except REFUSED as error:
+                self._seen = current.round_id
+                self.report(f"going on to the next round: {error}")
+        self._open, self._seen = current, current.round_id
+        if current.submitted:
+            self._submitted = self._seen
+        elif not current.dealing_lost:
+            self._sender.begin(current)
+        return current
+
+    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> Dealt:
+        """Return the dealing for a round that `entropy` gives. It is called on another thread."""
+        return dealing.deal(shape, entropy)
 
     def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:
         """Return what the method of a round shares of a flat update (`clients.upload`)."""
@@ -319,16 +396,20 @@ class Client(_Member):
 
     def close(self) -> None:
         """End what goes on in the background, and close all connections."""
-        self._stop_dealing()
+        self._sender.close()
         super().close()
 
-    def submit(self, update: Any, round_id: str = "") -> None:
+    def submit(self, update: Any, round_id: str = "", progress: Progress = unseen) -> None:
         """Share the trained parameters between the servers.
 
         They go to the round `round_id`, by default to the round last waited for, or otherwise to
-        the next one that opens. `update` is anything that `clients.update` takes. There is one
-        attempt per round, because two sharings of an update must not mix: after an error from a
-        server this client is left out of that round, and the next call goes to the next round.
+        the next one that opens. `update` is anything that `clients.update` takes. `progress` gets
+        the bytes that have been sent and those in all, of the dealing and then of the upload.
+
+        An update is shared once per round, because two sharings must not mix. A server that does
+        not answer gets the same bytes again, for `retry_limit_s` of the configuration. If that ends
+        with ServerUnreachable, another call with the same update goes on with them. If a server
+        refuses them, this client is left out of the round, and the next call goes to the next one.
 
         Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
         and then sends the few bits that are left to send.
@@ -341,37 +422,20 @@ class Client(_Member):
         """
         vector, spec = updates.flatten(update)
         current = self._round_for(round_id)
-        attempted = current.round_id in self._attempts
-        if current.submitted or attempted:
+        made = self._sender.made(current.round_id)
+        again = made is not None
+        if made is not None:
+            _check_same(made, vector)
+        try:
+            if made is None:
+                self._check_free(current)
+                values = self.encode(vector, current)
+                made = self._sender.make(vector, values, current, progress)
+            self._send(made, current.params, spec, progress=progress, again=again)
+        except REFUSED:
             self._open = None
-            tried = "attempted" if attempted and not current.submitted else "stored"
-            raise DuplicateUpload(
-                f"an upload of yours for round {current.round_id} was {tried} already: "
-                "wait for its result, or for the next round"
-            )
-        if current.dealing_lost:
-            self._open = None
-            raise DuplicateUpload(
-                f"you dealt for round {current.round_id} before a restart, and the secrets of that "
-                "dealing are lost: this round goes on without you, wait for the next one"
-            )
-        values = self.encode(vector, current)
-        self._check_parties()
-        dealer = self._dealer_for(current)
-        self._open, self._dealer = None, None
-        self._seen, self._submitted = current.round_id, ""
-        self._attempts[current.round_id] = _Attempt(current.params, spec, current.start)
-        while len(self._attempts) > _KEPT_ROUNDS:
-            del self._attempts[next(iter(self._attempts))]
-        halves = upload.rotate(dealer.join(), values) if dealer else upload.split(values, current)
-        for server, half in zip(self.servers, halves, strict=True):
-            fields = {
-                "round": current.round_id,
-                "params": current.params.digest,
-                "form": half.form,
-            }
-            server.ask("upload", fields, {"share": half.share})
-        self._submitted = current.round_id
+            raise
+        self._open = None
 
     def fit(
         self,
@@ -379,7 +443,8 @@ class Client(_Member):
         train: Callable[[Any], object],
         rounds: int | None = None,
         timeout_s: float | None = None,
-        report: Callable[[str], object] = _say,
+        report: Report = _say,
+        progress: Progress = unseen,
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -388,7 +453,7 @@ class Client(_Member):
         `model`. With an optimiser, the model of the next round is another than this result. Where a
         round publishes no model, training starts from the parameters that `model` has. For a round
         that has an upload of this client already, from before a restart, `train` is not called.
-        `report` gets a line per step.
+        `report` gets a line per step, and `progress` what `submit` gives it.
 
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
@@ -396,17 +461,37 @@ class Client(_Member):
         the parameters from which it was trained. Raises ChannelTimeout if fewer rounds than
         `rounds` come, and InputError if `model` does not fit the round.
         """
+        with self._reporting(report):
+            return self._fit(model, train, rounds, timeout_s, progress)
+
+    @contextmanager
+    def _reporting(self, report: Report) -> Iterator[None]:
+        """Report to `report` within the context."""
+        before, self.report = self.report, report
+        try:
+            yield
+        finally:
+            self.report = before
+
+    def _fit(
+        self,
+        model: Any,
+        train: Callable[[Any], object],
+        rounds: int | None,
+        timeout_s: float | None,
+        progress: Progress,
+    ) -> int:
         # whether `model` holds a result, which is known to the clients alone in some rounds
         trained = False
         done = 0
         while rounds is None or done < rounds:
-            report("waiting for a round to open")
+            self.report("waiting for a round to open")
             try:
                 current = self.wait_for_round(timeout_s)
             except ChannelTimeout as error:
                 if rounds is not None:
                     raise
-                report(f"{error}: the training ends after {done} rounds")
+                self.report(f"{error}: the training ends after {done} rounds")
                 return done
             name = f"round {current.round_id}"
             private = current.params.result_to == "clients"
@@ -416,42 +501,55 @@ class Client(_Member):
             start, _ = updates.flatten(model)
             try:
                 if current.submitted:
-                    report(f"{name}: an upload of yours is stored already, waiting for the result")
+                    self.report(
+                        f"{name}: an upload of yours is stored already, waiting for the result"
+                    )
                 else:
                     if not current.dealing_lost:
-                        report(f"{name}: training")
+                        self.report(f"{name}: training")
                         train(model)
-                    self.submit(model, current.round_id)
-                    report(f"{name}: submitted, waiting for the result")
+                    self.submit(model, current.round_id, progress)
+                    self.report(f"{name}: submitted, waiting for the result")
                 updates.load(self._vectors(current.round_id, None)[0], model)
             except _ROUND_LOST as error:
                 updates.load(start, model)
-                report(f"going on to the next round: {error}")
+                self.report(f"going on to the next round: {error}")
                 continue
             trained = True
             done += 1
-            report(f"{name}: the result is loaded")
+            self.report(f"{name}: the result is loaded")
         return done
 
-    def _check_parties(self) -> None:
-        """Raise ConfigError unless [s0] is party 0 and [s1] is party 1. Asks both once."""
-        if not self._parties_known:
-            ask_parties(self.servers)
-            self._parties_known = True
+    def _check_free(self, current: Round) -> None:
+        """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
+        tried = current.round_id in self._shared
+        if current.submitted or tried:
+            raise DuplicateUpload(
+                f"an upload of yours for round {current.round_id} was "
+                f"{'stored' if current.submitted else 'attempted'} already: "
+                "wait for its result, or for the next round"
+            )
+        if current.dealing_lost:
+            raise DuplicateUpload(
+                f"you dealt for round {current.round_id} before a restart, and the secrets of that "
+                "dealing are lost: this round goes on without you, wait for the next one"
+            )
 
-    def _dealer_for(self, current: Round) -> Dealer | None:
-        """Return what deals for a round, or None if nobody deals. It begins at the first call."""
-        if self._dealer and self._dealer.round_id == current.round_id:
-            return self._dealer
-        self._stop_dealing()
-        if shape := current.params.dealing:
-            self._dealer = Dealer(current, shape, self._connect(), self.deal)
-        return self._dealer
-
-    def _stop_dealing(self) -> None:
-        if self._dealer:
-            self._dealer.close()
-            self._dealer = None
+    def _send(
+        self,
+        made: Submission,
+        params: RoundParams,
+        spec: updates.Spec | None = None,
+        **options: Any,
+    ) -> None:
+        """Send an upload (`Sender.send`), and note what its result will have to fit."""
+        self._seen, self._submitted = made.round_id, ""
+        if spec is not None or made.round_id not in self._shared:
+            self._shared[made.round_id] = _Shared(params, spec, made.start)
+        while len(self._shared) > _KEPT_ROUNDS:
+            del self._shared[next(iter(self._shared))]
+        self._sender.send(made, **options)
+        self._submitted = made.round_id
 
     def result(self, round_id: str = "", timeout_s: float | None = None) -> Any:
         """Wait for the result of a round, by default the one last submitted to, and return it.
@@ -471,44 +569,48 @@ class Client(_Member):
         """
         round_id = round_id or self._submitted or self._submitted_before()
         vectors = self._vectors(round_id, timeout_s)
-        if round_id not in self._attempts:
+        if round_id not in self._shared:
             return vectors
-        spec = self._attempts[round_id].spec
+        if (spec := self._shared[round_id].spec) is None:
+            return vectors
         return [updates.unflatten(vector, spec) for vector in vectors]
 
     def _vectors(self, round_id: str, timeout_s: float | None) -> list[NDArray[Any]]:
         """Wait for all results of a round and return them as flat vectors."""
-        if round_id in self._attempts:
-            params = self._attempts[round_id].params
+        limit = self._limit(timeout_s)
+        if round_id in self._shared:
+            params = self._shared[round_id].params
         else:
-            params = self._params(round_id)
-        return list(self._fetch(round_id, timeout_s, params))
+            params = self._params(round_id, limit.left_s)
+        return list(self._fetch(round_id, limit, params))
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
-        if round_id not in self._attempts:
+        if round_id not in self._shared:
             return None, ""
         confirmed = round_id == self._submitted
-        return self._attempts[round_id].start, self._keys.public.decode() if confirmed else ""
+        return self._shared[round_id].start, self._keys.public.decode() if confirmed else ""
 
     def _submitted_before(self) -> str:
         """Return the id of the latest round if it holds an upload from before a restart.
 
-        Raises InputError if it does not.
+        What a server lacks of it is sent first. Raises InputError if it does not.
         """
         try:
-            found = self._latest()
+            found = self._latest(self.config.retry_limit_s)
         except UnknownRound:
             found = {}
-        if not found.get("submitted"):
+        if made := self._sender.made(found.get("round", "")):
+            self._send(made, RoundParams.from_dict(found["params"]), again=True)
+        elif not found.get("submitted"):
             raise InputError(
                 "there is no result to ask for before a submit(): "
                 "name the round, as in result(round_id)"
             )
         return str(found["round"])
 
-    def _latest(self) -> dict[str, Any]:
+    def _latest(self, patience_s: float) -> dict[str, Any]:
         """Return what S0 says about the latest round. Raises UnknownRound if there is none."""
-        return self.servers[0].ask("round").fields
+        return self.servers[0].ask("round", patience_s=patience_s).fields
 
     def _round_for(self, round_id: str) -> Round:
         """Return the open round to submit to, and wait for it if it is not named.
@@ -519,31 +621,34 @@ class Client(_Member):
             return self._open
         if not round_id:
             return self.wait_for_round()
-        found = self._latest()
+        found = self._latest(self.config.retry_limit_s)
         if found["round"] != round_id:
             raise RoundClosed(
                 f"round {round_id} takes no uploads: the latest round is {found['round']}"
             )
         if found["state"] != "open":
             raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
-        return self._round(found)
+        return self._round(found, self.config.retry_limit_s)
 
     def _look_for_round(self) -> Round | None:
         try:
-            found = self._latest()
-            if found["state"] != "open" or found["round"] == self._seen:
+            # `_wait` asks again where there is no answer
+            found = self._latest(0.0)
+            seen = found["round"] == self._seen and not self._sender.made(self._seen)
+            if found["state"] != "open" or seen:
                 return None
-            return self._round(found)
+            return self._round(found, 0.0)
         # there has been no round yet, or it has ended between the two requests
         except (UnknownRound, RoundClosed):
             return None
 
-    def _round(self, found: dict[str, Any]) -> Round:
+    def _round(self, found: dict[str, Any], patience_s: float) -> Round:
         """Return the round that S0 describes, with its model and range."""
+        self._forget_ended(found["round"], patience_s)
         submitted = bool(found.get("submitted"))
-        ours = self._dealer is not None and self._dealer.round_id == found["round"]
+        kept = found["round"] in self._sender.rounds
         params = RoundParams.from_dict(found["params"])
-        training = self._training(found["round"], bytes.fromhex(found["start"]))
+        training = self._training(found["round"], bytes.fromhex(found["start"]), patience_s)
         published = training.published_for(params)
         return Round(
             found["round"],
@@ -555,8 +660,20 @@ class Client(_Member):
             published.policy,
             training.digest,
             submitted=submitted,
-            dealing_lost=bool(found.get("dealt")) and not submitted and not ours,
+            dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
+
+    def _forget_ended(self, latest: str, patience_s: float) -> None:
+        """Delete what is kept for rounds before the latest, if they have ended."""
+        for round_id in self._sender.rounds:
+            if round_id == latest:
+                continue
+            try:
+                state = self._status(round_id, patience_s)["state"]
+            except UnknownRound:
+                state = "forgotten"
+            if state in ("published", "failed", "forgotten"):
+                self._sender.forget(round_id)
 
 
 class Coordinator(_Member):
@@ -572,9 +689,10 @@ class Coordinator(_Member):
     ) -> str:
         """Open a round and return its id.
 
-        A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
-        The optimiser makes the next round's model of this one's result.
+        If S0 is away for a while, it is asked again, and opens one round only. A `model` (flat)
+        starts a new training run, and so does `reset`; without them the last training run goes on.
+        Without a `range_policy` or an `optimiser` the current one is kept. The optimiser makes the
+        next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
@@ -582,8 +700,10 @@ class Coordinator(_Member):
             "range": range_policy.to_dict() if range_policy else {},
             "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
+            "request": os.urandom(16).hex(),
         }
-        return str(self.servers[0].ask("open", fields, arrays).fields["round"])
+        answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
+        return str(answer.fields["round"])
 
     def dim(self) -> int:
         """Return how many values the model has that S0 keeps, or otherwise the latest round.
@@ -627,5 +747,6 @@ class Coordinator(_Member):
 
         They are in the order in which the ranks were asked for. Otherwise this is `result`.
         """
-        fetched = self._fetch(round_id, timeout_s, self._params(round_id))
+        limit = self._limit(timeout_s)
+        fetched = self._fetch(round_id, limit, self._params(round_id, limit.left_s))
         return np.asarray(fetched, np.float32)

@@ -51,15 +51,20 @@ class ClientConfig:
     key_file: str
     s0: ServerAddress
     s1: ServerAddress
-    # the limit for one request and its answer
+    # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
+    # a client forgets what it has made for a round when it ends.
+    state_dir: str = ""
+    # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
+    # how long a request that got no answer is sent again
+    retry_limit_s: float = 3600.0
     # how long to wait for a round to open, or for its result
     wait_timeout_s: float = 86400.0
     # the time between two requests while waiting
     poll_interval_s: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("reply_timeout_s", "wait_timeout_s", "poll_interval_s"):
+        for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
                     f"{name} must be more than 0 seconds and finite, "
@@ -85,4 +90,8 @@ class ClientConfig:
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
         config = build(cls, values, str(path))
-        return replace(config, key_file=str(path.parent / config.key_file))
+        return replace(
+            config,
+            key_file=str(path.parent / config.key_file),
+            state_dir=str(path.parent / config.state_dir) if config.state_dir else "",
+        )

@@ -1,9 +1,15 @@
-"""The authenticated connection to one server, whose answers have a time limit."""
+"""The authenticated connection to one server, whose answers have a time limit.
+
+A request that got no answer may be sent again, on a new connection: whether the first one arrived
+cannot be known, and a server answers it again like the first time.
+"""
 
 import itertools
+import socket
+import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -12,22 +18,44 @@ from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ServerAddress
 from securemedian.mpc import wire
-from securemedian.mpc.errors import ConfigError, ServerUnreachable, from_code
+from securemedian.mpc.errors import (
+    ConfigError,
+    NotStored,
+    SecureMedianError,
+    ServerUnreachable,
+    from_code,
+)
 from securemedian.settings.keys import KeyPair
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _WATCHED = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED
     | _FAILED
 )
 # the longest that another key is tried
 TRIAL_S = 5.0
-# how often a wait for an answer looks whether it has been cancelled
+# how often a wait for an answer looks whether it has been cancelled, and how much has been sent
 SLICE_S = 0.2
+# the longest that a server takes for one message
+MESSAGE_S = 1800.0
+# the first and the longest pause before a request is sent again
+PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+# where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
+_BYTES_ACKED = struct.Struct("=120xQ")
+
+# takes a line for the user
+Report = Callable[[str], object]
+# takes the bytes that have been sent, and those in all
+Progress = Callable[[int, int], object]
+
+
+def unseen(sent: int, total: int) -> None:
+    """Take the progress of an upload that nobody looks at."""
 
 
 class Connection:
@@ -44,53 +72,108 @@ class Connection:
         keys: KeyPair,
         timeout_s: float,
         other: ServerAddress | None = None,
+        report: Report = lambda text: None,
     ) -> None:
         """Connect to `server`; `other` is what the configuration has for the other one.
 
         The key of that one is tried if this server does not prove its own, to find out whether they
-        are exchanged.
+        are exchanged. `report` is told once when the server is away and is waited for, and when it
+        is back.
         """
-        self._label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
+        self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other = server, keys, other
+        self._report, self._told = report, False
         self._numbers = itertools.count(1)
         self._cancelled = threading.Event()
-        # whether both ends have proved their keys to each other
-        self.proven = False
+        # whether the server has been reached before, so that it is worth waiting for
+        self.reached = False
+        # how many connections there have been to it
+        self.links = 0
         # whether the other end has hung up during a handshake since it last proved its key
         self._unproved = False
-        self._socket = _dealer(keys, server.public_key)
-        self._socket.sndtimeo = int(timeout_s * 1000)
+        self._connect()
+
+    def _connect(self) -> None:
+        # whether both ends of this connection have proved their keys to each other
+        self._proven = False
+        # the descriptor of the connection, once there is one
+        self._descriptor = -1
+        self._socket = _dealer(self._keys, self._server.public_key)
+        self._socket.sndtimeo = int(self._timeout_s * 1000)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._socket.connect(server.address)
+        self._socket.connect(self._server.address)
 
     def ask(
         self,
         op: str,
         fields: Mapping[str, Any] | None = None,
         arrays: Mapping[str, NDArray[Any]] | None = None,
+        patience_s: float = 0.0,
+        progress: Progress = unseen,
     ) -> wire.Message:
         """Send one request and return its answer.
 
-        Raises the error that the server answers with, or ServerUnreachable if it does not answer.
+        If it gets none, and the server has been reached before, it is sent again for `patience_s`
+        seconds, with growing pauses, and likewise if the server has no room to store it. Raises the
+        error that the server answers with, or ServerUnreachable if it does not answer.
         """
+        deadline = time.monotonic() + patience_s
+        for pause in _pauses():
+            try:
+                reply = self._ask_once(op, fields or {}, arrays, progress)
+                if self._told and not _is_error(reply, NotStored):
+                    self._told = False
+                    self._report(f"{self._where} is back")
+                if reply.type == "error":
+                    code, message = reply.fields.get("code"), reply.fields.get("message")
+                    raise from_code(str(code), f"{self.label}: {message}")
+                break
+            except (ServerUnreachable, NotStored) as error:
+                self.outlast(error, deadline)
+            self._cancelled.wait(pause)
+        return reply
+
+    def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
+        """Tell the user that this server is away and is asked again, if that has not been told.
+
+        Raises `error` if the server has never been reached, or if `deadline` has passed.
+        """
+        left = deadline - time.monotonic()
+        if not self.reached or self._cancelled.is_set() or left <= 0:
+            raise error
+        if not self._told:
+            self._told = True
+            self._report(f"{error}. Trying again for {left:,.0f} s")
+
+    def _ask_once(
+        self,
+        op: str,
+        fields: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]] | None,
+        progress: Progress,
+    ) -> wire.Message:
         self._check_cancelled()
         number = next(self._numbers)
-        parts = wire.pack(op, {**(fields or {}), "id": number}, arrays)
-        # what happened to the connection before this request does not concern it
-        while self._monitor.poll(0):
-            self._event()
+        parts = wire.pack(op, {**fields, "id": number}, arrays)
         try:
-            self._socket.send_multipart(parts)
-        except zmq.Again:
-            raise self._no_answer(op) from None
-        reply = self._reply(op, number, wire.size(parts))
-        if reply.type == "error":
-            raise from_code(
-                str(reply.fields.get("code")), f"{self._label}: {reply.fields.get('message')}"
-            )
+            # what happened to the connection before this request does not concern it
+            self._take_events()
+            before = self._acknowledged()
+            try:
+                self._socket.send_multipart(parts)
+            except zmq.Again:
+                raise self._no_answer(op) from None
+            reply = self._reply(op, number, wire.size(parts), before, progress)
+            # such as that of the connection on which the answer came
+            self._take_events()
+        except ServerUnreachable:
+            # What is still to be sent goes with the old connection, and so does one that stalls.
+            self._disconnect()
+            self._connect()
+            raise
         return reply
 
     @property
@@ -102,13 +185,30 @@ class Connection:
         self._cancelled.set()
 
     def close(self) -> None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         self._socket.disable_monitor()
         self._socket.close()
 
-    def _reply(self, op: str, number: int, sent: int) -> wire.Message:
-        deadline = time.monotonic() + self._timeout_s
+    def _reply(
+        self, op: str, number: int, size: int, before: int, progress: Progress
+    ) -> wire.Message:
+        """Return the answer to a request of `size` bytes.
+
+        Its limit begins anew whenever the other end takes more of the request, up to MESSAGE_S: a
+        slow line is no server that is away. `before` are the bytes that it had taken before the
+        request.
+        """
+        begun = time.monotonic()
+        deadline, sent = begun + self._timeout_s, 0
         while (left := deadline - time.monotonic()) > 0:
             self._check_cancelled()
+            if (taken := min(size, self._acknowledged() - before)) > sent:
+                sent = taken
+                latest = begun + max(self._timeout_s, MESSAGE_S)
+                deadline = min(time.monotonic() + self._timeout_s, latest)
+                progress(sent, size)
             ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
             if self._socket in ready:
                 message = wire.unpack(self._socket.recv_multipart())
@@ -116,16 +216,43 @@ class Connection:
                 # of late answers to earlier requests.
                 if message.fields.get("id") in (number, 0):
                     return message
-            elif self._monitor in ready and self._event() == zmq.EVENT_DISCONNECTED and self.proven:
-                raise ServerUnreachable(
-                    f"{self._where} hung up on {op!r}: "
-                    f"it was restarted, or {sent:,} bytes are more than its max_message_bytes"
-                )
+            elif self._monitor in ready:
+                proven = self._proven
+                if self._event() == zmq.EVENT_DISCONNECTED and proven:
+                    raise ServerUnreachable(
+                        f"{self._where} hung up on {op!r}: "
+                        f"it was restarted, or {size:,} bytes are more than its max_message_bytes"
+                    )
         raise self._no_answer(op)
+
+    def _acknowledged(self) -> int:
+        """Return how many bytes the other end's host has taken on this connection.
+
+        It is 0 where that is not known.
+        """
+        if self._descriptor < 0:
+            return 0
+        # zmq owns the descriptor, and may have closed it by now
+        try:
+            borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self._descriptor)
+        except OSError:
+            return 0
+        try:
+            info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+            return int(_BYTES_ACKED.unpack(info)[0])
+        except (OSError, struct.error):
+            return 0
+        finally:
+            borrowed.detach()
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise ServerUnreachable(f"the connection to {self._where} was closed here")
+
+    def _take_events(self) -> None:
+        """Take all events that have happened to the connection. Raises what `_event` raises."""
+        while self._monitor.poll(0):
+            self._event()
 
     def _event(self) -> int:
         """Take the next event of the connection, and return it.
@@ -133,11 +260,18 @@ class Connection:
         Raises ServerUnreachable if our key was refused, and ConfigError if the server has the key
         that the configuration has for the other one.
         """
-        event = int(recv_monitor_message(self._monitor)["event"])
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.proven, self._unproved = True, False
+        seen = recv_monitor_message(self._monitor)
+        event = int(seen["event"])
+        if event == zmq.EVENT_CONNECTED:
+            self._descriptor = int(seen["value"])
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._proven, self._descriptor = False, -1
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.reached = self._proven = True
+            self._unproved = False
+            self.links += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self.proven = False
+            self.reached = False
             raise ServerUnreachable(
                 f"{self._where} does not know this key: "
                 f"ask who runs it to allow the public key {self._keys.public.decode()} and to "
@@ -150,7 +284,7 @@ class Connection:
 
     def _try_other_key(self) -> None:
         """Raise ConfigError if the server proves the key that belongs to the other server."""
-        if self.proven or self._other is None:
+        if self.reached or self._other is None:
             return
         trial = _dealer(self._keys, self._other.public_key)
         # Both tell that the server has this key: it read our handshake, and judged our own key.
@@ -173,7 +307,7 @@ class Connection:
             )
 
     def _no_answer(self, op: str) -> ServerUnreachable:
-        if self.proven:
+        if self._proven:
             return ServerUnreachable(
                 f"{self._where} did not answer {op!r} within {self._timeout_s:g} s: "
                 "see its log, or raise reply_timeout_s"
@@ -200,14 +334,26 @@ def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     return socket
 
 
-def ask_parties(servers: Sequence[Connection]) -> list[dict[str, Any]]:
+def _is_error(reply: wire.Message, kind: type[SecureMedianError]) -> bool:
+    return reply.type == "error" and reply.fields.get("code") == kind.code
+
+
+def _pauses() -> Iterator[float]:
+    """Yield the pauses between attempts, each twice as long as the one before, up to a limit."""
+    pause = PAUSE_S
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
     """Return what S0 and S1 say about themselves (`info`).
 
     Raises ConfigError unless [s0] is party 0 and [s1] is party 1.
     """
     answers = []
     for party, server in enumerate(servers):
-        answers.append(server.ask("info").fields)
+        answers.append(server.ask("info", patience_s=patience_s).fields)
         if (answered := answers[-1].get("party")) != party:
             raise ConfigError(
                 f"[s{party}] names the server at {server.address}, which answers as party "

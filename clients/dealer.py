@@ -7,21 +7,30 @@ import threading
 from collections.abc import Callable, Sequence
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, ask_parties
+from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.dealing import Dealing, Dealt
-from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
+from securemedian.mpc.errors import (
+    BadUpload,
+    LocalProtocolError,
+    SecureMedianError,
+    ServerUnreachable,
+    UnknownRound,
+)
 
 # the most bytes of a piece, each of which is answered before the next one is sent
 PIECE_BYTES = 4 << 20
 # how long `close` waits for the thread, which looks more often than that
 STOP_S = 5.0
+# how often `join` tells how much has been sent
+TELL_S = 0.2
 
 
 class Dealer:
     """Deals for one round, on a thread and with connections of its own, and closes these.
 
-    `deal` makes the dealing. What it makes is for this round alone, and for one update.
+    `deal` makes the dealing. What it makes is for this round alone, and for one update. A server
+    that is away is waited for as long as `patience_s`.
     """
 
     def __init__(
@@ -30,21 +39,32 @@ class Dealer:
         shape: Dealing,
         servers: Sequence[Connection],
         deal: Callable[[Dealing, Round], Dealt],
+        patience_s: float,
     ) -> None:
         self.round_id = current.round_id
+        # the bytes of both halves: those to be sent, and those that servers have
+        self.total, self.sent = shape.bytes_ahead, 0
         self._current, self._shape, self._servers, self._deal = current, shape, servers, deal
+        self._patience_s = patience_s
         self._outcome: Dealt | SecureMedianError = LocalProtocolError(
             "a defect here: the dealing ended without a result"
         )
         self._thread = threading.Thread(target=self._run, name="dealing", daemon=True)
         self._thread.start()
 
-    def join(self) -> Dealt:
+    @property
+    def unanswered(self) -> bool:
+        """Return whether it has ended because a server did not answer."""
+        return not self._thread.is_alive() and isinstance(self._outcome, ServerUnreachable)
+
+    def join(self, progress: Progress = unseen) -> Dealt:
         """Wait until both servers have the dealing, and return it.
 
         Every answer that it waits for has a time limit. Raises what went wrong.
         """
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(TELL_S)
+            progress(self.sent, self.total)
         if isinstance(self._outcome, SecureMedianError):
             raise self._outcome
         return self._outcome
@@ -57,21 +77,36 @@ class Dealer:
 
     def _run(self) -> None:
         try:
-            limits = [info["max_message_bytes"] for info in ask_parties(self._servers)]
+            infos = ask_parties(self._servers, self._patience_s)
+            limits = [info["max_message_bytes"] for info in infos]
             dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
             # the seed last: a dealing that is cut short before it can be sent anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
-                self._send(server, half, limit)
-            self._outcome = dealt
+                if not self._is_dealt(server):
+                    self._send(server, half, limit)
+            self.sent, self._outcome = self.total, dealt
         except SecureMedianError as error:
             self._outcome = error
         finally:
             for server in self._servers:
                 server.close()
 
+    def _is_dealt(self, server: Connection) -> bool:
+        """Return whether a server has the whole dealing, for example from before a restart."""
+        try:
+            found = server.ask("round", patience_s=self._patience_s).fields
+        except UnknownRound:
+            return False
+        return found["round"] == self.round_id and bool(found["dealt"])
+
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
+        """Send a half piece by piece.
+
+        A piece that got no answer is sent again, and a server that no longer has the pieces before
+        it gets all of them again. Raises what the server answers.
+        """
         # half of the limit leaves room for what comes with a piece
         most = min(PIECE_BYTES, limit // 2)
         share = half.share.reshape(-1)
@@ -79,7 +114,8 @@ class Dealer:
         size = -(-share.size // pieces)
         # in pieces of that size there may be fewer
         pieces = -(-share.size // size)
-        for piece in range(pieces):
+        before, piece, links = self.sent, 0, 0
+        while piece < pieces:
             fields = {
                 "round": self.round_id,
                 "params": self._current.params.digest,
@@ -87,4 +123,15 @@ class Dealer:
                 "piece": piece,
                 "pieces": pieces,
             }
-            server.ask("deal", fields, {"share": share[piece * size : (piece + 1) * size]})
+            array = {"share": share[piece * size : (piece + 1) * size]}
+            try:
+                server.ask("deal", fields, array, patience_s=self._patience_s)
+                piece, links = piece + 1, links or server.links
+            except BadUpload:
+                # A server that was restarted has forgotten an incomplete dealing. One whose
+                # connection has lasted since the first piece has another reason.
+                if piece == 0 or links == server.links:
+                    raise
+                piece = links = 0
+            if half.form == "words":
+                self.sent = before + min(share.nbytes, piece * size * share.itemsize)

@@ -136,6 +136,8 @@ def check_record(
             f"round {round_id} neither includes this client nor says why it is left out, and both "
             "servers have confirmed its upload"
         )
+    if params.weights and not params.weights.keys() >= set(record.included):
+        raise ReceiptInvalid(f"round {round_id} includes a client that has no weight")
     if len(record.included) < params.min_clients:
         raise TooFewClients(
             f"round {round_id} was computed on {len(record.included)} clients, and its parameters "

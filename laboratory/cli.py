@@ -91,8 +91,15 @@ def _add_train(subparsers: "Verbs") -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
+    from securemedian.clients.progress import shown_on_terminal
     from securemedian.laboratory import worker
 
+    def say(text: str) -> None:
+        print(text, flush=True)
+
     trainer = worker.trainer(options)
-    with Client.from_config(options.config) as client:
-        worker.run(client, trainer, options.rounds)
+    with (
+        Client.from_config(options.config, report=say) as client,
+        shown_on_terminal() as progress,
+    ):
+        worker.run(client, trainer, options.rounds, progress=progress)

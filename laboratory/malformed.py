@@ -12,6 +12,7 @@ from securemedian.laboratory.attacks import Attack
 from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.params import RoundParams
+from securemedian.mpc.prg import Entropy
 from securemedian.mpc.share import WordsUpload
 
 
@@ -22,9 +23,9 @@ class MalformedClient(Client):
         super().__init__(config)
         self._fault = fault
 
-    def deal(self, shape: Dealing, current: Round) -> Dealt:
+    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> Dealt:
         """Return a dealing whose vectors are not one-hot."""
-        dealt = super().deal(shape, current)
+        dealt = super().deal(shape, current, entropy)
         if self._fault.active(current.number):
             dealt.words = WordsUpload(shape.layout, dealt.words.packed ^ np.uint64(1))
         return dealt

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.upload import Round
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
@@ -117,11 +118,16 @@ def trainer(options: argparse.Namespace, attack: Attack = NO_ATTACK) -> Trainer:
 
 
 def run(
-    client: Client, trainer: Trainer, rounds: int | None = None, record: Path | None = None
+    client: Client,
+    trainer: Trainer,
+    rounds: int | None = None,
+    record: Path | None = None,
+    progress: Progress = unseen,
 ) -> None:
     """Take part in `rounds` rounds, or in all that come if None.
 
-    A submission that fails is printed, and the worker goes on to the next round. `record` is for
+    A submission that fails is printed, and the worker goes on to the next round. `progress` gets
+    what `Client.submit` gives it. `record` is for
     the laboratory alone: a directory that receives every update IN THE CLEAR as
     round-NUMBER-NAME.npy, to compare results with. Never use it with private data.
     """
@@ -141,7 +147,7 @@ def run(
                 np.save(record / f"round-{current.number}-{client.config.name}.npy", update)
         try:
             if update is not None:
-                client.submit(update)
+                client.submit(update, progress=progress)
             done = "was submitted before" if update is None else "submitted"
             print(f"round {current.number}: update {done}", flush=True)
             private = client.result() if current.params.result_to == "clients" else None

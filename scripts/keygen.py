@@ -201,6 +201,7 @@ def _configuration(
         return CALLER.format(
             name=name,
             role=role,
+            state=STATE.format(name=name) if role == "client" else "",
             s0=f"tcp://{net.host0}:{net.s0}",
             s0_key=public_key("s0"),
             s1=f"tcp://{net.host1}:{net.s1}",
@@ -251,11 +252,16 @@ min_clients = 2
 
 {callers}"""
 
+STATE = """\
+# With it a client goes on after a restart. For one process at a time; never copy it.
+state_dir = "{name}-state"
+"""
+
 CALLER = """\
 # The {role}'s configuration. docs/samples shows all settings.
 name = "{name}"
 key_file = "{name}.key_secret"
-
+{state}
 [s0]
 address = "{s0}"
 {s0_key}

@@ -16,6 +16,7 @@ from securemedian.mpc import wire
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
 _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
@@ -142,8 +143,9 @@ class Resume(RoundMessage):
         _check_session(self.session)
         for name in ("held", "dealt", "passed", "failed", "coins"):
             _check_keys(name, getattr(self, name))
-        for digests in (self.held, self.coins):
-            _check_digests(digests)
+        _check_digests(self.held)
+        for coin in self.coins.values():
+            _check_coin(coin)
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,11 @@ class Check(_OfCheck):
 
     # what was tossed for an earlier check of their dealings, which broke off; otherwise empty
     coin: bytes = b""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coin:
+            _check_coin(self.coin)
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,11 @@ def _check_keys(name: str, keys: Iterable[object]) -> None:
 def _check_digests(digests: Mapping[str, object]) -> None:
     if not all(type(digest) is bytes for digest in digests.values()):
         raise ConfigError("there is something that is not a digest in place of one")
+
+
+def _check_coin(coin: object) -> None:
+    if type(coin) is not bytes or len(coin) != SEED_BYTES:
+        raise ConfigError("there is something that is not a coin in place of one")
 
 
 def _check_session(session: bytes) -> None:

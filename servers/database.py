@@ -72,6 +72,8 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     """,
 )
+# a commit is on the disk when it returns
+SYNCHRONOUS = "FULL"
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,7 @@ class Database:
         self._connection = sqlite3.connect(path, isolation_level=None)
         for pragma in (
             "journal_mode = WAL",
-            # a commit is on the disk when it returns
-            "synchronous = FULL",
+            f"synchronous = {SYNCHRONOUS}",
             # a seed that is deleted is overwritten
             "secure_delete = ON",
             "temp_store = MEMORY",

@@ -23,7 +23,10 @@ class TrainingKeeper:
 
     def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
         self._party, self._signing = party, signing
-        self._kept = _current(store) if party == 0 else {}
+        self._kept: dict[str, Training] = {}
+        if party == 0:
+            for training in (DEFAULT_TRAINING, *store.database.current_runs()):
+                self._kept[training] = store.load_training(training)
 
     def current(self, training: str) -> Training:
         """Return the current training run of a training."""
@@ -82,18 +85,3 @@ class TrainingKeeper:
             opened=opened,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
-
-
-def _current(store: Store) -> dict[str, Training]:
-    """Return the current training runs by training, also that of a release without a database."""
-    database = store.database
-    kept = {
-        training: store.load_training(name) for training, name in database.current_runs().items()
-    }
-    if DEFAULT_TRAINING not in kept and (old := store.load_old_training()):
-        name = store.save_training(old)
-        with database.transaction():
-            database.set_current_run(DEFAULT_TRAINING, name)
-        store.forget_old_training()
-        kept[DEFAULT_TRAINING] = old
-    return kept

@@ -277,14 +277,14 @@ class Register:
         """Write the files of a round that are not there yet, and return the names of all."""
         files = dict(entry.files)
         if self._config.party == 0 and "before" not in files:
-            files["before"] = self._store.save_training(entry.before)
+            files["before"] = self._store.write_training(entry.before)
         if result is None or not changed.computed_here:
             files.pop("result", None)
             files.pop("after", None)
         else:
-            files["result"] = self._store.save_result(result)
+            files["result"] = self._store.write_result(result)
             if entry.after is not None:
-                files["after"] = self._store.save_training(entry.after)
+                files["after"] = self._store.write_training(entry.after)
         return files
 
     def tidy(self) -> None:
@@ -352,7 +352,7 @@ class Register:
             )
             if name
         }
-        result = self._store.load_result(files["result"]) if "result" in files else None
+        result = self._store.read_result(files["result"]) if "result" in files else None
         server_round.receipt = result.receipt if result else None
         spool = self._store.spool(made.round, params.layout, params.dealing, rows)
         if not server_round.live:
@@ -360,9 +360,9 @@ class Register:
         return Entry(
             server_round,
             spool,
-            self._store.load_training(files["before"]) if "before" in files else Training(),
+            self._store.read_training(files["before"]) if "before" in files else Training(),
             made.request,
-            after=self._store.load_training(files["after"])
+            after=self._store.read_training(files["after"])
             if server_round.live and "after" in files
             else None,
             result=result,

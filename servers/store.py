@@ -41,6 +41,7 @@ from securemedian.mpc.training import Training
 from securemedian.servers.control import is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.results import Result
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # what earlier releases kept instead of a database
 _OLD_TRAINING = "training.npz"
@@ -477,27 +478,45 @@ class Store:
 
     # Training runs and results
 
-    def save_training(self, training: Training) -> str:
+    def load_training(self, training: str = DEFAULT_TRAINING) -> Training:
+        """Return the current training run of a training, or a new one if there is none.
+
+        That of a release without a database is taken over. Raises ConfigError if the file is
+        damaged.
+        """
+        if name := self.database.current_runs().get(training):
+            return self.read_training(name)
+        old = self._old_training() if training == DEFAULT_TRAINING else None
+        if old is None:
+            return Training()
+        self.save_training(old)
+        (self._folder / _OLD_TRAINING).unlink()
+        return old
+
+    def save_training(self, run: Training, training: str = DEFAULT_TRAINING) -> None:
+        """Make a training run the current one: a crash leaves the old one or the new one."""
+        name = self.write_training(run)
+        with self.database.transaction():
+            self.database.set_current_run(training, name)
+
+    def write_training(self, run: Training) -> str:
         """Keep a training run, and return the name of its file. Raises NotStored."""
         return self._keep(
             {
-                "policy": training.policy.to_dict(),
-                "published": training.published,
-                "optimiser": training.optimiser.to_dict(),
+                "policy": run.policy.to_dict(),
+                "published": run.published,
+                "optimiser": run.optimiser.to_dict(),
             },
-            {"scale": training.scale, "model": training.model, "moments": training.moments},
+            {"scale": run.scale, "model": run.model, "moments": run.moments},
         )
 
-    def load_training(self, name: str) -> Training:
+    def read_training(self, name: str) -> Training:
         """Return a training run by the name of its file. Raises ConfigError if it is damaged."""
         fields, arrays = self._load(name)
         return _training(fields, arrays)
 
-    def load_old_training(self) -> Training | None:
-        """Return the training run that an earlier release has left, if there is one.
-
-        Raises ConfigError if the file is damaged.
-        """
+    def _old_training(self) -> Training | None:
+        """Return the training run of a release without a database, if there is one."""
         path = self._folder / _OLD_TRAINING
         if not path.exists():
             return None
@@ -519,16 +538,12 @@ class Store:
                 f"{path} is damaged: restore it, or remove it to start without a model"
             ) from error
 
-    def forget_old_training(self) -> None:
-        """Delete what `load_old_training` has returned."""
-        (self._folder / _OLD_TRAINING).unlink(missing_ok=True)
-
-    def save_result(self, result: Result) -> str:
+    def write_result(self, result: Result) -> str:
         """Keep a result, and return the name of its file. Raises NotStored."""
         fields, arrays = result.to_parts()
         return self._keep(fields, arrays)
 
-    def load_result(self, name: str) -> Result:
+    def read_result(self, name: str) -> Result:
         """Return a result by the name of its file. Raises ConfigError if it is damaged."""
         return Result.from_parts(*self._load(name))
 

@@ -95,7 +95,8 @@ def load_signing_key(path: str | Path) -> SigningKey:
     """
     path = Path(path)
     _check_key_file(path)
-    named = re.findall(r'^\s*(signing-\w+) = "(.*)"\s*$', path.read_text("utf-8"), re.MULTILINE)
+    text = path.read_text("utf-8", errors="replace")
+    named = re.findall(r'^\s*(signing-\w+) = "(.*)"\s*$', text, re.MULTILINE)
     found = {name: key for name, key in named if is_public_key(key)}
     if set(found) != {"signing-key", "signing-secret"}:
         raise ConfigError(

@@ -47,6 +47,14 @@ class Record:
     # `digest_of` the opened values; empty where the result is for the clients alone
     opened: bytes
 
+    def __post_init__(self) -> None:
+        lists = [self.included, *self.left_out.values()]
+        if not all(isinstance(keys, list) for keys in lists) or not all(
+            isinstance(text, str)
+            for text in [*self.left_out, *(key for keys in lists for key in keys)]
+        ):
+            raise ConfigError("`included` or `left_out` lists something that is not a key")
+
     def encode(self) -> bytes:
         """Return the canonical bytes: the msgpack map of the fields, in their order."""
         encoded: bytes = msgpack.packb(flat(self))
@@ -60,7 +68,7 @@ class Record:
         """
         try:
             record = build(cls, msgpack.unpackb(encoded), "the record of a receipt")
-        except (ConfigError, ValueError, msgpack.UnpackException) as error:
+        except (ConfigError, TypeError, ValueError, msgpack.UnpackException) as error:
             raise ReceiptInvalid(f"this is no record of a round: {cut(str(error))}") from error
         if record.encode() != encoded:
             raise ReceiptInvalid("this is no record of a round: its bytes are not canonical")
@@ -137,7 +145,7 @@ class Receipt:
                 for name, value in dict(values["signatures"]).items()
             }
             return cls(record.encode(), signatures)
-        except (ConfigError, TypeError, ValueError) as error:
+        except (ConfigError, OverflowError, TypeError, ValueError) as error:
             raise ReceiptInvalid(f"this is no receipt: {cut(str(error))}") from error
 
     def to_json(self) -> str:

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,28 @@ def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
             return value
         time.sleep(0.05)
     raise AssertionError(f"not within {limit_s:g} s: {condition}")
+
+
+def in_background(function: Callable[[], object]) -> Callable[[], None]:
+    """Start a function on a thread, and return one that waits for it and passes its error on."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join() -> None:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        if errors:
+            raise errors[0]
+
+    return join
 
 
 def endpoint_of(port: ClientPort) -> str:

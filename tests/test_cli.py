@@ -10,6 +10,7 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients import client, files
+from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -162,10 +163,10 @@ def test_submit_says_what_is_odd_about_an_update(
         def wait_for_round(self, timeout_s: float | None = None) -> Round:
             return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
 
-        def submit(self, update: object, round_id: str = "") -> None:
+        def submit(self, update: object, round_id: str = "", progress: Progress = unseen) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)
 
-    monkeypatch.setattr(client.Client, "from_config", lambda _: Beyond())
+    monkeypatch.setattr(client.Client, "from_config", lambda _, report: Beyond())
     files.write(tmp_path / "update.npy", np.zeros(3, np.float32))
     assert cli.main(["submit", "client.toml", str(tmp_path / "update.npy")]) == 0
     out, error = capsys.readouterr()

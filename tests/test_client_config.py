@@ -31,6 +31,8 @@ def test_samples_load(name: str) -> None:
     config = ClientConfig.load(SAMPLES / f"{name}.toml")
     assert config.key_file == str(SAMPLES / "keys" / f"{config.name}.key_secret")
     assert config.s0.address == "tcp://s0.example.org:7000"
+    kept = str(SAMPLES / "keys" / "client-1-state")
+    assert config.state_dir == (kept if name == "client" else "")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_samples_load(name: str) -> None:
         ),
         (KEY, "PASTE HERE the public key of s0", "no public key"),
         ('name = "a"', 'name = "a"\nreply_timeout_s = 0', "reply_timeout_s"),
+        ('name = "a"', 'name = "a"\nretry_limit_s = -1', "retry_limit_s"),
         ('name = "a"', 'name = "a"\npoll_interval_s = true', "poll_interval_s"),
         ("[s0]", "[s0", "not TOML"),
         (OTHER_KEY, KEY, "the same public_key"),

@@ -26,6 +26,7 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     FrameError,
     InputError,
+    NotStored,
     RoundFailed,
     ServerUnreachable,
     UnknownRound,
@@ -256,6 +257,36 @@ def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
 ROUND, START = "1-0000000a", Training()
 
 
+def test_what_a_server_cannot_store_is_sent_again_and_told_once() -> None:
+    room: list[bool] = [False, False, True]
+    asked: list[bytes] = []
+
+    def full(message: wire.Message) -> Answer:
+        asked.append(message.arrays["share"].tobytes())
+        if message.type == "refused":
+            return "error", {"code": "duplicate-upload", "message": "twice"}, {}
+        if room.pop(0):
+            return echo(message)
+        return "error", {"code": "not-stored", "message": "No space left on device"}, {}
+
+    told: list[str] = []
+    share = {"share": np.arange(5)}
+    with serving(full) as server:
+        connection = Connection("S0", server, MEMBER, 5.0, report=told.append)
+        assert connection.ask("upload", {}, share, patience_s=60).type == "upload"
+        assert len(asked) == 3 and len(set(asked)) == 1
+        where = f"S0 at {server.address}"
+        assert told == ["S0: No space left on device. Trying again for 60 s", f"{where} is back"]
+        room[:] = [False]
+        with pytest.raises(NotStored, match="No space left"):
+            connection.ask("upload", {}, share)
+        # other errors are final
+        with pytest.raises(DuplicateUpload):
+            connection.ask("refused", {}, share, patience_s=60)
+        assert len(asked) == 5
+        connection.close()
+
+
 class Pair:
     """Two servers with one round whose result is the first update; what they get is kept."""
 
@@ -328,7 +359,7 @@ def write_keys(folder: Path) -> str:
 
 
 @contextmanager
-def client_of(pair: Pair, tmp_path: Path, **settings: float) -> Iterator[Client]:
+def client_of(pair: Pair, tmp_path: Path, **settings: Any) -> Iterator[Client]:
     key_file = write_keys(tmp_path)
     with (
         serving(lambda message: pair.handle(message, 0)) as s0,

@@ -16,7 +16,6 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-import zmq.auth
 from hypothesis import strategies as st
 
 from securemedian.clients import files
@@ -28,8 +27,10 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.registry import POLICIES, policy_from
+from securemedian.scripts import keygen
 from securemedian.servers import config, control
-from securemedian.settings.keys import load_keys
+from securemedian.settings.keys import SigningKey, load_keys, load_signing_key
+from securemedian.settings.receipts import Receipt, Record
 from tests.fuzzing import DESCRIPTIONS, changed, damaged, fuzz, refused_or_taken
 
 pytestmark = pytest.mark.slow
@@ -62,13 +63,14 @@ def test_frames(fuzz_examples: int) -> None:
 
 
 CONTROL = [
-    control.Hello("instance", {"release": "1"}),
+    control.Hello("instance", "", 0, [], {"release": "1"}),
     control.Bye(),
     control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, "0" * 64),
+    control.Resume("1-00000000", bytes(16), "open", 0, b"", {"key": b""}, ["key"], [], [], {}),
     control.Uploaded("1-00000000", "key"),
     control.Close("1-00000000", {"key": b""}),
     control.Held("1-00000000", {"key": b""}),
-    control.Run("1-00000000", bytes(32)),
+    control.Run("1-00000000", bytes(32), 1, bytes(16), True),
     control.Failed("1-00000000", "timeout", "why"),
 ]
 
@@ -166,8 +168,9 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_key_files(tmp_path: Path, fuzz_examples: int) -> None:
-    zmq.auth.create_certificates(tmp_path, "client")
-    valid = (tmp_path / "client.key_secret").read_bytes()
+    net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, 7000)
+    keygen.make_one(tmp_path / "s0", "s0", "s0", 2, net)
+    valid = (tmp_path / "s0" / "s0.key_secret").read_bytes()
     path = tmp_path / "damaged.key_secret"
 
     @fuzz(fuzz_examples, damaged(valid))
@@ -175,3 +178,17 @@ def test_key_files(tmp_path: Path, fuzz_examples: int) -> None:
         path.write_bytes(data)
         path.chmod(0o600)
         refused_or_taken(lambda: load_keys(path))
+        refused_or_taken(lambda: load_signing_key(path))
+
+
+def test_receipts(fuzz_examples: int) -> None:
+    valid = Record("a", "1", "b", "c", 1, b"d", ["key"], {"why": ["key"]}, b"e", b"f")
+    receipt = Receipt(valid.encode()).signed("s0", SigningKey.new())
+
+    @fuzz(fuzz_examples, damaged(receipt.to_json().encode()))
+    def check_file(data: bytes) -> None:
+        refused_or_taken(lambda: Receipt.from_json(data.decode("utf-8", "replace")).to_dict())
+
+    @fuzz(fuzz_examples, damaged(receipt.encoded))
+    def check_record(data: bytes) -> None:
+        refused_or_taken(lambda: Record.decode(data).left_out)

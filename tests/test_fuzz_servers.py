@@ -30,6 +30,7 @@ from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.mpc.ranges.registry import POLICIES, policy_from
 from securemedian.servers import control
 from securemedian.servers.control import (
+    Again,
     Bye,
     Check,
     Checked,
@@ -38,17 +39,17 @@ from securemedian.servers.control import (
     Done,
     Failed,
     Held,
-    Hello,
     Open,
     Opened,
     Ready,
+    Resume,
     Run,
     Uploaded,
 )
 from securemedian.servers.register import KEPT_ROUNDS
 from securemedian.servers.requests import OPS
 from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
-from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, Server, held
+from tests.servers_alone import DEALT, DIM, PARAMS, START, Server, held, hello
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +66,18 @@ CODES = {
 NO_IDS = ["../../escaped", "0000000b/../..", "/escaped", "", "0000000B", "0000000b\n", "x" * 2000]
 
 STATES = {
-    0: ("none", "opening", "open", "closing", "starting", "running", "published", "failed"),
-    1: ("none", "open", "closing", "running", "published", "failed"),
+    0: (
+        "none",
+        "opening",
+        "open",
+        "closing",
+        "starting",
+        "running",
+        "queued",
+        "published",
+        "failed",
+    ),
+    1: ("none", "open", "queued", "running", "published", "failed"),
 }
 # in rounds in which clients deal
 DEALT_STATES = ("dealt", "checking")
@@ -85,7 +96,7 @@ def bring(server: Server, state: str) -> None:
         if reached == ("open" if state == "failed" else state):
             break
     if state == "failed":
-        server.rounds.fail("had enough")
+        server.fail()
     assert server.state[0] == ("open" if state == "dealt" else state)
 
 
@@ -93,25 +104,31 @@ def _leading(s0: Server) -> Iterator[str]:
     s0.ask_to_open()
     yield "opening"
     round_id = s0.latest.server_round.round_id
-    s0.hear(Opened(round_id))
+    s0.hear(Opened(round_id, s0.sent[-1].session))
     yield "open"
     s0.upload_all(round_id)
     s0.hear(*(Uploaded(round_id, key) for key in s0.keys))
     yield "closing"
     s0.hear(Held(round_id, held(s0.keys)))
     yield "starting"
-    s0.hear(Ready(round_id))
+    s0.hear(Ready(round_id, 1))
     yield "running"
+    s0.hear(Again(round_id, 1, "timeout", "why"))
+    yield "queued"
+    s0.now += 1.0
+    s0.hear(hello())
+    s0.rounds.tick()
+    s0.hear(Ready(round_id, 2))
     yield _published(s0)
 
 
 def _following(s1: Server) -> Iterator[str]:
-    s1.hear(Open(ROUND, 1, PARAMS.to_dict(), bytes(16), True, False, "0" * 64))
+    s1.hear(Open(ROUND, 1, PARAMS.to_dict(), bytes(16), True, False, START))
     yield "open"
     s1.upload_all(ROUND)
     s1.hear(Close(ROUND, held(s1.keys)))
-    yield "closing"
-    s1.hear(Run(ROUND, s1.latest.server_round.digest))
+    yield "queued"
+    s1.hear(Run(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
     yield "running"
     yield _published(s1)
 
@@ -121,11 +138,12 @@ def _dealt(server: Server) -> Iterator[str]:
         round_id = server.open()
     else:
         round_id = ROUND
-        server.hear(Open(ROUND, 1, server.params.to_dict(), bytes(16), True, False, "0" * 64))
+        server.hear(Open(ROUND, 1, server.params.to_dict(), bytes(16), True, False, START))
     server.deal(server.keys[0], round_id)
     server.hear(Dealt(round_id, server.keys[0]))
     if server.config.party == 1:
         server.hear(Check(round_id, server.keys[:1]))
+    server.rounds.engine_ended()
     assert server.engine.checked
     yield "dealt"
     server.upload_all(round_id)
@@ -181,7 +199,14 @@ def a_server(party: int, state: str, folder: Path) -> Iterator[Server]:
         assert not DEFECTS & set(watching.names)
         assert watching.longest < LONGEST_TEXT, "a log quotes all it was given"
         assert [path.name for path in folder.iterdir()] == [own.name]
-        assert {path.name for path in own.iterdir()} <= {"lock", "spool", "training.npz"}
+        assert {path.name for path in own.iterdir()} <= {
+            "kept",
+            "lock",
+            "spool",
+            "state.db",
+            "state.db-shm",
+            "state.db-wal",
+        }
         check_what_is_kept(server)
     finally:
         logger.removeHandler(watching)
@@ -263,6 +288,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "optimiser": draw(st.sampled_from(CHOSEN)),
         "reset": draw(st.booleans()),
         "values": draw(st.booleans()),
+        "request": draw(st.sampled_from(["", "0123456789abcdef" * 2])),
     }
     op = draw(st.sampled_from(sorted(OPS)))
     takes = {name: fields[name] for name in get_type_hints(OPS[op].fields)}
@@ -287,6 +313,7 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
                 before = len(server.replies)
                 key, parts = data.draw(requests(server))
                 server.desk.request(b"", key, parts)
+                server.rounds.flush()
                 # an `open` is answered when S1 has spoken
                 waits = bool(server.rounds.live) and server.latest.server_round.state == "opening"
                 assert waits or len(server.replies) > before
@@ -301,23 +328,34 @@ def all_messages(server: Server) -> list[control.Message]:
     latest = server.rounds.register.latest("default")
     round_id = latest.server_round.round_id if latest else ROUND
     digest = latest.server_round.digest if latest else bytes(32)
-    another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False, "0" * 64)
+    attempt = latest.server_round.attempt if latest else 0
+    held_there, keys, none = held(server.keys), server.keys, list[str]()
+    coins = dict.fromkeys(server.keys, bytes(16))
+    another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False, START)
+    signature = bytes(64)
     return [
-        Hello("one", ALIKE),
-        Hello("two", ALIKE),
+        hello(),
+        hello("two"),
         Bye(),
         another,
-        *(Open("3-0000000c", 3, params, bytes(16), True, True, "0" * 64) for params in ROUNDS),
-        Opened(round_id),
+        *(Open("3-0000000c", 3, params, bytes(16), True, True, START) for params in ROUNDS),
+        Opened(round_id, bytes(16)),
+        *(
+            Resume(
+                round_id, bytes(16), state, attempt, signature, held_there, keys, keys, none, coins
+            )
+            for state in ("open", "running", "published")
+        ),
         *(Dealt(round_id, key) for key in server.keys),
         *(Uploaded(round_id, key) for key in server.keys),
         Check(round_id, server.keys),
         Checked(round_id, server.keys, []),
         Close(round_id, held(server.keys)),
         Held(round_id, held(server.keys)),
-        Run(round_id, digest),
-        Ready(round_id),
-        Done(round_id, 1, bytes(64)),
+        Run(round_id, digest, attempt + 1, bytes(16), True),
+        Ready(round_id, attempt),
+        Done(round_id, attempt, signature),
+        Again(round_id, attempt, "timeout", "why"),
         Failed(round_id, "timeout", "why"),
     ]
 
@@ -374,8 +412,9 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
                 Close(rounds[0], {own: own.encode()}),
                 Held(rounds[0], {own: own.encode()}),
                 Failed(rounds[0], own, own),
-                Hello("one", ALIKE | {own: own}),
-                Open(f"{number}-0000000b", number, {own: own}, bytes(16), True, False, "0" * 64),
+                hello(**{own: own}),
+                Resume(rounds[0], bytes(16), own, 0, b"", {own: b""}, [own], [own], [own], {}),
+                Open(f"{number}-0000000b", number, {own: own}, bytes(16), True, False, START),
             ):
                 server.hear(message)
                 server.sent.clear()

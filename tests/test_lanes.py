@@ -20,6 +20,7 @@ from securemedian.mpc.errors import ChannelClosed, LocalProtocolError
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload, WordsUpload
 from securemedian.servers import engine
@@ -279,8 +280,12 @@ def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers)
     servers.pipes[session(1)][-1][0].blocked.clear()
     shape, halves = two_dealings()
     for _ in range(2):
+        for each in servers.engines:
+            each.toss()
+        coin, other = (wait_until(each.poll) for each in servers.engines)
+        assert coin == other and len(coin.seed) == SEED_BYTES
         for each, own in zip(servers.engines, halves, strict=True):
-            each.check_dealings(shape, own)
+            each.check_dealings(shape, own, coin.seed)
             assert each.phase == "preparing and checking dealings"
         for each in servers.engines:
             checked = wait_until(each.poll)
@@ -303,7 +308,7 @@ def test_a_check_that_hangs_is_abandoned_and_keeps_its_sockets(pair_of_engines: 
     pipes[-1][0].blocked.set()
     shape, halves = two_dealings()
     for each, own in zip(servers.engines, halves, strict=True):
-        each.check_dealings(shape, own)
+        each.check_dealings(shape, own, COIN)
     servers.drop()
     time.sleep(0.4)
     servers.engines[0].check()
@@ -319,10 +324,10 @@ def test_a_check_that_hangs_is_abandoned_and_keeps_its_sockets(pair_of_engines: 
 def test_an_error_of_a_check_is_told_like_any_other(pair_of_engines: Servers) -> None:
     servers = pair_of_engines
     with pytest.raises(LocalProtocolError, match="before the round is prepared"):
-        servers.engines[0].check_dealings(*two_dealings()[:1], [])
+        servers.engines[0].check_dealings(*two_dealings()[:1], [], COIN)
     servers.prepare(session(1))
     shape, halves = two_dealings()
-    servers.engines[0].check_dealings(shape, halves[0])
+    servers.engines[0].check_dealings(shape, halves[0], COIN)
     servers.engines[1].drop()
     error = wait_until(servers.engines[0].poll)
     assert isinstance(error, ChannelClosed)
@@ -359,6 +364,7 @@ def send_or_hang(link, parts):
 transport.ZmqLink.send = send_or_hang
 sys.exit(main())
 """
+COIN = bytes(SEED_BYTES)
 DIM = 500
 OPEN: dict[str, Any] = {
     "model": np.zeros(DIM, np.float32),

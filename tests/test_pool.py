@@ -37,7 +37,7 @@ from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Checked, Cost, Outcome, fill, run_round
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.servers.engine import Engine
+from securemedian.servers.engine import Coin, Engine
 from tests.parties import make_parties, run_both, shared
 
 pytestmark = pytest.mark.slow
@@ -263,7 +263,7 @@ class Servers:
             self._ended.wait(0.05)
             self._ended.clear()
             if (result := engine.poll()) is not None:
-                assert not isinstance(result, Checked)
+                assert not isinstance(result, Checked | Coin)
                 return result
         return None
 

@@ -116,6 +116,10 @@ def test_a_receipt_goes_through_a_file() -> None:
         '{"record": 7, "signatures": {}}',
         signed().to_json().replace('"number": 7', '"number": "7"'),
         signed().to_json().replace('"number": 7', '"number": 7, "more": 1'),
+        signed().to_json().replace('"number": 7', f'"number": {10**30}'),
+        signed().to_json().replace('"key-a"', "3"),
+        signed().to_json().replace('"key-c"', "3"),
+        json.dumps(signed().to_dict() | {"signatures": {"s0": 7}}),
         signed().to_json().replace(RECORD.params.hex(), "zz"),
         signed().to_json().replace('"s0": "', '"s0": "x'),
     ],
@@ -357,9 +361,9 @@ def downloads(member: Client | Coordinator, monkeypatch: pytest.MonkeyPatch) -> 
     for server in member.servers:
         ask = server.ask
 
-        def noting(op: str, *given: Any, ask: Any = ask) -> wire.Message:
+        def noting(op: str, *given: Any, ask: Any = ask, **named: Any) -> wire.Message:
             asked.append(op)
-            return ask(op, *given)
+            return ask(op, *given, **named)
 
         monkeypatch.setattr(server, "ask", noting)
     return asked

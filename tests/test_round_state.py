@@ -33,6 +33,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.servers import control
 from securemedian.servers.control import (
     Again,
@@ -86,7 +87,7 @@ NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
 DEADLINE_S, ANSWER_S, RUN_S, RESUME_S = 100.0, 5.0, 50.0, 1000.0
 LIMITS = Limits(ANSWER_S, RUN_S, RESUME_S, retry_wait_s=1.0, max_attempts=3)
 FIRST, SECOND = bytes(SESSION_BYTES), bytes([1] * SESSION_BYTES)
-COIN, OTHER_COIN = b"a coin", b"another one"
+COIN, OTHER_COIN = bytes([7] * SEED_BYTES), bytes([8] * SEED_BYTES)
 
 
 # rounds in which nothing is checked, or dealings, or values
@@ -1047,11 +1048,12 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int, set[bool]]:
         for party, event in more:
             then = now.copy()
             before = then.rounds[party]
-            pair, stale = (before.state, type(event)), before._is_of_another_link(event)
+            pair = before.state, type(event)
+            stale = isinstance(event, Hello_) or before._is_of_another_link(event)
             # raises if it is refused
             then.happen(party, event)
             assert not then.rounds[party].discord
-            if event is Walk.NO or isinstance(event, Hello_) or stale:
+            if event is Walk.NO or stale:
                 pass
             elif before.state is State.NEW and pair not in TABLE[party]:
                 # about a round that S1 does not know

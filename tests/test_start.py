@@ -16,7 +16,7 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.control import Hello
 from securemedian.servers.engine import Engine
 from tests.daemons import Pair, wait_until
-from tests.servers_alone import ALIKE, Server
+from tests.servers_alone import Server, hello
 
 # with a warm cache, on a machine that runs other tests as well
 LISTENING_S = 10.0
@@ -83,7 +83,7 @@ def test_a_server_that_compiles_is_not_there_for_its_peer_and_lets_no_limit_run(
     server = Server(party, tmp_path, ready=False)
     server.now += 10 * server.config.peer_wait_s
     server.rounds.tick()
-    server.hear(Hello("one", ALIKE))
+    server.hear(hello())
     assert server.sent == [] and not server.rounds.peer.linked
     assert server.ask(server.coordinator, "info").fields["peer_problem"].endswith("its kernels")
     if party == 0:
@@ -93,7 +93,7 @@ def test_a_server_that_compiles_is_not_there_for_its_peer_and_lets_no_limit_run(
     server.rounds.tick()
     assert [type(message) for message in server.sent] == [Hello]
     assert "has not appeared" in server.rounds.peer.problem
-    server.hear(Hello("one", ALIKE))
+    server.hear(hello())
     assert server.rounds.peer.linked
     server.rounds.tick()
 

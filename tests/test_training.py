@@ -156,9 +156,14 @@ def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
         )
         assert (loaded.model is None) == (training.model is None)
     assert np.array_equal(model_of(loaded), MODEL)
-    (tmp_path / "state" / "training.npz").write_bytes(b"junk")
+    for file in (tmp_path / "state" / "kept").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="damaged"):
         store.load_training()
+    old = Store(tmp_path / "old")
+    (tmp_path / "old" / "training.npz").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match="damaged"):
+        old.load_training()
 
 
 def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ class Service:
         self._kept = training
 
     def _config(self, name: str) -> ClientConfig:
-        return replace(ClientConfig.load(self._directory / f"{name}.toml"), poll_interval_s=POLL_S)
+        # what these clients have made ends with this process
+        loaded = ClientConfig.load(self._directory / f"{name}.toml")
+        return replace(loaded, poll_interval_s=POLL_S, state_dir="")
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,194 @@
+"""A client's uploads: made once per round, and sent until both servers have them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from securemedian.clients import upload
+from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
+from securemedian.clients.dealer import Dealer
+from securemedian.clients.memory import Memory, Submission, fingerprint
+from securemedian.clients.upload import Round, ShareHalf
+from securemedian.mpc.dealing import Dealing, Dealt
+from securemedian.mpc.errors import (
+    BadUpload,
+    DuplicateUpload,
+    NotAllowed,
+    RoundClosed,
+    RoundFailed,
+    UnknownRound,
+)
+from securemedian.mpc.prg import Entropy
+
+# answers with which a server takes nothing more of a client for a round
+REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
+
+
+class Sender:
+    """Makes uploads and sends them, with what `memory` keeps of them. It owns the memory.
+
+    `connect` makes new connections for a dealing, and `deal` makes the dealing. A server that is
+    away is waited for as long as `patience_s`, unless a method is given another limit.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        servers: Sequence[Connection],
+        connect: Callable[[], Sequence[Connection]],
+        deal: Callable[[Dealing, Round, Entropy], Dealt],
+        patience_s: float,
+    ) -> None:
+        self._memory, self._servers, self._connect, self._deal = memory, servers, connect, deal
+        self._patience_s = patience_s
+        # what deals for a round, until its upload is made
+        self._dealer: Dealer | None = None
+        # whether both servers have said which party they are
+        self._parties_known = False
+        if memory.rounds:
+            # an earlier process has reached them
+            for server in servers:
+                server.reached = True
+
+    @property
+    def rounds(self) -> list[str]:
+        """Return the rounds for which something is kept that both servers do not have yet."""
+        return self._memory.rounds
+
+    def made(self, round_id: str) -> Submission | None:
+        """Return the upload for this round, if it was made and is not with both servers yet."""
+        return self._memory.submission(round_id)
+
+    def begin(self, current: Round) -> None:
+        """Deal for a round in the background, where clients deal."""
+        self._dealer_for(current)
+
+    def make(
+        self,
+        vector: NDArray[Any],
+        values: NDArray[Any],
+        current: Round,
+        progress: Progress = unseen,
+    ) -> Submission:
+        """Return the upload of a flat update and its encoded `values`, ready to be sent.
+
+        Both servers have the dealing for it by then. Raises what they answer to the dealing, which
+        is then forgotten.
+        """
+        if not self._parties_known:
+            ask_parties(self._servers, self._patience_s)
+            self._parties_known = True
+        halves = self._halves(values, current, progress)
+        submission = Submission(
+            current.round_id, current.params.digest, current.start, fingerprint(vector), halves
+        )
+        self._memory.keep(submission)
+        self._stop_dealing()
+        return submission
+
+    def send(
+        self,
+        made: Submission,
+        patience_s: float | None = None,
+        progress: Progress = unseen,
+        again: bool = False,
+    ) -> None:
+        """Send an upload to both servers, and forget it once they have acknowledged it.
+
+        With `again` a server that has it already is left out. Raises what a server answers; an
+        upload that is refused is forgotten, too.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        total, before = sum(half.share.nbytes for half in made.halves), 0
+        # where it could not be written before, it is now
+        self._memory.keep(made)
+        try:
+            for server, half in zip(self._servers, made.halves, strict=True):
+                if not (again and _is_uploaded(server, made.round_id, patience_s)):
+                    server.ask(
+                        "upload",
+                        {"round": made.round_id, "params": made.params, "form": half.form},
+                        {"share": half.share},
+                        patience_s,
+                        partial(_part_sent, progress, before, half.share.nbytes, total),
+                    )
+                before += half.share.nbytes
+                progress(before, total)
+        except REFUSED:
+            self._memory.forget(made.round_id)
+            raise
+        self._memory.forget(made.round_id)
+
+    def forget(self, round_id: str) -> None:
+        """Delete what is kept for a round that has ended."""
+        self._memory.forget(round_id)
+
+    def close(self) -> None:
+        """End what goes on in the background. What is kept on disk stays."""
+        self._stop_dealing()
+        self._memory.close()
+
+    def _halves(
+        self, values: NDArray[Any], current: Round, progress: Progress
+    ) -> tuple[ShareHalf, ShareHalf]:
+        """Return what S0 and S1 get of encoded values, once both have the dealing for them."""
+        dealer = self._dealer_for(current)
+        if dealer is None:
+            return upload.split(values, current)
+        try:
+            return upload.rotate(dealer.join(progress), values)
+        except REFUSED:
+            self._memory.forget(current.round_id)
+            self._stop_dealing()
+            raise
+
+    def _dealer_for(self, current: Round) -> Dealer | None:
+        """Return what deals for a round, or None if nobody deals. It begins at the first call.
+
+        One that got no answers begins anew, with the same dealing.
+        """
+        dealer = self._dealer
+        if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
+            return dealer
+        self._stop_dealing()
+        if shape := current.params.dealing:
+            draw = self._memory.draw(current.round_id, current.params.digest, current.index)
+            connections = self._connect()
+            for connection, server in zip(connections, self._servers, strict=True):
+                connection.reached = server.reached
+            self._dealer = Dealer(
+                # each server gets the half that it got the first time, whatever S0 says now
+                replace(current, index=draw.index),
+                shape,
+                connections,
+                lambda shape, current: self._deal(shape, current, draw.entropy()),
+                self._patience_s,
+            )
+        return self._dealer
+
+    def _stop_dealing(self) -> None:
+        if self._dealer:
+            self._dealer.close()
+            self._dealer = None
+
+
+def _part_sent(
+    progress: Progress, before: int, half: int, total: int, sent: int, size: int
+) -> None:
+    """Tell how much of `total` bytes has been sent, where a request of `size` is under way.
+
+    It has `half` of the bytes in it, and the rest of it is small.
+    """
+    progress(before + min(half, sent), total)
+
+
+def _is_uploaded(server: Connection, round_id: str, patience_s: float) -> bool:
+    """Return whether a server has this client's upload for a round."""
+    try:
+        found = server.ask("round", patience_s=patience_s).fields
+    except UnknownRound:
+        return False
+    return found["round"] == round_id and bool(found["submitted"])
