@@ -122,18 +122,21 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
+        # Python begins no transactions by itself: `transaction` does
+        self._connection = sqlite3.connect(path, isolation_level=None)
         try:
-            self._open(path)
+            self._set_up()
             self._migrate(path)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ConfigError) as error:
+            self._connection.close()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(
                 f"cannot use {path}: {error}. If it is damaged, restore the state folder from a "
                 "backup, or remove it to start without rounds and model"
             ) from error
 
-    def _open(self, path: Path) -> None:
-        # Python begins no transactions by itself: `transaction` does
-        self._connection = sqlite3.connect(path, isolation_level=None)
+    def _set_up(self) -> None:
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {SYNCHRONOUS}",

@@ -180,8 +180,8 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
     spool = store.spool("1-0000000a", layout)
-    spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8))
-    spool.put("b", "words", words.packed)
+    spool.add(spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8)))
+    spool.add(spool.put("b", "words", words.packed))
     halves = [RingShare(share.read(spool.get(client), layout, 0, DIM)) for client in ("a", "b")]
     assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
     assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1

@@ -1,0 +1,520 @@
+"""Rounds that outlive their servers: two servers without sockets, which are killed and started anew.
+
+Each runs on its own state folder, and what they say to each other goes through a queue that loses
+what the test says. tests/test_daemons.py kills real ones.
+"""
+
+import itertools
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc import wire
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.errors import ConfigError, DamagedUpload, NotStored
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.servers import control
+from securemedian.servers.control import Bye, Hello, RoundMessage
+from securemedian.servers.database import MIGRATIONS, Database
+from securemedian.servers.round_state import ServerRound, State
+from tests.servers_alone import DEALT, DIM, PARAMS, Server
+
+KINDS = [
+    pytest.param(PARAMS, id="plain"),
+    pytest.param(DEALT, id="dealt", marks=pytest.mark.slow),
+]
+STEP_S = 0.25
+LIMIT_S = 120.0
+
+
+class Killed(BaseException):
+    """A server is killed in the middle of what it does."""
+
+
+class Two:
+    """Two servers, and what is on its way between them. Time passes in `run` alone."""
+
+    def __init__(self, folder: Path, params: RoundParams = PARAMS) -> None:
+        self.servers = [Server(party, folder / f"s{party}", params) for party in (0, 1)]
+        self.params = params
+        # called with each message about a round; one for which it is true is lost
+        self.lose: Callable[[RoundMessage], bool] = lambda message: False
+        self.restarts = 0
+        # by server: the sessions in which it has run the protocol, with the attempt, and the coins
+        # under which it has opened something, over all its lives
+        self.runs: list[list[tuple[int, bytes]]] = [[], []]
+        self.coins: list[set[bytes]] = [set(), set()]
+
+    def survive(self, party: int, what: Callable[[], Any]) -> Any:
+        """Let a server do something. If it is killed meanwhile, start it anew."""
+        server = self.servers[party]
+        try:
+            return what()
+        except Killed:
+            self.restarts += 1
+            server.sent.clear()
+            server.restart()
+
+    def run(self, until: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        """Let time pass until something is so."""
+        for _ in range(int(limit_s / STEP_S)):
+            if until():
+                return
+            for party, server in enumerate(self.servers):
+                server.now += STEP_S
+                self.survive(party, server.rounds.tick)
+            self.settle()
+        raise AssertionError([server.state for server in self.servers])
+
+    def settle(self) -> None:
+        """Pass messages on and let the engines end what they do, until nothing happens."""
+        busy = True
+        while busy:
+            busy = False
+            for party, server in enumerate(self.servers):
+                sent = list(server.sent)
+                server.sent.clear()
+                for message in sent:
+                    busy = True
+                    if isinstance(message, Hello | Bye) or not self.lose(message):
+                        parts = control.encode(message)
+                        other = self.servers[1 - party]
+                        self.survive(1 - party, lambda o=other, p=parts: o.rounds.control(p))
+            for party, server in enumerate(self.servers):
+                busy |= self._compute(party, server)
+
+    def _compute(self, party: int, server: Server) -> bool:
+        engine, both = server.engine, [one.engine for one in self.servers]
+        self.coins[party] |= set(engine.coins)
+        if engine.checked:
+            engine.end_check()
+        elif engine.uploads is not None and all(one.uploads is not None for one in both):
+            if len({one.session_id for one in both}) == 1:
+                latest = server.latest.server_round
+                self.runs[party].append((latest.attempt, latest.session))
+                values = PublicValues(np.zeros((1, DIM), np.uint64))
+                for one, other in zip(self.servers, both, strict=True):
+                    if one is not server:
+                        latest = one.latest.server_round
+                        self.runs[1 - party].append((latest.attempt, latest.session))
+                    other.result, other.uploads = Outcome(values, Cost()), None
+        if engine.result is None:
+            return False
+        self.survive(party, server.rounds.engine_ended)
+        return True
+
+    def linked(self) -> bool:
+        return all(server.rounds.peer.linked for server in self.servers) and all(
+            server.rounds.peer.instance not in ("", "one") for server in self.servers
+        )
+
+    def ask(self, party: int, key: str, op: str, share: Any = None, **fields: Any) -> wire.Message:
+        """Ask until there is an answer, as a client does whose server is killed."""
+        server = self.servers[party]
+        arrays = {} if share is None else {"share": share}
+        before = len(server.replies)
+        for _ in range(3):
+            self.survive(party, lambda: server.ask(key, op, arrays, **fields))
+            self.settle()
+            if len(server.replies) > before:
+                return server.replies[-1]
+        raise AssertionError("no answer")
+
+    def open(self) -> str:
+        """Open a round, under an id of the request, and return the round's id."""
+        s0 = self.servers[0]
+        self.run(self.linked)
+        fields = {"params": self.params.to_dict(), "range": {}, "request": "0" * 31 + "1"}
+        arrays = {"model": np.zeros(DIM, np.float32)} if self.params.uses_range else {}
+        for _ in range(3):
+            before = len(s0.replies)
+            self.survive(0, lambda: s0.ask(s0.coordinator, "open", arrays, **fields))
+            self.settle()
+            self.run(lambda: not s0.rounds.live or self.state(0) != "opening")
+            if len(s0.replies) > before and s0.replies[-1].type == "open":
+                return str(s0.replies[-1].fields["round"])
+            self.run(self.linked)
+        raise AssertionError(s0.replies[-1].fields)
+
+    def send_all(self, round_id: str) -> None:
+        """Send what all clients send, to both servers, and again where there was no answer."""
+        layout = self.params.layout
+        fields = {"round": round_id, "params": self.params.digest}
+        seed = np.zeros(16, np.uint8)
+        words = np.zeros((layout.rows, layout.row_words), np.uint64)
+        for key, party in itertools.product(self.servers[0].keys, (0, 1)):
+            if self.params.dealing:
+                more = fields | {"form": "seed", "piece": 0, "pieces": 1}
+                assert self.ask(party, key, "deal", seed, **more).type == "deal"
+                more = fields | {"form": "rotations"}
+            else:
+                more = fields | {"form": "words"}
+            answer = self.ask(party, key, "upload", words, **more)
+            assert answer.type == "upload", answer.fields
+
+    def state(self, party: int) -> str:
+        return self.servers[party].state[0] if self.servers[party].rounds.register.latest else ""
+
+    def ended(self) -> bool:
+        return all(self.state(party) in ("published", "failed") for party in (0, 1))
+
+    def check(self, round_id: str) -> None:
+        """Check that the round has gone well, whatever happened meanwhile."""
+        for party, server in enumerate(self.servers):
+            latest = server.latest.server_round
+            assert (latest.round_id, latest.state) == (round_id, State.PUBLISHED), latest.reason
+            assert latest.included == server.keys
+            # a run that breaks off is made again in a session of its own
+            assert len({session for _, session in self.runs[party]}) == len(self.runs[party])
+            assert not list((server.folder / "spool").iterdir())
+            assert len(self.coins[party]) <= len(server.keys)
+        results = self.ask(0, self.servers[0].keys[0], "result", round=round_id)
+        assert results.fields["form"] != "pending"
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.store.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+def go(two: Two) -> str:
+    """Run a whole round and return its id."""
+    round_id = two.open()
+    two.send_all(round_id)
+    two.run(two.ended)
+    two.check(round_id)
+    return round_id
+
+
+@pytest.mark.parametrize("params", KINDS)
+def test_one_lost_message_puts_nobody_out_of_step(tmp_path: Path, params: RoundParams) -> None:
+    """As in divviup/janus#2605, where one lost reply lost the batch: each message in its turn."""
+    counted = Two(tmp_path / "all", params)
+    said: list[RoundMessage] = []
+
+    def note(message: RoundMessage) -> bool:
+        said.append(message)
+        return False
+
+    counted.lose = note
+    go(counted)
+    counted.close()
+    assert len(said) > 12
+    for lost in range(len(said)):
+        two, number = Two(tmp_path / str(lost), params), itertools.count()
+        two.lose = lambda message, n=number, at=lost: next(n) == at
+        go(two)
+        two.close()
+
+
+def killing(two: Two, party: int, at: int, after: bool) -> list[int]:
+    """Kill a server at its `at`-th commit, before or after it; count the commits."""
+    count = [0]
+    server = two.servers[party]
+
+    def arm() -> None:
+        transaction = server.store.database.transaction
+
+        @contextmanager
+        def dying() -> Iterator[None]:
+            count[0] += 1
+            now = count[0]
+            if now == at and not after:
+                raise Killed
+            with transaction():
+                yield
+            if now == at:
+                raise Killed
+
+        server.store.database.transaction = dying  # type: ignore[method-assign]
+
+    arm()
+    restart = server.restart
+
+    def again() -> None:
+        restart()
+        arm()
+
+    server.restart = again  # type: ignore[method-assign]
+    return count
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("params", KINDS)
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_server_that_is_killed_at_any_commit_takes_the_round_up_again(
+    tmp_path: Path, party: int, params: RoundParams, after: bool
+) -> None:
+    counted = Two(tmp_path / "all", params)
+    commits = killing(counted, party, 0, after)
+    go(counted)
+    counted.close()
+    assert commits[0] > 6
+    for at in range(1, commits[0] + 1):
+        two = Two(tmp_path / str(at), params)
+        killing(two, party, at, after)
+        go(two)
+        assert two.restarts == 1
+        two.close()
+
+
+def test_both_servers_killed_keep_what_they_have_acknowledged(two: Two) -> None:
+    round_id = two.open()
+    two.send_all(round_id)
+    two.run(lambda: two.state(0) == two.state(1) == "published")
+    status = [two.ask(party, two.servers[0].coordinator, "status").fields for party in (0, 1)]
+    result = two.ask(0, two.servers[0].keys[0], "result", round=round_id)
+    for server in two.servers:
+        server.restart()
+    for party, before in enumerate(status):
+        now = two.ask(party, two.servers[0].coordinator, "status").fields
+        assert {**now, "id": 0, "peer_linked": 0} == {**before, "id": 0, "peer_linked": 0}
+    again = two.ask(0, two.servers[0].keys[0], "result", round=round_id)
+    assert np.array_equal(again.arrays["results"], result.arrays["results"])
+    # the next one has the next number
+    two.run(two.linked)
+    assert two.servers[0].open().startswith("2-")
+
+
+# What is asked once more
+
+
+def test_what_is_asked_once_more_is_answered_as_the_first_time_and_counted_once(two: Two) -> None:
+    """As in divviup/janus#3142, where a retried request was aggregated twice."""
+    s0, (first, *_) = two.servers[0], two.servers[0].keys
+    round_id = two.open()
+    two.send_all(round_id)
+    two.run(two.ended)
+    two.check(round_id)
+    # in a later state, at both servers
+    words = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
+    for party in (0, 1):
+        assert two.ask(party, first, "upload", words, **fields).type == "upload"
+        other = two.ask(party, first, "upload", words + np.uint64(1), **fields)
+        assert other.fields["code"] == "duplicate-upload"
+        two.servers[party].restart()
+        assert two.ask(party, first, "upload", words, **fields).type == "upload"
+    open_fields = {"params": PARAMS.to_dict(), "range": {}, "request": "0" * 31 + "1"}
+    assert two.ask(0, s0.coordinator, "open", **open_fields).fields["round"] == round_id
+    assert two.ask(0, s0.coordinator, "close", round=round_id).type == "close"
+    refused = two.ask(0, s0.coordinator, "abort", round=round_id, reason="why")
+    assert refused.fields["code"] == "round-closed"
+    two.run(two.linked)
+    bad = two.ask(0, s0.coordinator, "open", **open_fields | {"request": "no id"})
+    assert bad.fields["code"] == "bad-config" and "32 hex digits" in bad.fields["message"]
+    another = two.ask(0, s0.coordinator, "open", **open_fields | {"request": "2" * 32})
+    for _ in range(2):
+        aborted = two.ask(
+            0, s0.coordinator, "abort", round=another.fields["round"], reason="enough"
+        )
+        assert aborted.type == "abort"
+    assert two.state(0) == two.state(1) == "failed"
+    assert s0.latest.server_round.code == "round-aborted"
+
+
+def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in divviup/janus#1414, where what was never validated was counted: a full disk."""
+    s0, (first, second, third) = two.servers[0], two.servers[0].keys
+    round_id = two.open()
+    words = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
+    full = [True]
+
+    @contextmanager
+    def no_room() -> Iterator[None]:
+        if full[0]:
+            raise NotStored("no room")
+        with transaction():
+            yield
+
+    transaction = s0.store.database.transaction
+    monkeypatch.setattr(s0.store.database, "transaction", no_room)
+    two.ask(1, first, "upload", words, **fields)
+    for _ in range(3):
+        assert two.ask(0, first, "upload", words, **fields).fields["code"] == "not-stored"
+    assert not s0.latest.server_round.here
+    # nothing piles up either
+    assert (s0.folder / "spool" / round_id / "uploads.words").stat().st_size == words.nbytes
+    refused = two.ask(0, s0.coordinator, "close", round=round_id)
+    assert refused.fields["code"] == "not-stored" and two.state(0) == "open"
+    # what the other server says is kept until there is room
+    full[0] = False
+    for key, party in itertools.product((first, second), (0, 1)):
+        assert two.ask(party, key, "upload", words, **fields).type == "upload"
+    two.ask(0, s0.coordinator, "close", round=round_id)
+    two.run(lambda: two.state(0) == "failed")
+    assert "at least 3" in s0.state[1]
+    assert third not in s0.latest.server_round.here
+
+
+def test_a_server_without_room_goes_on_when_there_is_some(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever transition could not be stored, nothing of it is sent or done before."""
+    s1 = two.servers[1]
+    round_id = two.open()
+    two.send_all(round_id)
+    full = [True]
+    transaction = s1.store.database.transaction
+
+    @contextmanager
+    def no_room() -> Iterator[None]:
+        if full[0]:
+            raise NotStored("no room")
+        with transaction():
+            yield
+
+    monkeypatch.setattr(s1.store.database, "transaction", no_room)
+    before = two.state(1)
+    for _ in range(8):
+        for party, server in enumerate(two.servers):
+            server.now += STEP_S
+            two.survive(party, server.rounds.tick)
+        two.settle()
+        assert two.state(1) == before
+    full[0] = False
+    two.run(two.ended)
+    two.check(round_id)
+
+
+# The disk
+
+
+def test_a_damaged_share_fails_the_round_for_good(two: Two) -> None:
+    s0, (first, second, _) = two.servers[0], two.servers[0].keys
+    round_id = two.open()
+    words_of = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
+    for key in (first, second):
+        assert two.ask(0, key, "upload", words_of, **fields).type == "upload"
+    file = s0.folder / "spool" / round_id / "uploads.words"
+    examine = s0.latest.spool.examination(s0.keys)
+    examine()
+    with file.open("r+b") as words:
+        words.seek(8)
+        words.write(b"\x01")
+    with pytest.raises(DamagedUpload, match="damaged"):
+        examine()
+    os.truncate(file, 8)
+    with pytest.raises(DamagedUpload, match="shorter"):
+        examine()
+    s0.engine.result = DamagedUpload("the upload of a client is not what it has sent")
+    s0.rounds.engine_ended()
+    two.run(two.ended)
+    assert two.state(0) == two.state(1) == "failed"
+    assert s0.ask(s0.coordinator, "status").fields["final"]
+
+
+def test_what_is_stored_is_for_its_owner_and_is_gone_after_the_round(two: Two) -> None:
+    s0 = two.servers[0]
+    secret = np.frombuffer(b"a secret seed :)", np.uint8)
+    round_id = two.open()
+    fields = {"round": round_id, "params": PARAMS.digest, "form": "seed"}
+    assert two.ask(0, s0.keys[0], "upload", secret, **fields).type == "upload"
+
+    def holding() -> list[str]:
+        files = [path for path in s0.folder.rglob("*") if path.is_file()]
+        return [path.name for path in files if secret.tobytes() in path.read_bytes()]
+
+    assert holding()
+    for path in s0.folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0 or path.name == "lock", path
+    two.ask(0, s0.coordinator, "abort", round=round_id, reason="why")
+    assert not holding()
+
+
+def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two) -> None:
+    """S0's is gone; S1's is gone."""
+    round_id = two.open()
+    for party in (1, 0):
+        server = two.servers[party]
+        server.store.close()
+        for path in sorted(server.folder.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        server._start(ready=True)
+        two.run(lambda: two.servers[1 - party].rounds.live is None)
+        state, reason = two.servers[1 - party].state
+        assert state == "failed" and "for good" in reason and "knows" in reason
+        if party == 1:
+            s0 = two.servers[0]
+            two.run(two.linked)
+            s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, request="3" * 32)
+            two.settle()
+            assert two.state(0) == two.state(1) == "open"
+
+
+# The database
+
+OLDEST = Path(__file__).parent / "state-1.sql"
+
+
+def test_a_database_of_the_first_schema_is_taken_up(tmp_path: Path) -> None:
+    """With an open round and an upload in it."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    connection = sqlite3.connect(folder / "state.db")
+    connection.executescript(OLDEST.read_text("utf-8"))
+    connection.close()
+    server = Server(1, folder)
+    latest = server.latest.server_round
+    assert latest.state is State.OPEN and latest.here.keys() == {server.keys[0]}
+    version = server.store.database._connection.execute("PRAGMA user_version").fetchone()
+    assert version == (len(MIGRATIONS),)
+    assert server.upload(server.keys[0], latest.round_id).type == "upload"
+    server.store.close()
+
+
+def test_a_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    Database(tmp_path / "state.db").close()
+    connection = sqlite3.connect(tmp_path / "state.db")
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.close()
+    with pytest.raises(ConfigError, match="newer release"):
+        Database(tmp_path / "state.db")
+    (tmp_path / "junk.db").write_bytes(b"junk" * 1000)
+    with pytest.raises(ConfigError, match="restore"):
+        Database(tmp_path / "junk.db")
+
+
+def test_an_older_database_takes_the_missing_steps_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Database(tmp_path / "state.db").close()
+    path = "securemedian.servers.database.MIGRATIONS"
+    monkeypatch.setattr(path, (*MIGRATIONS, "CREATE TABLE more (x INTEGER); SELECT nonsense;"))
+    with pytest.raises(ConfigError):
+        Database(tmp_path / "state.db")
+    monkeypatch.setattr(path, (*MIGRATIONS, "CREATE TABLE more (x INTEGER);"))
+    made = Database(tmp_path / "state.db")
+    assert made._connection.execute("SELECT count(*) FROM more").fetchone() == (0,)
+    made.close()
+
+
+def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
+    """A new field of `ServerRound` has to be stored, or to be told again on a new link."""
+    fields = set(ServerRound.__dataclass_fields__)
+    given = {"party", "asked", "params", "names", "floor", "limits", "repeats"}
+    times = {"deadline", "retry_at", "away_until"}
+    rows = {"dealt_here", "here", "coins", "passed", "failed"}
+    of_a_link = {"resuming", "session", "new_session", "dealt_there", "there", "under_check"}
+    of_a_link |= {"coin", "failed_here", "failed_there", "computed_there"}
+    # they end the round at once
+    at_the_end = {"discord", "abandoned"}
+    from tests.test_round_state import a_round
+
+    saved = a_round(0, State.OPEN).saved().keys()
+    assert fields == given | times | rows | of_a_link | at_the_end | saved
