@@ -254,7 +254,7 @@ def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
         Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, START),
         Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False, START),
     )
-    assert s1.rounds.register.find("1-0000000a").server_round.state == "failed" and s1.state == (
+    assert s1.rounds.register.entries[0].server_round.state == "failed" and s1.state == (
         "open",
         "",
     )
@@ -778,10 +778,10 @@ def test_no_request_below_the_limit_of_a_header_ends_a_server(
 def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wordy(rounds: Rounds) -> None:
+    def wordy(rounds: Rounds, training: str) -> None:
         raise RoundBusy(LONG)
 
-    monkeypatch.setattr(Rounds, "live", property(wordy))
+    monkeypatch.setattr(Rounds, "dim", wordy)
     refused = s0.ask(s0.keys[0], "info")
     assert refused.fields["code"] == "round-busy"
     assert len(refused.fields["message"]) < 2 * MAX_TEXT
@@ -973,4 +973,4 @@ def test_a_server_that_signs_something_else_fails_the_round_for_good(s0: Server,
     refused = s0.ask(s0.keys[0], "result", round=round_id)
     assert refused.fields["code"] == "round-failed" and not refused.arrays
     # the training run goes on from where the round began
-    assert s0.rounds._keeper._kept.digest == s0.latest.before.digest
+    assert s0.rounds._keeper.current("default").digest == s0.latest.before.digest
