@@ -160,7 +160,7 @@ class Two:
             assert answer.type == "upload", answer.fields
 
     def state(self, party: int) -> str:
-        return self.servers[party].state[0] if self.servers[party].rounds.register.latest else ""
+        return self.servers[party].state[0] if self.servers[party].rounds.register.entries else ""
 
     def ended(self) -> bool:
         return all(self.state(party) in ("published", "failed") for party in (0, 1))
@@ -446,7 +446,7 @@ def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two
         for path in sorted(server.folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         server._start(ready=True)
-        two.run(lambda: two.servers[1 - party].rounds.live is None)
+        two.run(lambda: not two.servers[1 - party].rounds.live)
         state, reason = two.servers[1 - party].state
         assert state == "failed" and "for good" in reason and "knows" in reason
         if party == 1:
