@@ -96,8 +96,9 @@ class FakeEngine:
         self.sessions.append(session_id)
 
     def toss(self) -> None:
-        """Toss at once."""
-        self.result = Coin(bytes([len(self.sessions)] * SEED_BYTES))
+        """Toss at once: in each session something else, and alike at both servers."""
+        assert self.session_id
+        self.result = Coin(self.session_id[:SEED_BYTES])
 
     def check_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
@@ -134,7 +135,7 @@ class FakeEngine:
 
     def drop(self) -> None:
         """Forget the session."""
-        self.session_id, self.checked = None, ()
+        self.session_id, self.result, self.checked, self.uploads = None, None, (), None
         self.dropped += 1
 
 
