@@ -83,7 +83,7 @@ def _submit(options: argparse.Namespace) -> None:
         current = client.wait_for_round()
         if current.submitted and wanted:
             print(
-                f"round {current.round_id} has an upload of this client already: nothing was sent"
+                f"round {current.round_id} has an upload of this client already, and takes no other"
             )
             result = unflatten(client.result(), flatten(update)[1])
         else:

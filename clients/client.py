@@ -126,7 +126,7 @@ class _Member:
         self._trainings = Trainings()
         # which server is asked for values: one or the other, as the key has it, so that both
         # servers' links carry the same load
-        self._first = self._keys.public[-1] % 2
+        self._source = self._keys.public[-1] % 2
 
     def _connect(self) -> tuple[Connection, ...]:
         """Return new connections to S0 and S1."""
@@ -243,11 +243,12 @@ class _Member:
             one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
             return upload.combine(one, other, params)[None]
         start = self._training(round_id, record.start, limit.left_s)
-        party = next(iter(answers))
+        party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
         after, published = finish(start, params, opened, results.total_of(record, params))
         self._trainings.keep(after)
-        return published
+        # the new model may be a part of it
+        return published.copy()
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
@@ -287,9 +288,10 @@ class _Member:
     ) -> dict[int, wire.Message]:
         """Return the answers by party once a round is published, of both servers if they are there.
 
-        The first one has the values if `values`, and with `both` the other one as well: then both
-        servers must answer. Otherwise one is enough, because it has the signatures of both. Raises
-        RoundFailed, with the reason, if the round has failed.
+        One of them has the values if `values`, and with `both` the other one as well: then both
+        servers must answer. Otherwise one is enough, because it has the signatures of both. S0
+        leads, so that it is waited for, and if it is away S1. Raises RoundFailed, with the reason,
+        if the round has failed.
         """
         what = f"round {round_id} was not published"
 
@@ -303,25 +305,28 @@ class _Member:
 
         def first() -> dict[int, wire.Message] | None:
             try:
-                return ask(self._first, values)
+                return ask(0, both or (values and self._source == 0))
             except (ServerUnreachable, UnknownRound) as error:
                 try:
-                    return ask(1 - self._first, values)
+                    return ask(1, values)
                 except (ServerUnreachable, UnknownRound):
                     raise error from None
 
-        answers = self._wait(self.servers[self._first], first, limit, what)
+        answers = self._wait(self.servers[0], first, limit, what)
         (party,) = answers
 
         def second() -> dict[int, wire.Message] | None:
             try:
-                return ask(1 - party, both)
+                return ask(1 - party, both or (values and not answers[party].arrays))
             except (ServerUnreachable, UnknownRound, RoundFailed):
                 if both:
                     raise
                 return {}
 
-        return answers | self._wait(self.servers[1 - party], second, limit, what)
+        answers |= self._wait(self.servers[1 - party], second, limit, what)
+        if values and not any(answer.arrays for answer in answers.values()):
+            answers |= ask(party, values) or {}
+        return answers
 
 
 class Client(_Member):

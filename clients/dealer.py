@@ -30,7 +30,8 @@ class Dealer:
     """Deals for one round, on a thread and with connections of its own, and closes these.
 
     `deal` makes the dealing. What it makes is for this round alone, and for one update. A server
-    that is away is waited for as long as `patience_s`.
+    that is away is waited for as long as `patience_s`. With `resumed` the same dealing may have
+    been sent before, and a server that has it is left out.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Dealer:
         servers: Sequence[Connection],
         deal: Callable[[Dealing, Round], Dealt],
         patience_s: float,
+        resumed: bool,
     ) -> None:
         self.round_id = current.round_id
         # the bytes of both halves: those to be sent, and those that servers have
         self.total, self.sent = shape.bytes_ahead, 0
         self._current, self._shape, self._servers, self._deal = current, shape, servers, deal
-        self._patience_s = patience_s
+        self._patience_s, self._resumed = patience_s, resumed
         self._outcome: Dealt | SecureMedianError = LocalProtocolError(
             "a defect here: the dealing ended without a result"
         )
@@ -84,7 +86,7 @@ class Dealer:
             whole = zip(self._servers, halves, limits, strict=True)
             # the seed last: a dealing that is cut short before it can be sent anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
-                if not self._is_dealt(server):
+                if not (self._resumed and self._is_dealt(server)):
                     self._send(server, half, limit)
             self.sent, self._outcome = self.total, dealt
         except SecureMedianError as error:

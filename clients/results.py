@@ -40,7 +40,14 @@ class Trainings:
         return self._kept.get(digest)
 
     def keep(self, training: Training) -> None:
-        """Keep a training run, and forget the oldest if there are too many."""
+        """Keep a training run, and forget the oldest if there are too many.
+
+        Nobody can write to its arrays any more: a caller that is handed its model must not change
+        what the next rounds start from.
+        """
+        for array in (training.model, training.scale, training.moments):
+            if array is not None:
+                array.flags.writeable = False
         self._kept.pop(training.digest, None)
         self._kept[training.digest] = training
         while len(self._kept) > _KEPT_TRAININGS:

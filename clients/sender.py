@@ -155,6 +155,7 @@ class Sender:
             return dealer
         self._stop_dealing()
         if shape := current.params.dealing:
+            resumed = current.round_id in self._memory.rounds
             draw = self._memory.draw(current.round_id, current.params.digest, current.index)
             connections = self._connect()
             for connection, server in zip(connections, self._servers, strict=True):
@@ -166,6 +167,7 @@ class Sender:
                 connections,
                 lambda shape, current: self._deal(shape, current, draw.entropy()),
                 self._patience_s,
+                resumed,
             )
         return self._dealer
 

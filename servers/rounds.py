@@ -290,11 +290,12 @@ class Rounds:
                 share.when_stored(error)
             return
         for share in shares:
-            logs.event(
-                f"{share.row.kind}-stored",
-                **entry.server_round.about,
-                client=entry.server_round.names[share.row.client],
-            )
+            server_round = entry.server_round
+            fields = server_round.about | {"client": server_round.names[share.row.client]}
+            if share.row.kind == DEALING:
+                logs.event("dealing-stored", **fields)
+            else:
+                logs.event("upload-stored", **fields)
             share.when_stored(None)
 
     def _flush_of(self, client: str) -> None:

@@ -1,4 +1,4 @@
-"""Rounds that outlive their servers: two servers without sockets, which are killed and started anew.
+"""Rounds that outlive their servers: two without sockets, which are killed and started anew.
 
 Each runs on its own state folder, and what they say to each other goes through a queue that loses
 what the test says. tests/test_daemons.py kills real ones.
@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,24 +92,25 @@ class Two:
                 busy |= self._compute(party, server)
 
     def _compute(self, party: int, server: Server) -> bool:
-        engine, both = server.engine, [one.engine for one in self.servers]
+        engine = server.engine
         self.coins[party] |= set(engine.coins)
         if engine.checked:
             engine.end_check()
-        elif engine.uploads is not None and all(one.uploads is not None for one in both):
-            if len({one.session_id for one in both}) == 1:
-                latest = server.latest.server_round
-                self.runs[party].append((latest.attempt, latest.session))
-                values = PublicValues(np.zeros((1, DIM), np.uint64))
-                for one, other in zip(self.servers, both, strict=True):
-                    if one is not server:
-                        latest = one.latest.server_round
-                        self.runs[1 - party].append((latest.attempt, latest.session))
-                    other.result, other.uploads = Outcome(values, Cost()), None
+        elif self._run_together():
+            values = PublicValues(np.zeros((1, DIM), np.uint64))
+            for number, one in enumerate(self.servers):
+                latest = one.latest.server_round
+                self.runs[number].append((latest.attempt, latest.session))
+                one.engine.result, one.engine.uploads = Outcome(values, Cost()), None
         if engine.result is None:
             return False
         self.survive(party, server.rounds.engine_ended)
         return True
+
+    def _run_together(self) -> bool:
+        engines = [server.engine for server in self.servers]
+        started = all(engine.uploads is not None for engine in engines)
+        return started and len({engine.session_id for engine in engines}) == 1
 
     def linked(self) -> bool:
         return all(server.rounds.peer.linked for server in self.servers) and all(
@@ -283,7 +285,8 @@ def test_both_servers_killed_keep_what_they_have_acknowledged(two: Two) -> None:
         now = two.ask(party, two.servers[0].coordinator, "status").fields
         assert {**now, "id": 0, "peer_linked": 0} == {**before, "id": 0, "peer_linked": 0}
     again = two.ask(0, two.servers[0].keys[0], "result", round=round_id)
-    assert np.array_equal(again.arrays["results"], result.arrays["results"])
+    assert np.array_equal(again.arrays["opened"], result.arrays["opened"])
+    assert {**again.fields, "id": 0} == {**result.fields, "id": 0}
     # the next one has the next number
     two.run(two.linked)
     assert two.servers[0].open().startswith("2-")
@@ -437,17 +440,21 @@ def test_what_is_stored_is_for_its_owner_and_is_gone_after_the_round(two: Two) -
     assert not holding()
 
 
+def _has_no_live_round(server: Server) -> bool:
+    return not server.rounds.live
+
+
 def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two) -> None:
     """S0's is gone; S1's is gone."""
-    round_id = two.open()
+    two.open()
     for party in (1, 0):
-        server = two.servers[party]
+        server, other = two.servers[party], two.servers[1 - party]
         server.store.close()
         for path in sorted(server.folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         server._start(ready=True)
-        two.run(lambda: not two.servers[1 - party].rounds.live)
-        state, reason = two.servers[1 - party].state
+        two.run(partial(_has_no_live_round, other))
+        state, reason = other.state
         assert state == "failed" and "for good" in reason and "knows" in reason
         if party == 1:
             s0 = two.servers[0]
@@ -507,14 +514,16 @@ def test_an_older_database_takes_the_missing_steps_or_none(
 def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     """A new field of `ServerRound` has to be stored, or to be told again on a new link."""
     fields = set(ServerRound.__dataclass_fields__)
-    given = {"party", "asked", "params", "names", "floor", "limits", "repeats"}
+    given = {"party", "asked", "params", "names", "floor", "limits", "repeats", "signing_key"}
     times = {"deadline", "retry_at", "away_until"}
     rows = {"dealt_here", "here", "coins", "passed", "failed"}
     of_a_link = {"resuming", "session", "new_session", "dealt_there", "there", "under_check"}
-    of_a_link |= {"coin", "failed_here", "failed_there", "computed_there"}
+    of_a_link |= {"coin", "failed_here", "failed_there", "computed_there", "vouched", "unlisted"}
+    # in the file of the result
+    of_the_result = {"receipt"}
     # they end the round at once
     at_the_end = {"discord", "abandoned"}
     from tests.test_round_state import a_round
 
     saved = a_round(0, State.OPEN).saved().keys()
-    assert fields == given | times | rows | of_a_link | at_the_end | saved
+    assert fields == given | times | rows | of_a_link | of_the_result | at_the_end | saved

@@ -410,6 +410,29 @@ def test_a_client_killed_while_it_submits_goes_on_with_its_upload(
     assert kept(config) == []
 
 
+def test_a_dealing_is_not_mixed_with_one_whose_secret_is_lost(
+    pair: Pair, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1 has the words of a dealing whose seed S0 never got, and the client has no `state_dir`."""
+    round_id = open_round(pair, "dealt")
+    name = next(name for name in pair.names if pair.round(name)[0]["index"] % 2 == 0)
+    config = replace(ClientConfig.load(pair.folder / f"{name}.toml"), state_dir="")
+    ask = Connection.ask
+
+    def holding(connection: Connection, op: str, *given: Any, **named: Any) -> Any:
+        if op == "deal" and given[0]["form"] == "seed":
+            raise ServerUnreachable("held here")
+        return ask(connection, op, *given, **named)
+
+    with monkeypatch.context() as patch, Client(config) as first:
+        patch.setattr(Connection, "ask", holding)
+        first.wait_for_round()
+        wait_until(lambda: pair.caller(name, "s1").ask("round").fields["dealt"])
+    second = opened.enter_context(Client(config))
+    with pytest.raises(DuplicateUpload, match="S1: another dealing of yours"):
+        second.submit(update(1), round_id)
+
+
 def test_a_dealing_goes_to_the_same_servers_whatever_s0_says(
     pair: Pair, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

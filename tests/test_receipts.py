@@ -326,8 +326,8 @@ class Round:
         ]
         # two ask S0 for values, and one S1
         for party, client in zip((0, 0, 1), self.clients, strict=True):
-            client._first = party
-        self.coordinator._first = 0
+            client._source = party
+        self.coordinator._source = 0
 
     def lie(self, what: str) -> None:
         (self.pair.folder / "lie").write_text(what)
@@ -386,6 +386,10 @@ def test_clients_follow_the_model_and_download_it_once(
             assert sorted(receipt.record.included) == receipt.record.included
             assert len(receipt.record.included) == 3 and receipt.record.number == number
         model = expected
+        # who gets a result can write to it, and not to the model that the next round starts from
+        for member in played.members:
+            member.result(played.id)[:] = 7
+            assert not member.model(played.id).model.flags.writeable  # type: ignore[union-attr]
     assert [requests.count("model") for requests in asked] == [1, 1, 1, 1]
 
 
@@ -452,9 +456,16 @@ def test_one_server_is_enough_to_get_a_result(played: Round) -> None:
     played.run(Radix())
     result = played.clients[0].result(played.id, WAIT_S)
     played.pair.wait("published", "s1")
-    for client in played.clients:
-        client.servers[client._first].cancel()
-        assert np.array_equal(client.result(), result)
+    for client, away in ((client, away) for client in played.clients for away in (0, 1)):
+        with Client(client.config) as alone:
+            alone._source = client._source
+            alone.servers[away].cancel()
+            if away == 1:
+                assert np.array_equal(alone.result(played.id), result)
+            elif client is played.clients[0]:
+                # the model to start from is at S0, and this client has it
+                client.servers[0].cancel()
+                assert np.array_equal(client.result(), result)
 
 
 # The verb

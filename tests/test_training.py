@@ -218,9 +218,12 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(
         spool.get("a")
 
 
-def test_a_start_clears_what_a_round_in_hand_left(tmp_path: Path) -> None:
+def test_what_no_round_needs_is_cleared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.spool("1-0000000a", BUCKETED.layout)
+    store.spool("1-0000000b", BUCKETED.layout)
+    one, other = store.write_training(Training()), store.write_training(Training(model=MODEL))
+    store.tidy({"1-0000000b"}, {one})
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1-0000000b"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [one] and one != other
     store.close()
-    Store(tmp_path)
-    assert not list((tmp_path / "spool").iterdir())
