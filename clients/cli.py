@@ -18,6 +18,7 @@ from securemedian.clients.flags import (
     add_method_options,
     add_optimiser_options,
     add_range_options,
+    add_training,
     optimiser,
     range_policy,
     round_params,
@@ -50,6 +51,7 @@ def _add_submit(subparsers: "Verbs") -> None:
         ),
     )
     verb.add_argument("config", help="this client's client.toml")
+    add_training(verb)
     verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
     verb.add_argument(
         "--result",
@@ -78,7 +80,7 @@ def _submit(options: argparse.Namespace) -> None:
     wanted = [path for path in (options.result, options.receipt) if path]
     for path in wanted:
         files.check_writable(path)
-    with Client.from_config(options.config, report=_tell) as client:
+    with Client.from_config(options.config, options.training, report=_tell) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
         if current.submitted and wanted:
@@ -145,6 +147,7 @@ def _add_round(subparsers: "Verbs") -> None:
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         action.add_argument("config", help="coordinator.toml")
+        add_training(action)
         action.add_argument(
             "--round", default="", metavar="ID", help="which round (default: the latest)"
         )
@@ -172,6 +175,7 @@ def _add_open(actions: "Verbs") -> None:
         description="Open a round and print its id. Options not given keep their defaults.",
     )
     action.add_argument("config", help="coordinator.toml")
+    add_training(action)
     action.add_argument(
         "--model",
         type=Path,
@@ -214,7 +218,7 @@ def _as_coordinator(
     def run(options: argparse.Namespace) -> None:
         from securemedian.clients.client import Coordinator
 
-        with Coordinator.from_config(options.config, report=_tell) as coordinator:
+        with Coordinator.from_config(options.config, options.training, report=_tell) as coordinator:
             act(coordinator, options)
 
     return run
