@@ -338,7 +338,7 @@ class Client(_Member):
     def __init__(self, config: ClientConfig, **options: Any) -> None:
         super().__init__(config, **options)
         try:
-            memory = Memory(Path(config.state_dir) if config.state_dir else None)
+            memory = Memory(config.state_folder)
         except BaseException:
             super().close()
             raise

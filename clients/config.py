@@ -55,7 +55,7 @@ class ClientConfig:
     # the training in which it takes part, as the servers call it
     training: str = DEFAULT_TRAINING
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
-    # a client forgets what it has made for a round when it ends.
+    # a client forgets what it has made for a round when it ends. (`state_folder`)
     state_dir: str = ""
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
@@ -80,6 +80,14 @@ class ClientConfig:
                     f"[s0] and [s1] have the same {what}: they must name two servers, because "
                     "a server that gets both shares of an update knows the update"
                 )
+
+    @property
+    def state_folder(self) -> Path | None:
+        """The folder for what is kept, one per training; None if nothing is kept."""
+        if not self.state_dir:
+            return None
+        named = self.training != DEFAULT_TRAINING
+        return Path(f"{self.state_dir}-{self.training}" if named else self.state_dir)
 
     @classmethod
     def load(cls, path: str | Path, training: str = "") -> Self:

@@ -63,6 +63,7 @@ NO_ROUND: dict[str, Any] = {
     "cost": {},
     "outermost": 0,
     "deadline_in_s": 0.0,
+    "stored_bytes": 0,
 }
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -374,6 +375,7 @@ class Desk:
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
             "deadline_in_s": self._rounds.left_s(entry),
+            "stored_bytes": entry.spool.stored_bytes,
         }
 
     def _round(self, call: Call) -> Answer:

@@ -70,7 +70,8 @@ class WordsFile:
     def __init__(self, path: Path, end: int = 0) -> None:
         """Open a file, or make it; what lies from byte `end` on is overwritten."""
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        self._end = end
+        # where the next words begin
+        self.end = end
         self._synced = True
 
     def append(self, words: Words) -> int:
@@ -78,15 +79,15 @@ class WordsFile:
 
         Raises OSError if they cannot all be written; what was written is overwritten by the next.
         """
-        begin = self._end
+        begin = self.end
         self.write(begin, words)
-        self._end += 8 * words.size
+        self.end += 8 * words.size
         return begin
 
     def give_back(self, begin: int, size: int) -> None:
         """Let the next words overwrite what was appended last, if it is this."""
-        if begin + size == self._end:
-            self._end = begin
+        if begin + size == self.end:
+            self.end = begin
 
     def sync(self) -> None:
         """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
@@ -99,9 +100,9 @@ class WordsFile:
 
         Raises OSError if the disk has no room for them.
         """
-        begin = self._end
+        begin = self.end
         os.posix_fallocate(self._file.fileno(), begin, 8 * count)
-        self._end += 8 * count
+        self.end += 8 * count
         return begin
 
     def write(self, at: int, words: Words) -> None:
@@ -295,6 +296,12 @@ class Spool:
             self._file.sync()
         except OSError as error:
             raise _cannot_store("the upload", error) from error
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the shares take on the disk, and of incomplete dealings the room that they have."""
+        words = self._words_file
+        return words.end if words else 0
 
     def add(self, row: Row) -> None:
         """Let a share count whose row is committed."""
