@@ -3,10 +3,12 @@
 tests/test_daemons.py runs two on real ones.
 """
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +109,9 @@ class World:
             if engine.result is not None:
                 found.append(server.rounds.engine_ended)
             elif engine.checked:
-                found.append(lambda e=engine: self._end(party, e, None))
+                found.append(partial(self._end, party, engine, None))
             elif engine.uploads is not None and session in self.runs[1 - party]:
-                found.append(lambda e=engine, p=params: self._end(party, e, p))
+                found.append(partial(self._end, party, engine, params))
         return found
 
     def _end(self, party: int, engine: FakeEngine, params: RoundParams | None) -> None:
@@ -369,7 +371,7 @@ def test_no_order_of_what_trainings_do_sets_one_back(tmp_path: Path, seed: int) 
     ended: set[str] = set()
     for _ in range(600):
         choices: list[Callable[[], Any]] = []
-        choices += [lambda p=p: world.deliver(p) for p in (0, 1) if world.queues[p]]
+        choices += [partial(world.deliver, p) for p in (0, 1) if world.queues[p]]
         for party in (0, 1):
             choices += world.work(party)
         if left:
@@ -515,7 +517,7 @@ def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None
     strangers = keys("default")[0], coordinator("default"), keys("lung.2")[0]
     asked = set()
     for op, line in OPS.items():
-        names = line.fields.__dataclass_fields__
+        names = [each.name for each in dataclasses.fields(line.fields)]
         for key in strangers:
             role = COORDINATOR if key in [one.public_key for one in COORDINATORS] else "client"
             if role not in line.roles:
