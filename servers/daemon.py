@@ -39,7 +39,7 @@ from securemedian.settings.keys import KeyPair, SigningKey, load_keys, load_sign
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
 # how many requests are taken before the loop looks elsewhere
-MOST_REQUESTS = 16
+MOST_REQUESTS = 64
 # how long a server that stops waits for the peer's answer to its `bye`
 LEAVE_S = 1.0
 

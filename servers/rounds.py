@@ -245,11 +245,13 @@ class Rounds:
         what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
         """
         self._flush_of(client)
-        if entry.server_round.repeats_upload(client, sha256(share)):
+        digest = sha256(share)
+        if entry.server_round.repeats_upload(client, digest):
             when_stored(None)
             return
         entry.server_round.check_upload(client)
-        self._shares.append(_Share(entry, entry.spool.put(client, form, share), when_stored))
+        row = entry.spool.put(client, form, share, digest)
+        self._shares.append(_Share(entry, row, when_stored))
 
     def flush(self) -> None:
         """Commit the shares that have come, all of a round at once, and say that they are stored.
@@ -290,12 +292,12 @@ class Rounds:
                 share.when_stored(error)
             return
         for share in shares:
-            server_round = entry.server_round
-            fields = server_round.about | {"client": server_round.names[share.row.client]}
+            about = entry.server_round.about
+            name = entry.server_round.names[share.row.client]
             if share.row.kind == DEALING:
-                logs.event("dealing-stored", **fields)
+                logs.event("dealing-stored", **about, client=name)
             else:
-                logs.event("upload-stored", **fields)
+                logs.event("upload-stored", **about, client=name)
             share.when_stored(None)
 
     def _flush_of(self, client: str) -> None:

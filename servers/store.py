@@ -189,8 +189,8 @@ class Spool:
         except OSError as error:
             raise _cannot_store("uploads", error) from error
 
-    def put(self, client: str, form: str, share: NDArray[Any]) -> Row:
-        """Write one upload, and return its row.
+    def put(self, client: str, form: str, share: NDArray[Any], digest: bytes | None = None) -> Row:
+        """Write one upload, and return its row. `digest` is its SHA-256, if it is known already.
 
         Raises BadUpload if it does not have the form of the round's uploads, and NotStored if it
         cannot be written; nothing of it is stored then.
@@ -209,7 +209,8 @@ class Spool:
             begin = self._file.append(packed)
         except OSError as error:
             raise _cannot_store("the upload", error) from error
-        return Row(client, UPLOAD, form, begin, packed.nbytes, sha256(packed), time.time())
+        known = digest or sha256(packed)
+        return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
 
     def put_dealing(
         self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]

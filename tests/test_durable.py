@@ -87,7 +87,7 @@ class Two:
                     if isinstance(message, Hello | Bye) or not self.lose(message):
                         parts = control.encode(message)
                         other = self.servers[1 - party]
-                        self.survive(1 - party, lambda o=other, p=parts: o.rounds.control(p))
+                        self.survive(1 - party, partial(other.rounds.control, parts))
             for party, server in enumerate(self.servers):
                 busy |= self._compute(party, server)
 
@@ -153,12 +153,10 @@ class Two:
         words = np.zeros((layout.rows, layout.row_words), np.uint64)
         for key, party in itertools.product(self.servers[0].keys, (0, 1)):
             if self.params.dealing:
-                more = fields | {"form": "seed", "piece": 0, "pieces": 1}
-                assert self.ask(party, key, "deal", seed, **more).type == "deal"
-                more = fields | {"form": "rotations"}
-            else:
-                more = fields | {"form": "words"}
-            answer = self.ask(party, key, "upload", words, **more)
+                dealt: dict[str, Any] = {"form": "seed", "piece": 0, "pieces": 1} | fields
+                assert self.ask(party, key, "deal", seed, **dealt).type == "deal"
+            form = "rotations" if self.params.dealing else "words"
+            answer = self.ask(party, key, "upload", words, form=form, **fields)
             assert answer.type == "upload", answer.fields
 
     def state(self, party: int) -> str:
@@ -201,6 +199,12 @@ def go(two: Two) -> str:
     return round_id
 
 
+def _the(place: int) -> Callable[[RoundMessage], bool]:
+    """Return what is true for one message of all."""
+    number = itertools.count()
+    return lambda message: next(number) == place
+
+
 @pytest.mark.parametrize("params", KINDS)
 def test_one_lost_message_puts_nobody_out_of_step(tmp_path: Path, params: RoundParams) -> None:
     """As in divviup/janus#2605, where one lost reply lost the batch: each message in its turn."""
@@ -216,8 +220,8 @@ def test_one_lost_message_puts_nobody_out_of_step(tmp_path: Path, params: RoundP
     counted.close()
     assert len(said) > 12
     for lost in range(len(said)):
-        two, number = Two(tmp_path / str(lost), params), itertools.count()
-        two.lose = lambda message, n=number, at=lost: next(n) == at
+        two = Two(tmp_path / str(lost), params)
+        two.lose = _the(lost)
         go(two)
         two.close()
 
