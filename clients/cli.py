@@ -19,6 +19,7 @@ from securemedian.clients.flags import (
     add_method_options,
     add_optimiser_options,
     add_range_options,
+    add_training,
     optimiser,
     range_policy,
     round_params,
@@ -53,6 +54,7 @@ def _add_submit(subparsers: "Verbs") -> None:
         ),
     )
     verb.add_argument("config", help="this client's client.toml")
+    add_training(verb)
     verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
     verb.add_argument(
         "--result",
@@ -81,7 +83,7 @@ def _submit(options: argparse.Namespace) -> None:
     wanted = [path for path in (options.result, options.receipt) if path]
     for path in wanted:
         files.check_writable(path)
-    with Client.from_config(options.config, report=_tell) as client:
+    with Client.from_config(options.config, options.training, report=_tell) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
         if current.submitted and wanted:
@@ -148,6 +150,7 @@ def _add_round(subparsers: "Verbs") -> None:
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         action.add_argument("config", help="coordinator.toml")
+        add_training(action)
         action.add_argument(
             "--round", default="", metavar="ID", help="which round (default: the latest)"
         )
@@ -175,6 +178,7 @@ def _add_open(actions: "Verbs") -> None:
         description="Open a round and print its id. Options not given keep their defaults.",
     )
     action.add_argument("config", help="coordinator.toml")
+    add_training(action)
     action.add_argument(
         "--model",
         type=Path,
@@ -217,7 +221,7 @@ def _as_coordinator(
     def run(options: argparse.Namespace) -> None:
         from securemedian.clients.client import Coordinator
 
-        with Coordinator.from_config(options.config, report=_tell) as coordinator:
+        with Coordinator.from_config(options.config, options.training, report=_tell) as coordinator:
             act(coordinator, options)
 
     return run
@@ -310,7 +314,7 @@ def _coordinate(options: argparse.Namespace) -> None:
     if options.evaluate:
         plan = replace(plan, evaluate=options.evaluate)
     with (
-        Coordinator.from_config(plan.coordinator) as coordinator,
+        Coordinator.from_config(plan.coordinator, plan.training) as coordinator,
         _narration() as (report, show),
         Training(plan, coordinator, report, show) as training,
     ):
@@ -334,8 +338,9 @@ def _add_dashboard(subparsers: "Verbs") -> None:
         metavar="HOST:PORT",
         help="where browsers find it (default: %(default)s, for this machine alone)",
     )
+    add_training(verb)
     verb.add_argument(
-        "--training",
+        "--output",
         type=Path,
         metavar="DIR",
         help="the `output` of `securemedian coordinate`: its earlier rounds, and what it measured",
@@ -348,9 +353,9 @@ def _dashboard(options: argparse.Namespace) -> None:
     from securemedian.clients.dashboard.app import serve
 
     serve(
-        ClientConfig.load(options.config),
+        ClientConfig.load(options.config, options.training),
         options.listen,
-        options.training,
+        options.output,
         lambda text: print(text, file=sys.stderr, flush=True),
     )
 

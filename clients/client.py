@@ -139,6 +139,7 @@ class _Member:
                 config.reply_timeout_s,
                 other,
                 lambda text: self.report(text),
+                config.training,
             )
             for label, server, other in (
                 ("S0", config.s0, config.s1),
@@ -147,13 +148,13 @@ class _Member:
         )
 
     @classmethod
-    def from_config(cls, path: str | Path, **options: Any) -> Self:
+    def from_config(cls, path: str | Path, training: str = "", **options: Any) -> Self:
         """Return a member that connects as a TOML configuration says.
 
-        `options` are those of the constructor. Raises ConfigError if there is a mistake in the
-        configuration or the key file.
+        A `training` replaces the one that the configuration names. `options` are those of the
+        constructor. Raises ConfigError if there is a mistake in the configuration or the key file.
         """
-        return cls(ClientConfig.load(path), **options)
+        return cls(ClientConfig.load(path, training), **options)
 
     def close(self) -> None:
         """Close both connections."""
@@ -217,7 +218,9 @@ class _Member:
         """Return the receipt in the answers, which fits the round as this side knows it."""
         signing_keys = [self.config.s0.signing_key, self.config.s1.signing_key]
         receipt = results.agreed(answers, signing_keys)
-        results.check_record(receipt.record, round_id, params, *self._trained(round_id))
+        results.check_record(
+            receipt.record, self.config.training, round_id, params, *self._trained(round_id)
+        )
         return receipt
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
@@ -335,7 +338,7 @@ class Client(_Member):
     def __init__(self, config: ClientConfig, **options: Any) -> None:
         super().__init__(config, **options)
         try:
-            memory = Memory(Path(config.state_dir) if config.state_dir else None)
+            memory = Memory(config.state_folder)
         except BaseException:
             super().close()
             raise

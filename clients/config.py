@@ -17,6 +17,7 @@ from securemedian.settings.keys import (
     fingerprint,
 )
 from securemedian.settings.toml import read_toml
+from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,10 @@ class ClientConfig:
     key_file: str
     s0: ServerAddress
     s1: ServerAddress
+    # the training in which it takes part, as the servers call it
+    training: str = DEFAULT_TRAINING
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
-    # a client forgets what it has made for a round when it ends.
+    # a client forgets what it has made for a round when it ends. (`state_folder`)
     state_dir: str = ""
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
@@ -64,6 +67,7 @@ class ClientConfig:
     poll_interval_s: float = 0.5
 
     def __post_init__(self) -> None:
+        check_training(self.training)
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
@@ -77,9 +81,17 @@ class ClientConfig:
                     "a server that gets both shares of an update knows the update"
                 )
 
+    @property
+    def state_folder(self) -> Path | None:
+        """The folder for what is kept, one per training; None if nothing is kept."""
+        if not self.state_dir:
+            return None
+        named = self.training != DEFAULT_TRAINING
+        return Path(f"{self.state_dir}-{self.training}" if named else self.state_dir)
+
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read and check a configuration.
+    def load(cls, path: str | Path, training: str = "") -> Self:
+        """Read and check a configuration; a `training` replaces the one in it.
 
         Raises ConfigError, which names the file and what is wrong in it.
         """
@@ -90,6 +102,8 @@ class ClientConfig:
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
         config = build(cls, values, str(path))
+        if training:
+            config = replace(config, training=training)
         return replace(
             config,
             key_file=str(path.parent / config.key_file),

@@ -26,6 +26,7 @@ from securemedian.mpc.errors import (
     from_code,
 )
 from securemedian.settings.keys import KeyPair
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -73,16 +74,18 @@ class Connection:
         timeout_s: float,
         other: ServerAddress | None = None,
         report: Report = lambda text: None,
+        training: str = DEFAULT_TRAINING,
     ) -> None:
         """Connect to `server`; `other` is what the configuration has for the other one.
 
         The key of that one is tried if this server does not prove its own, to find out whether they
         are exchanged. `report` is told once when the server is away and is waited for, and when it
-        is back.
+        is back. Requests that name no round are about this `training`.
         """
         self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other = server, keys, other
         self._report, self._told = report, False
+        self._training = training
         self._numbers = itertools.count(1)
         self._cancelled = threading.Event()
         # whether the server has been reached before, so that it is worth waiting for
@@ -157,7 +160,8 @@ class Connection:
     ) -> wire.Message:
         self._check_cancelled()
         number = next(self._numbers)
-        parts = wire.pack(op, {**fields, "id": number}, arrays)
+        of_round = {} if fields.get("round") else {"training": self._training}
+        parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
         try:
             # what happened to the connection before this request does not concern it
             self._take_events()

@@ -38,6 +38,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
 from securemedian.settings.toml import read_toml
+from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
 T = TypeVar("T")
 
@@ -62,6 +63,8 @@ class TrainingPlan:
     # the range policy and the optimiser with their options; {} for the default ones
     range: dict[str, Any] = field(default_factory=dict)
     optimiser: dict[str, Any] = field(default_factory=dict)
+    # the training, as the servers call it
+    training: str = DEFAULT_TRAINING
     # the folder of what the training leaves
     output: str = "training"
     # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
@@ -78,6 +81,7 @@ class TrainingPlan:
     evaluate: str = ""
 
     def __post_init__(self) -> None:
+        check_training(self.training)
         for name in ("rounds", "attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")

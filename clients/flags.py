@@ -16,6 +16,16 @@ from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
 
 
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add --training."""
+    parser.add_argument(
+        "--training",
+        default="",
+        metavar="NAME",
+        help="the training (default: that of the configuration, and otherwise the default one)",
+    )
+
+
 def add_method(parser: argparse.ArgumentParser) -> None:
     """Add --method."""
     summaries = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())

@@ -115,9 +115,14 @@ def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> 
 
 
 def check_record(
-    record: Record, round_id: str, params: RoundParams, start: bytes | None, client: str
+    record: Record,
+    training: str,
+    round_id: str,
+    params: RoundParams,
+    start: bytes | None,
+    client: str,
 ) -> None:
-    """Check that a record is of this round, as this side knows it.
+    """Check that a record is of this round of this training, as this side knows it.
 
     `start` is the digest of the training run that this client trained from, if it did, and `client`
     its public key if it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients
@@ -127,6 +132,10 @@ def check_record(
     if (record.service, record.round, record.number) != (SERVICE, round_id, number):
         raise ReceiptInvalid(
             f"the receipt is that of round {quoted(record.round)}, and not of round {round_id}"
+        )
+    if record.training != training:
+        raise ReceiptInvalid(
+            f"round {round_id} is of the training {quoted(record.training)}, and not of {training}"
         )
     if record.params != params.digest:
         raise ReceiptInvalid(

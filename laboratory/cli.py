@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securemedian.clients import files
+from securemedian.clients.flags import add_training
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
 from securemedian.laboratory.worker_options import add_worker_options
@@ -85,6 +86,7 @@ def _add_train(subparsers: "Verbs") -> None:
         description="Receive each round's model, train it on this client's images, submit the "
         "update, and wait for the next round.",
     )
+    add_training(verb)
     add_worker_options(verb)
     verb.set_defaults(run=_train)
 
@@ -99,7 +101,7 @@ def _train(options: argparse.Namespace) -> None:
 
     trainer = worker.trainer(options)
     with (
-        Client.from_config(options.config, report=say) as client,
+        Client.from_config(options.config, options.training, report=say) as client,
         shown_on_terminal() as progress,
     ):
         worker.run(client, trainer, options.rounds, progress=progress)

@@ -97,6 +97,12 @@ class UnknownRound(SecureMedianError):
     code = "unknown-round"
 
 
+class UnknownTraining(SecureMedianError):
+    """The server knows no such training, or the caller takes no part in it."""
+
+    code = "unknown-training"
+
+
 class RoundClosed(SecureMedianError):
     """The round no longer takes uploads, or is not in a state for this request."""
 

@@ -1,22 +1,29 @@
 """A server's configuration: one TOML file, which is checked completely before anything starts."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint, host_and_port
 from securemedian.settings.keys import check_key_places, check_public_key, check_signing_key
 from securemedian.settings.toml import read_toml
+from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
+
+T = TypeVar("T")
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names.
 MAX_CLIENTS = 4096
 MAX_NAME = 40
+# Each training may have lanes and pools of its own.
+MAX_TRAININGS = 256
 WEEK_S = 7 * 86400
 
 
@@ -33,6 +40,43 @@ class Caller:
                 f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {quoted(self.name)}"
             )
         check_public_key(self.public_key)
+
+
+@dataclass(frozen=True)
+class TrainingTable:
+    """A table [[trainings]]: who on the lists takes part in a training, by name."""
+
+    name: str
+    clients: list[str]
+    # by default all
+    coordinators: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_training(self.name)
+        for what, names in (("clients", self.clients), ("coordinators", self.coordinators or [])):
+            if not all(type(name) is str for name in names):
+                raise ConfigError(f"{what} of training {self.name} lists something but names")
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise ConfigError(
+                    f"{what} of training {self.name} names {_listed(twice)} more than once"
+                )
+        if len(self.clients) < 2:
+            raise ConfigError(
+                f"training {self.name} has {len(self.clients)} clients: it needs 2 or more"
+            )
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part in a training."""
+
+    # the clients' names by public key
+    clients: Mapping[str, str]
+    # public keys
+    coordinators: frozenset[str]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.clients or key in self.coordinators
 
 
 @dataclass(frozen=True)
@@ -86,6 +130,8 @@ class ServerConfig:
     peer: Peer
     clients: tuple[Caller, ...]
     coordinators: tuple[Caller, ...] = ()
+    # who takes part in which training; everybody takes part in "default", unless it is one of them
+    trainings: tuple[TrainingTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = 2
     # how long this server waits after its start for the other one to appear, before it gives up
@@ -106,7 +152,8 @@ class ServerConfig:
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together; a longer part ends its connection
     max_message_bytes: int = 1 << 28
-    # the most bytes of correlations made while clients train; the smaller of both servers' counts
+    # the most bytes of correlations that a training makes while its clients train; the smaller of
+    # both servers' counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
     # which rounds this server takes part in, whatever the coordinator asks for
@@ -163,18 +210,56 @@ class ServerConfig:
                     f"the {what} {quoted(value)} appears {times} times: "
                     "everybody has one key, one name and one role"
                 )
+        if len(self.trainings) > MAX_TRAININGS:
+            raise ConfigError(
+                f"there are {len(self.trainings)} [[trainings]], and at most {MAX_TRAININGS}"
+            )
+        name, times = Counter([table.name for table in self.trainings] or [""]).most_common(1)[0]
+        if times > 1:
+            raise ConfigError(f"[[trainings]] has {times} tables called {name!r}: make it one")
+        # finds names that are on no list
+        assert self.members
 
     @property
     def name(self) -> str:
         return f"s{self.party}"
 
+    @cached_property
+    def members(self) -> dict[str, Members]:
+        """Who takes part in each training, by its name."""
+        everybody = TrainingTable(DEFAULT_TRAINING, [client.name for client in self.clients])
+        tables = {table.name: table for table in (everybody, *self.trainings)}
+        return {name: self._members(table) for name, table in tables.items()}
 
-def _callers(values: dict[str, Any], table: str, where: str) -> tuple[Caller, ...]:
+    def _members(self, table: TrainingTable) -> Members:
+        clients = _chosen(self.clients, table.clients, f"clients of training {table.name}")
+        coordinators = self.coordinators
+        if table.coordinators is not None:
+            where = f"coordinators of training {table.name}"
+            coordinators = _chosen(self.coordinators, table.coordinators, where)
+        return Members(
+            {client.public_key: client.name for client in clients},
+            frozenset(coordinator.public_key for coordinator in coordinators),
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return cut(", ".join(map(repr, names)), MAX_QUOTE)
+
+
+def _chosen(callers: tuple[Caller, ...], names: list[str], where: str) -> tuple[Caller, ...]:
+    """Return those of the callers that are named, in the order of the list."""
+    if unknown := set(names) - {caller.name for caller in callers}:
+        raise ConfigError(f"{where} names {_listed(sorted(unknown))}, who is not on the list")
+    return tuple(caller for caller in callers if caller.name in names)
+
+
+def _tables(kind: type[T], values: dict[str, Any], table: str, where: str) -> tuple[T, ...]:
     entries = values.get(table, [])
     if not isinstance(entries, list):
         raise ConfigError(f"{where}: write [[{table}]] once for each of them, not [{table}]")
     return tuple(
-        build(Caller, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1)
+        build(kind, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1)
     )
 
 
@@ -202,7 +287,12 @@ def load(path: Path) -> ServerConfig:
     where = str(path)
     check_key_places(values, where)
     nested: dict[str, Any] = {
-        table: _callers(values, table, where) for table in ("clients", "coordinators")
+        table: _tables(kind, values, table, where)
+        for table, kind in (
+            ("clients", Caller),
+            ("coordinators", Caller),
+            ("trainings", TrainingTable),
+        )
     }
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")

@@ -17,6 +17,7 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.prg import SEED_BYTES
+from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
 _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -92,11 +93,14 @@ class Open(RoundMessage):
     # the digest of the training run that the round starts from, in hex digits, for which both
     # servers vouch
     start: str
+    # the name of the training
+    training: str = DEFAULT_TRAINING
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.round.startswith(f"{self.number}-"):
             raise ConfigError(f"round {self.round} cannot have the number {self.number}")
+        check_training(self.training)
         _check_session(self.session)
         if not _DIGEST.fullmatch(self.start):
             raise ConfigError(f"`start` is no digest in hex digits: {quoted(self.start)}")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -21,6 +22,7 @@ from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.engine import SWITCH_S, Engine
+from securemedian.servers.engines import Engines
 from securemedian.servers.reload import Reload
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
@@ -81,15 +83,18 @@ class Daemon:
         self._wake_out, self._wake_in = os.pipe()
         for end in (self._wake_out, self._wake_in):
             os.set_blocking(end, False)
-        self._engine = Engine(
-            config.party,
-            config.protocol,
-            config.pool_limit_bytes,
-            self._lane,
-            self._wake,
+        self._engines = Engines(
+            partial(
+                Engine,
+                config.party,
+                config.protocol,
+                config.pool_limit_bytes,
+                self._lane,
+                self._wake,
+            )
         )
-        self._rounds = Rounds(config, store, self._engine, signing, self._send)
-        self._desk = Desk(config, self._rounds, self._engine, self._clients.send)
+        self._rounds = Rounds(config, store, self._engines, signing, self._send)
+        self._desk = Desk(config, self._rounds, self._engines, self._clients.send)
         self._stop_asked = self._reload_asked = False
         self._log = logs.BoundedLog()
 
@@ -109,7 +114,7 @@ class Daemon:
             descriptors=self._descriptors.limit,
         )
         # behind the loop, which has clients to answer; the other server waits for its end
-        self._engine.compile()
+        self._engines.compile()
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
             poller.register(source, zmq.POLLIN)
@@ -144,7 +149,7 @@ class Daemon:
             if self._wake_out in ready:
                 os.read(self._wake_out, 4096)
             self._rounds.engine_ended()
-            self._engine.check()
+            self._engines.check()
             self._rounds.tick()
         except zmq.ZMQError as error:
             # trouble with a socket, above all a lack of descriptors, interrupts the round and does
@@ -152,7 +157,7 @@ class Daemon:
             self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
         if self._monitor:
-            self._monitor.turn(self._desk, self._rounds, self._engine)
+            self._monitor.turn(self._desk, self._rounds, self._engines)
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
@@ -201,7 +206,7 @@ class Daemon:
         self._take_leave()
         if self._page:
             self._page.close()
-        finished = self._engine.close()
+        finished = self._engines.close()
         self._control.close()
         self._clients.close()
         self._gate.stop()

@@ -74,8 +74,6 @@ MIGRATIONS: tuple[str, ...] = (
 )
 # a commit is on the disk when it returns
 SYNCHRONOUS = "FULL"
-# the training run of a pair of servers
-DEFAULT_TRAINING = "default"
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,10 @@ class SavedRound:
     repeats: list[str]
     saved: dict[str, Any]
     times: dict[str, float | None]
-    before: str | None = None
-    after: str | None = None
-    result: str | None = None
-    training: str = DEFAULT_TRAINING
+    before: str | None
+    after: str | None
+    result: str | None
+    training: str
 
 
 @dataclass(frozen=True)
@@ -187,21 +185,21 @@ class Database:
 
     # Training runs
 
-    def current_training(self, training: str = DEFAULT_TRAINING) -> str | None:
-        """Return the name of the file of the current training run, if there is one."""
-        row = self._training("current", training)
-        return row[0] if row else None
+    def current_runs(self) -> dict[str, str]:
+        """Return by training the name of the file of its current training run."""
+        rows = self._connection.execute("SELECT training, current FROM trainings")
+        return {training: name for training, name in rows if name}
 
-    def set_current_training(self, name: str, training: str = DEFAULT_TRAINING) -> None:
+    def set_current_run(self, training: str, name: str) -> None:
         """Make a file that of the current training run."""
         self._set_training("current", name, training)
 
-    def bound(self, training: str = DEFAULT_TRAINING) -> tuple[int, frozenset[str]]:
+    def bound(self, training: str) -> tuple[int, frozenset[str]]:
         """Return the latest number that ran, and its clients, whose values may be known."""
         row = self._training("bound_number, bound_clients", training)
         return (row[0], frozenset(json.loads(row[1]))) if row else (0, frozenset())
 
-    def bind(self, number: int, clients: Iterable[str], training: str = DEFAULT_TRAINING) -> None:
+    def bind(self, training: str, number: int, clients: Iterable[str]) -> None:
         """Replace what `bound` returns."""
         self._set_training("bound_number", number, training)
         self._set_training("bound_clients", json.dumps(sorted(clients)), training)

@@ -72,6 +72,11 @@ def nothing() -> None:
     """Examine nothing."""
 
 
+def never() -> bool:
+    """Return False, for an engine beside which no other computes."""
+    return False
+
+
 Result = Outcome | Checked | Coin
 Examine = Callable[[], None]
 Work = Callable[[_Lanes], Result | None]
@@ -119,11 +124,11 @@ class _Job:
 
 
 class Engine:
-    """Computes rounds for the daemon's loop. Used by that one thread.
+    """Computes the rounds of a training for the daemon's loop. Used by that one thread.
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
     `check_dealings` and `check_values` come between these two. A job calls `wake` when it has
-    ended.
+    ended. While `others_compute`, which any thread may call, no pools are filled.
     """
 
     def __init__(
@@ -133,9 +138,10 @@ class Engine:
         pool_limit_bytes: int,
         open_lane: Callable[[bytes, int], ZmqLink],
         wake: Callable[[], None],
+        others_compute: Callable[[], bool] = never,
     ) -> None:
         self._party, self._protocol, self._pool_limit_bytes = party, protocol, pool_limit_bytes
-        self._open_lane, self._wake = open_lane, wake
+        self._open_lane, self._wake, self._others_compute = open_lane, wake, others_compute
         self._lanes: _Lanes | None = None
         # the last job on the lanes, and the one on the stream for checks
         self._job: _Job | None = None
@@ -148,6 +154,8 @@ class Engine:
         self._abandoned: list[list[_Job]] = []
         # set once the uploads have arrived: filling the pools must end
         self._hurry = threading.Event()
+        # whether the last job on the lanes computes, and is not `prepare`
+        self._computing = False
         self._phase = ""
         self.progress = (0, 0)
         self._compiler: threading.Thread | None = None
@@ -177,6 +185,11 @@ class Engine:
         return self._lanes.session_id if self._lanes and self._lanes.parties else None
 
     @property
+    def computes(self) -> bool:
+        """Whether the protocol runs, or values are checked."""
+        return self._computing and self._job is not None
+
+    @property
     def stopping(self) -> bool:
         """Whether dropped jobs have yet to stop, for which `prepare` would wait."""
         return self._dropped is not None
@@ -200,6 +213,7 @@ class Engine:
             ]
             self._lanes = _Lanes(session_id, links, checking)
         hurry = self._hurry = threading.Event()
+        self._computing = False
         self._begin("preparing", lambda lanes: self._fill(lanes, params, hurry))
 
     def toss(self) -> None:
@@ -223,7 +237,7 @@ class Engine:
         self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
     ) -> None:
         """Check that every value of clients' uploads is in range, together with the other one."""
-        self._hurry.set()
+        self._compute_now()
         self._begin(
             "checking values", lambda lanes: self._check_values(lanes, params, uploads, examine)
         )
@@ -236,7 +250,7 @@ class Engine:
         examine: Examine = nothing,
     ) -> None:
         """Compute the round that was prepared, together with the other server."""
-        self._hurry.set()
+        self._compute_now()
         self._begin(
             "protocol", lambda lanes: self._compute(lanes, params, uploads, weights, examine)
         )
@@ -295,6 +309,11 @@ class Engine:
         self._reap()
         compiles = self._compiler is not None and self._compiler.is_alive()
         return not self._abandoned and not compiles
+
+    def _compute_now(self) -> None:
+        """Let the filling of the pools end, our own and that of other trainings."""
+        self._hurry.set()
+        self._computing = True
 
     def _session(self) -> _Lanes:
         if self._lanes is None:
@@ -384,7 +403,7 @@ class Engine:
             params,
             self._protocol,
             self._pool_limit_bytes,
-            hurry.is_set,
+            lambda: hurry.is_set() or self._others_compute(),
             partial(self._note, lanes),
         )
         logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))

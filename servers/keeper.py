@@ -1,4 +1,4 @@
-"""The keeper of a server's training run: S0 keeps it on disk between rounds, S1 has none."""
+"""The keeper of the training runs: S0 keeps them on disk between rounds, S1 has none."""
 
 from typing import Any
 
@@ -8,45 +8,49 @@ from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.training import Training, finish
-from securemedian.servers import training
-from securemedian.servers.database import DEFAULT_TRAINING
 from securemedian.servers.register import Entry
 from securemedian.servers.results import Result
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import Store
+from securemedian.servers.training import begin
 from securemedian.settings.keys import SigningKey
 from securemedian.settings.receipts import SERVICE, Receipt, Record, digest_of
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 
 class TrainingKeeper:
-    """The current training run, and what rounds make of it."""
+    """The current training run of each training, and what rounds make of it."""
 
     def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
         self._party, self._signing = party, signing
-        self._kept = store.load_training() if party == 0 else Training()
+        self._kept: dict[str, Training] = {}
+        if party == 0:
+            for training in (DEFAULT_TRAINING, *store.database.current_runs()):
+                self._kept[training] = store.load_training(training)
 
-    @property
-    def model(self) -> Float32s | None:
-        """The global model of the current training run, shape (d,), if there is one."""
-        return self._kept.model
+    def current(self, training: str) -> Training:
+        """Return the current training run of a training."""
+        return self._kept.get(training, Training())
 
     def begin(
         self,
+        training: str,
         params: RoundParams,
         range_options: dict[str, Any],
         reset: bool,
         model: Float32s | None,
         optimiser_options: dict[str, Any],
     ) -> Training:
-        """Return the training run that a new round starts from.
+        """Return the training run that a new round of a training starts from.
 
         Once the round is open, `keep` makes it the current one.
         """
-        return training.begin(self._kept, params, range_options, reset, model, optimiser_options)
+        kept = self.current(training)
+        return begin(kept, params, range_options, reset, model, optimiser_options)
 
-    def keep(self, changed: Training) -> None:
+    def keep(self, training: str, changed: Training) -> None:
         """Make `changed` the current training run, once `Register.commit` has stored it as such."""
-        self._kept = changed
+        self._kept[training] = changed
 
     def finish(self, entry: Entry, outcome: Outcome) -> Result:
         """Return what the protocol's outcome leaves, with this server's signature.
@@ -71,7 +75,7 @@ class TrainingKeeper:
         record = Record(
             service=SERVICE,
             version=securemedian.__version__,
-            training=DEFAULT_TRAINING,
+            training=server_round.training,
             round=server_round.round_id,
             number=server_round.number,
             params=server_round.params.digest,

@@ -26,7 +26,7 @@ import securemedian
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.engine import Engine
+from securemedian.servers.engines import Engines
 from securemedian.servers.requests import Desk
 from securemedian.servers.round_state import LIVE, State
 from securemedian.servers.rounds import Rounds
@@ -177,26 +177,28 @@ class Snapshot:
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, desk: Desk, rounds: Rounds, engine: Engine) -> "Snapshot":
+    def of(cls, desk: Desk, rounds: Rounds, engines: Engines) -> "Snapshot":
         """Return the snapshot of this moment. To be called by the loop's thread."""
         peer = rounds.peer
         live: Counter[str] = Counter()
         uploads: Counter[str] = Counter()
         dealings: Counter[str] = Counter()
-        if entry := rounds.live:
+        progress = 0.0
+        for entry in rounds.live:
             live[entry.server_round.state.value] += 1
             uploads.update(entry.server_round.whereabouts().values())
             dealings.update(entry.server_round.whereabouts_of_dealings().values())
-        done, total = engine.progress if live else (0, 0)
+            done, total = engines.of(entry.server_round.training).progress
+            progress = max(progress, done / total if total else 0.0)
         return cls(
-            engine.ready,
+            engines.ready,
             peer.linked,
             peer.linked and not peer.differing,
             peer.problem,
             live,
             uploads,
             dealings,
-            done / total if total else 0.0,
+            progress,
             dict(desk.answers),
         )
 
@@ -221,12 +223,12 @@ class Monitor:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def turn(self, desk: Desk, rounds: Rounds, engine: Engine) -> None:
+    def turn(self, desk: Desk, rounds: Rounds, engines: Engines) -> None:
         """Note that the loop turns, and now and then what it knows."""
         self._turned = time.monotonic()
         if self._turned >= self._due:
             self._due = self._turned + SNAPSHOT_S
-            self._snapshot = Snapshot.of(desk, rounds, engine)
+            self._snapshot = Snapshot.of(desk, rounds, engines)
 
     def metrics(self) -> bytes:
         """Return all metrics as Prometheus text."""

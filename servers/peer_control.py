@@ -14,6 +14,7 @@ from securemedian.mpc.errors import (
     RoundFailed,
     SecureMedianError,
     UnknownRound,
+    UnknownTraining,
     cut,
 )
 from securemedian.mpc.params import RoundParams
@@ -21,9 +22,9 @@ from securemedian.mpc.training import Training
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Bye, Hello, Message, Open, Resume, RoundMessage
-from securemedian.servers.engine import Engine
+from securemedian.servers.engines import Engines
 from securemedian.servers.peer import Change, PeerWatch
-from securemedian.servers.register import Register
+from securemedian.servers.register import Entry, Register
 from securemedian.servers.round_state import Failure, Unlinked
 from securemedian.servers.runner import RoundRunner
 
@@ -39,13 +40,13 @@ class PeerControl:
         config: ServerConfig,
         register: Register,
         runner: RoundRunner,
-        engine: Engine,
+        engines: Engines,
         signing_key: str,
         send: Callable[[Message], None],
         clock: Callable[[], float],
     ) -> None:
         self._config, self._register, self._runner = config, register, runner
-        self._engine, self._send, self._clock = engine, send, clock
+        self._engines, self._send, self._clock = engines, send, clock
         signing_keys = [signing_key, config.peer.signing_key]
         agreement = config.protocol.agreement() | {
             "release": securemedian.__version__,
@@ -73,13 +74,21 @@ class PeerControl:
         if not self._ready():
             return
         try:
-            self._take(control.decode(parts))
+            message = control.decode(parts)
         except FrameError as error:
             self._log.event("control-refused", self.watch.name, reason=str(error))
+            return
+        try:
+            self._take(message)
         except Exception as error:
             # a defect in this server, which a message has brought to light
             self._log.event("control-error", self.watch.name, logging.ERROR, error)
-            self._fail(f"met a defect when {self.watch.name} sent a message: see its log")
+            about = message.round if isinstance(message, RoundMessage) else ""
+            for entry in self._register.live:
+                if about in ("", entry.server_round.round_id):
+                    self._fail(
+                        entry, f"met a defect when {self.watch.name} sent a message: see its log"
+                    )
 
     def tick(self) -> None:
         """Let time pass.
@@ -100,8 +109,7 @@ class PeerControl:
 
     def _say_hello(self, names_rounds: bool = True) -> None:
         linked = self.watch.instance if self.watch.linked and names_rounds else ""
-        live = self._register.live
-        rounds = [live.server_round.round_id] if live else []
+        rounds = [entry.server_round.round_id for entry in self._register.live]
         self._send(Hello(self._instance, linked, self._sent, rounds, self._agreement))
         self._next_hello = self._clock() + HELLO_S
 
@@ -111,7 +119,7 @@ class PeerControl:
         Until then it says no hello and takes none, so that the two servers are linked only when
         both have compiled: no limit for an answer ever runs while a compiler does.
         """
-        if not self.watch.begun and self._engine.ready:
+        if not self.watch.begun and self._engines.ready:
             config = self._config
             logs.event("peer-awaited", peer=config.peer.endpoint, limit_s=config.peer_wait_s)
             self.watch.begin(self._clock())
@@ -129,8 +137,8 @@ class PeerControl:
             case RoundMessage() if not self.watch.received():
                 # it is of an earlier link
                 pass
-            case RoundMessage() if message.round in self._register:
-                self._runner.take(self._register.find(message.round), message)
+            case RoundMessage() if entry := self._register.get(message.round):
+                self._runner.take(entry, message)
             case Open():
                 self._open(message)
             case Resume() if self._config.party == 1:
@@ -153,14 +161,20 @@ class PeerControl:
     def _open(self, asked: Open) -> None:
         """Take part in a round that S0 opens, or say why not.
 
-        If another round is still live here, it fails: at S0 it has ended.
+        If another round of the training is still live here, it fails: at S0 it has ended.
         """
         try:
             if self._config.party == 0:
                 raise PeerProtocolError("s0 opens rounds, and this is s0")
             self.watch.require()
-            self._fail(f"was told of another round, {asked.round}")
-            if not asked.new_session and asked.session != self._engine.session_id:
+            if not self._register.has(asked.training):
+                raise UnknownTraining(
+                    f"it has no training {asked.training!r}: add it to [[trainings]] there"
+                )
+            if other := self._register.live_of(asked.training):
+                self._fail(other, f"was told of another round, {asked.round}")
+            kept = self._engines.of(asked.training).session_id
+            if not asked.new_session and asked.session != kept:
                 raise PeerUnavailable("s1 has no session to keep: open again, for a new one")
             entry = self._register.admit(asked, RoundParams.from_dict(asked.params), Training())
         except SecureMedianError as error:
@@ -180,25 +194,24 @@ class PeerControl:
             entry.spool.drop()
             self.send(control.Failed(asked.round, error.code, f"{self._config.name}: {error}"))
 
-    def _fail(self, why: str) -> None:
-        if entry := self._register.live:
-            self._runner.take(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
+    def _fail(self, entry: Entry, why: str) -> None:
+        self._runner.take(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
 
     def _fail_unnamed(self, said: Hello) -> None:
-        """Fail a round of S1 that S0 does not name on this link, because S0 does not know it.
+        """Fail the rounds of S1 that S0 does not name on this link, because S0 does not know them.
 
         Before S0 says that it is linked, it has told how the rounds have ended that it knows.
         """
-        entry = self._register.live
-        if self._config.party == 0 or entry is None or said.peer != self._instance:
+        if self._config.party == 0 or said.peer != self._instance:
             return
-        server_round = entry.server_round
-        if server_round.adrift and server_round.round_id not in said.rounds:
-            reason = (
-                f"s0 no longer knows round {server_round.round_id}: its state folder is not its "
-                "latest. The round has failed for good, open a new one"
-            )
-            self._runner.take(entry, Failure(UnknownRound.code, reason))
+        for entry in self._register.live:
+            server_round = entry.server_round
+            if server_round.adrift and server_round.round_id not in said.rounds:
+                reason = (
+                    f"s0 no longer knows round {server_round.round_id}: its state folder is not "
+                    "its latest. The round has failed for good, open a new one"
+                )
+                self._runner.take(entry, Failure(UnknownRound.code, reason))
 
     def _changed(self, change: Change | None) -> None:
         if change is None:
@@ -229,8 +242,8 @@ class PeerControl:
         if anew:
             self._instance, self._sent = _new_instance(), 0
             self._next_hello = self._clock()
-        self._engine.drop()
-        if entry := self._register.live:
+        self._engines.drop()
+        for entry in self._register.live:
             self._runner.take(entry, Unlinked(reason))
 
     def _link(self) -> None:

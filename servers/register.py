@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from securemedian.mpc.errors import (
@@ -12,6 +12,7 @@ from securemedian.mpc.errors import (
     RoundBusy,
     SecureMedianError,
     UnknownRound,
+    UnknownTraining,
     quoted,
 )
 from securemedian.mpc.params import RoundParams
@@ -25,7 +26,7 @@ from securemedian.servers.results import Result
 from securemedian.servers.round_state import Action, Effect, Limits, ServerRound
 from securemedian.servers.store import DEALING, Spool, Store
 
-# the number of rounds whose status and result can still be asked for
+# the number of rounds of each training whose status and result can still be asked for
 KEPT_ROUNDS = 4
 HOUR_S = 3600.0
 # What an upload needs besides its words. zmq compares each part of a message, encrypted, with
@@ -36,7 +37,7 @@ ENVELOPE_BYTES = 1024
 WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """A round, and what this server keeps for it."""
 
@@ -59,7 +60,7 @@ class Entry:
 class Register:
     """Admits rounds, keeps them in the database, and finds them again.
 
-    At most one round is live, and then it is the latest.
+    At most one round of a training is live, and then it is its latest.
     """
 
     def __init__(
@@ -80,8 +81,6 @@ class Register:
     def reload(self, config: ServerConfig) -> None:
         """Take over a configuration for the rounds to come; those that there are keep theirs."""
         self._config = config
-        # the clients of new rounds: names by key
-        self.names = {client.public_key: client.name for client in config.clients}
         self._limits = Limits(
             config.peer_timeout_s,
             config.round_limit_s,
@@ -91,41 +90,60 @@ class Register:
         )
 
     @property
-    def latest(self) -> Entry | None:
-        return next(reversed(self._entries.values()), None)
-
-    @property
-    def live(self) -> Entry | None:
-        """The round that has begun and not ended, if there is one."""
-        entry = self.latest
-        return entry if entry and entry.server_round.live else None
-
-    @property
     def entries(self) -> list[Entry]:
         """All rounds that this server knows, the earliest first."""
         return list(self._entries.values())
 
-    def __contains__(self, round_id: str) -> bool:
-        return round_id in self._entries
+    def rounds_of(self, training: str) -> list[Entry]:
+        """Return the rounds of a training, the earliest first."""
+        return [one for one in self._entries.values() if one.server_round.training == training]
 
-    def find(self, round_id: str) -> Entry:
-        """Return a round by its id.
+    def latest(self, training: str) -> Entry | None:
+        """Return the latest round of a training, if there has been one."""
+        rounds = self.rounds_of(training)
+        return rounds[-1] if rounds else None
 
-        Raises UnknownRound if this server does not know it, or no longer.
+    @property
+    def live(self) -> list[Entry]:
+        """The rounds that have begun and not ended, the earliest first."""
+        return [one for one in self._entries.values() if one.server_round.live]
+
+    def live_of(self, training: str) -> Entry | None:
+        """Return the round of a training that has begun and not ended, if there is one."""
+        entry = self.latest(training)
+        return entry if entry and entry.server_round.live else None
+
+    def get(self, round_id: str) -> Entry | None:
+        """Return a round by its id, if this server knows it, or still knows it."""
+        return self._entries.get(round_id)
+
+    def find(self, round_id: str, key: str) -> Entry:
+        """Return a round of a training in which the owner of a key takes part, by its id.
+
+        Raises UnknownRound if there is none. Nobody learns of a round of another training that it
+        exists.
         """
-        if round_id in self._entries:
-            return self._entries[round_id]
-        latest = self.latest
+        mine = [one for one in self._entries.values() if key in self._members(one)]
+        for entry in mine:
+            if entry.server_round.round_id == round_id:
+                return entry
         known = (
-            f"the latest is {latest.server_round.round_id}" if latest else "there has been none yet"
+            f"the latest is {mine[-1].server_round.round_id}" if mine else "there has been none yet"
         )
         raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
 
-    def requested(self, request: str) -> Entry | None:
-        """Return the round that the coordinator has asked for under this id, if there is one."""
-        return next(
-            (one for one in self._entries.values() if request and one.request == request), None
-        )
+    def has(self, training: str) -> bool:
+        """Return whether this server has a training of that name."""
+        return training in self._config.members
+
+    def _members(self, entry: Entry) -> Container[str]:
+        # none, if the training was removed by a reload
+        return self._config.members.get(entry.server_round.training, ())
+
+    def requested(self, training: str, request: str) -> Entry | None:
+        """Return the round that a coordinator has asked for under this id, if there is one."""
+        rounds = self.rounds_of(training) if request else []
+        return next((one for one in rounds if one.request == request), None)
 
     def close(self) -> None:
         """Admit no more rounds."""
@@ -149,12 +167,12 @@ class Register:
                 f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
                 f"{config.max_message_bytes} (max_message_bytes)"
             )
-        number, clients = self._store.database.bound()
+        number, clients = self._store.database.bound(asked.training)
         server_round = ServerRound(
             config.party,
             asked,
             params,
-            self.names,
+            config.members[asked.training].clients,
             floor=config.min_clients,
             limits=self._limits,
             signing_key=config.peer.signing_key,
@@ -212,8 +230,8 @@ class Register:
             entry.spool.add(row)
         if new:
             self._entries[changed.round_id] = entry
-            while len(self._entries) > KEPT_ROUNDS:
-                del self._entries[next(iter(self._entries))]
+            for earlier in self.rounds_of(changed.training)[:-KEPT_ROUNDS]:
+                del self._entries[earlier.server_round.round_id]
         return released
 
     def _write(
@@ -226,11 +244,12 @@ class Register:
         new: bool,
     ) -> bool:
         database, round_id = self._store.database, changed.round_id
+        training = changed.training
         saved, times = changed.saved(), self._times(changed)
         released = False
         if new:
-            for earlier in list(self._entries)[: 1 - KEPT_ROUNDS]:
-                database.forget_round(earlier)
+            for earlier in self.rounds_of(training)[: 1 - KEPT_ROUNDS]:
+                database.forget_round(earlier.server_round.round_id)
             asked = asdict(changed.asked) | {"session": ""}
             database.add_round(
                 SavedRound(
@@ -242,6 +261,9 @@ class Register:
                     saved,
                     times,
                     files.get("before"),
+                    after=None,
+                    result=None,
+                    training=training,
                 )
             )
         else:
@@ -249,14 +271,14 @@ class Register:
         database.add_uploads(round_id, rows)
         if Effect.BEGIN in actions:
             if changed.asked.start_over:
-                released = bool(database.bound()[1])
-                database.bind(0, ())
+                released = bool(database.bound(training)[1])
+                database.bind(training, 0, ())
             if "before" in files:
-                database.set_current_training(files["before"])
+                database.set_current_run(training, files["before"])
         if Effect.BIND in actions:
-            database.bind(changed.number, changed.included)
+            database.bind(training, changed.number, changed.included)
         if Effect.PUBLISH in actions and "after" in files:
-            database.set_current_training(files["after"])
+            database.set_current_run(training, files["after"])
         return released
 
     def _write_files(
@@ -278,10 +300,10 @@ class Register:
     def tidy(self) -> None:
         """Delete what no round needs any more."""
         entries = self._entries.values()
-        current = self._store.database.current_training()
+        current = self._store.database.current_runs().values()
         self._store.tidy(
             {one.server_round.round_id for one in entries if one.server_round.live},
-            {name for one in entries for name in one.files.values()} | {current or ""},
+            {name for one in entries for name in one.files.values()} | {*current},
         )
         self._store.database.erase()
 
@@ -295,9 +317,11 @@ class Register:
         """Take up the rounds that the database has."""
         for made in self._store.database.rounds():
             try:
+                if made.training not in self._config.members:
+                    raise UnknownTraining(f"{made.training!r} is none of [[trainings]] any more")
                 self._entries[made.round] = self._entry(made)
             except SecureMedianError as error:
-                # of another release, whose parameters this one does not know
+                # or of another release, whose parameters this one does not know
                 logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
 
     def _entry(self, made: SavedRound) -> Entry:

@@ -12,6 +12,7 @@ CHANGEABLE = frozenset(
     {
         "clients",
         "coordinators",
+        "trainings",
         "min_clients",
         "policy",
         "channel_timeout_s",

@@ -27,6 +27,7 @@ from securemedian.mpc.errors import (
     RoundFailed,
     SecureMedianError,
     UnknownRound,
+    UnknownTraining,
     cut,
     quoted,
 )
@@ -34,15 +35,17 @@ from securemedian.mpc.params import RoundParams
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import is_round_id
-from securemedian.servers.engine import Engine
+from securemedian.servers.engines import Engines
 from securemedian.servers.register import Entry
 from securemedian.servers.round_state import ServerRound, State
 from securemedian.servers.rounds import Rounds, WhenStored
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 CLIENT, COORDINATOR = "client", "coordinator"
 _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 NO_ROUND: dict[str, Any] = {
     "round": "",
+    "training": DEFAULT_TRAINING,
     "number": 0,
     "state": "none",
     "params": {},
@@ -62,6 +65,7 @@ NO_ROUND: dict[str, Any] = {
     "cost": {},
     "outermost": 0,
     "deadline_in_s": 0.0,
+    "stored_bytes": 0,
 }
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -73,10 +77,18 @@ class NoFields:
 
 
 @dataclass(frozen=True)
-class AnyRound:
-    """The fields of a request about a round, by default the latest."""
+class OneTraining:
+    """The fields of a request about a training."""
 
-    # the round's id; "" for the latest
+    # its name
+    training: str = DEFAULT_TRAINING
+
+
+@dataclass(frozen=True)
+class AnyRound(OneTraining):
+    """The fields of a request about a round, by default the latest of a training."""
+
+    # the round's id, with which `training` says nothing; "" for the latest
     round: str = ""
 
     def __post_init__(self) -> None:
@@ -128,7 +140,7 @@ class DealFields(OneRound):
 
 @dataclass(frozen=True)
 class OpenFields:
-    """The fields with which the coordinator opens a round."""
+    """The fields with which a coordinator opens a round."""
 
     params: dict[str, Any]
     # the range policy and its options; {} keeps the current one
@@ -139,6 +151,8 @@ class OpenFields:
     optimiser: dict[str, Any] = field(default_factory=dict)
     # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
     request: str = ""
+    # the name of the training
+    training: str = DEFAULT_TRAINING
 
     def __post_init__(self) -> None:
         if self.request and not _REQUEST.fullmatch(self.request):
@@ -198,10 +212,10 @@ class Desk:
         self,
         config: ServerConfig,
         rounds: Rounds,
-        engine: Engine,
+        engines: Engines,
         reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
-        self._rounds, self._engine, self._reply = rounds, engine, reply
+        self._rounds, self._engines, self._reply = rounds, engines, reply
         self.reload(config)
         self._log = logs.BoundedLog()
         # how many requests were answered, by name and by "ok" or the code of the error
@@ -304,13 +318,34 @@ class Desk:
             self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
 
     def _find(self, call: Call) -> Entry:
-        return self._rounds.register.find(call.fields.round)
+        return self._rounds.register.find(call.fields.round, call.key)
+
+    def _latest(self, call: Call) -> Entry | None:
+        return self._rounds.register.latest(self._training(call))
+
+    def _training(self, call: Call) -> str:
+        """Return the training that a request names.
+
+        Raises UnknownTraining if the caller takes no part in it, in the words for one that there is
+        not.
+        """
+        name: str = call.fields.training
+        theirs = self._trainings_of(call.key)
+        if name not in theirs:
+            raise UnknownTraining(
+                f"{self._config.name} has no training {quoted(name)} for {call.name!r}, "
+                f"who takes part in {', '.join(theirs) or 'none'}: set `training`"
+            )
+        return name
+
+    def _trainings_of(self, key: str) -> list[str]:
+        return [name for name, members in self._config.members.items() if key in members]
 
     def _peer(self) -> dict[str, Any]:
         return {"peer_linked": self._rounds.peer.linked, "peer_problem": self._rounds.peer.problem}
 
     def _info(self, call: Call) -> Answer:
-        latest = self._rounds.register.latest
+        latest, training = self._latest(call), call.fields.training
         server = {
             "party": self._config.party,
             "release": securemedian.__version__,
@@ -318,10 +353,15 @@ class Desk:
             "max_message_bytes": self._config.max_message_bytes,
             "policy": self._config.policy.to_dict(),
         }
-        caller = {"role": call.role, "name": call.name}
+        caller = {
+            "role": call.role,
+            "name": call.name,
+            "trainings": self._trainings_of(call.key),
+        }
         now = {
-            "dim": self._rounds.dim,
-            "state": "busy" if self._rounds.live else "idle",
+            "training": training,
+            "dim": self._rounds.dim(training),
+            "state": "busy" if self._rounds.register.live_of(training) else "idle",
             "round": latest.server_round.round_id if latest else "",
         }
         return Answer(server | caller | now | self._peer())
@@ -331,15 +371,18 @@ class Desk:
         return Answer()
 
     def _status(self, call: Call) -> Answer:
-        entry = self._find(call) if call.fields.round else self._rounds.register.latest
-        return Answer((self._status_of(entry) if entry else NO_ROUND) | self._peer())
+        entry = self._find(call) if call.fields.round else self._latest(call)
+        none = NO_ROUND | {"training": call.fields.training}
+        return Answer((self._status_of(entry) if entry else none) | self._peer())
 
     def _status_of(self, entry: Entry) -> dict[str, Any]:
         server_round = entry.server_round
+        engine = self._engines.of(server_round.training)
         # The engine works for a live round: it fills the pools or runs the protocol.
         busy = server_round.live
         return {
             "round": server_round.round_id,
+            "training": server_round.training,
             "number": server_round.number,
             "state": server_round.state.value,
             "params": server_round.params.to_dict(),
@@ -354,15 +397,16 @@ class Desk:
             "attempts_left": server_round.attempts_left,
             "retry_in_s": self._rounds.retry_in_s(entry),
             "final": server_round.state is State.FAILED,
-            "phase": self._engine.phase if busy else "",
-            "progress": list(self._engine.progress) if busy else [0, 0],
+            "phase": engine.phase if busy else "",
+            "progress": list(engine.progress) if busy else [0, 0],
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
             "deadline_in_s": self._rounds.left_s(entry),
+            "stored_bytes": entry.spool.stored_bytes,
         }
 
     def _round(self, call: Call) -> Answer:
-        entry = self._rounds.register.latest
+        entry = self._latest(call)
         if entry is None:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
         server_round = entry.server_round
@@ -374,6 +418,7 @@ class Desk:
         return Answer(
             {
                 "round": server_round.round_id,
+                "training": server_round.training,
                 "number": server_round.number,
                 "params": server_round.params.to_dict(),
                 "index": list(server_round.names).index(call.key),
@@ -458,8 +503,10 @@ class Desk:
             else:
                 self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 
-        params = RoundParams.from_dict(self._with_keys(call.fields.params))
+        training = self._training(call)
+        params = RoundParams.from_dict(self._with_keys(training, call.fields.params))
         self._rounds.open(
+            training,
             params,
             call.fields.range,
             call.fields.reset,
@@ -469,17 +516,18 @@ class Desk:
             call.fields.request,
         )
 
-    def _with_keys(self, params: dict[str, Any]) -> dict[str, Any]:
+    def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return parameters with keys in `weights`, where the coordinator gives clients' names."""
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
-        keys = {name: key for key, name in self._rounds.register.names.items()}
+        names = self._config.members[training].clients
+        keys = {name: key for key, name in names.items()}
         unknown = sorted(str(name) for name in weights.keys() - keys.keys())
         if unknown:
-            names = cut(", ".join(unknown), MAX_QUOTE)
             raise ConfigError(
-                f"weights names {names}: no client of {self._config.name} has that name"
+                f"weights names {cut(', '.join(unknown), MAX_QUOTE)}: no client of training "
+                f"{training} has that name at {self._config.name}"
             )
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
@@ -534,10 +582,10 @@ class Op:
 
 
 OPS: dict[str, Op] = {
-    "info": Op(Desk._info, NoFields),
+    "info": Op(Desk._info, OneTraining),
     "probe": Op(Desk._probe, NoFields, arrays=frozenset({"load"})),
     "status": Op(Desk._status, AnyRound, logged=False),
-    "round": Op(Desk._round, NoFields, (CLIENT,), logged=False),
+    "round": Op(Desk._round, OneTraining, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),

@@ -8,17 +8,20 @@ table (`TABLE[party]`), because S0 leads:
          any of these but new and published -> failed
 
 `checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
-checked while the round is open, too, as soon as both servers hold them: S0 sends `check` with a
-list of clients, both servers check these together, S1 answers with its verdicts, and S0 compares
-them with its own. One check is under way at a time. What it opens tells nothing of an honest
-client's update, so that `bind` comes after it, before the protocol runs. That holds for one check
-of a dealing: what another permutation would open, beside the first, is an honest client's secret.
-So the *coin*, which both servers toss for a check, is stored before anything is opened under it,
-and a check that is repeated is repeated with it.
+checked while the round is open, too, once both servers hold them: S0 sends `check` with a list of
+clients, both servers check these together, S1 answers with its verdicts, and S0 compares them with
+its own. What it opens tells nothing of an honest client's update, so that `bind` comes after it,
+before the protocol runs. That holds for one check of a dealing: what another permutation would
+open, beside the first, is an honest client's secret. So the *coin*, which both servers toss for a
+check, is stored before anything is opened under it, and a check that is repeated is repeated with
+it.
+
+Rounds of several trainings may be live at once. What is heavy (`Use`) one of them does at a time:
+S0 begins it at a *turn*, for which the round waits (`awaits_turn`), and `rounds` gives the turns.
 
 From `queued` on the clients, the verdicts and the reasons of those left out stay as they are. A run
 that breaks off (`interrupted`, `unlinked`, `again`) brings both servers back there, and S0 lets
-the round have another `turn`, as often as `limits` allow.
+the round have another turn, as often as `limits` allow.
 
 A server is *adrift* once its link to the other one is broken, and at its start, until `resume` has
 told both where the other is. S0 asks and S1 answers, and both go on from the earlier state. What
@@ -83,6 +86,7 @@ from securemedian.servers.control import (
     Uploaded,
 )
 from securemedian.settings.receipts import Receipt
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 
 class State(StrEnum):
@@ -177,7 +181,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Turn:
-    """The other server is there, and what the round waits for can be tried."""
+    """The other server is there, and it is this round's turn to do what it waits for."""
 
     # what the round is to use next, and whether it is a new one
     session: bytes
@@ -256,6 +260,15 @@ LocalEvent = (
     | Overdue
 )
 Event = RoundMessage | LocalEvent
+
+
+class Use(StrEnum):
+    """What one round at a time does, of all that are live."""
+
+    # running the protocol, or checking values
+    PROTOCOL = "protocol"
+    # checking dealings, which may be beside another round's protocol
+    CHECK = "check"
 
 
 class Effect(StrEnum):
@@ -392,6 +405,17 @@ class ServerRound:
         return self.asked.round
 
     @property
+    def training(self) -> str:
+        """The name of the training."""
+        return self.asked.training
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the log says of the round in every line: its id, and its training if it has one."""
+        named = self.training != DEFAULT_TRAINING
+        return {"round": self.round_id} | ({"training": self.training} if named else {})
+
+    @property
     def number(self) -> int:
         return self.asked.number
 
@@ -417,9 +441,32 @@ class ServerRound:
         return max(0, self.limits.max_attempts - self.setbacks) if self.live else 0
 
     def awaits_turn(self, now: float) -> bool:
-        """Return whether S0 may let the round go on, if S1 is there."""
-        waits = not self.resuming if self.adrift else self.state is State.QUEUED
-        return self.party == 0 and self.live and waits and now >= self.retry_at
+        """Return whether S0 may let the round go on, if S1 is there and nobody else has `use`."""
+        if self.party == 1 or not self.live or now < self.retry_at:
+            return False
+        return not self.resuming if self.adrift else self.next_use is not None
+
+    @property
+    def use(self) -> Use | None:
+        """What of `Use` is under way."""
+        if self.under_check:
+            return self._use_of_checks
+        runs = self.state is State.RUNNING and not self.computed_here
+        return Use.PROTOCOL if runs or self.state is State.STARTING else None
+
+    @property
+    def next_use(self) -> Use | None:
+        """What of `Use` a turn begins. It is None where both say first where they are."""
+        if self.adrift:
+            return None
+        if self.state is State.QUEUED:
+            return Use.PROTOCOL
+        checks = self.state in (State.OPEN, State.CHECKING) and self._unchecked()
+        return self._use_of_checks if checks else None
+
+    @property
+    def _use_of_checks(self) -> Use:
+        return Use.CHECK if self.dealt else Use.PROTOCOL
 
     @property
     def needed(self) -> int:
@@ -617,7 +664,7 @@ class ServerRound:
             kind = type(event).__name__.lower()
             what = f"{kind!r} cannot come while round {self.round_id} is {self.state}"
             raise PeerProtocolError(what) if is_message(event) else LocalProtocolError(what)
-        was_adrift = self.adrift
+        was_adrift, was_checking = self.adrift, bool(self.under_check)
         self._note(event, now)
         line = next(line for line in TABLE[self.party][pair] if line.when(self, event))
         if self.live and line.to is State.FAILED and (cause := self._obstacle(event)):
@@ -627,7 +674,9 @@ class ServerRound:
             self.coin = self.coins.get(self.under_check[0], b"")
         if line.to is not self.state:
             self._enter(line.to, now)
-        elif isinstance(event, Resume) and self.state is not State.OPEN:
+        elif self.state is not State.OPEN and (
+            isinstance(event, Resume) or was_checking != bool(self.under_check)
+        ):
             # what it waits for begins only now
             self._limit(now)
         return [
@@ -666,7 +715,8 @@ class ServerRound:
             State.OPENING: limits.answer_s,
             State.OPEN: self.params.deadline_s,
             State.CLOSING: limits.answer_s,
-            State.CHECKING: limits.run_s,
+            # before and after it, the round waits for its turn
+            State.CHECKING: limits.run_s if self.under_check else float("inf"),
             State.STARTING: limits.answer_s,
             State.RUNNING: limits.run_s,
         }
@@ -1017,9 +1067,9 @@ class ServerRound:
         """Return whether no check is under way and there is something to check."""
         return bool(self._unchecked())
 
-    def being_checked(self, _: Event) -> bool:
-        """Return whether a check is under way."""
-        return bool(self.under_check)
+    def incomplete(self, _: Event) -> bool:
+        """Return whether a check is under way, or there is something to check."""
+        return bool(self.under_check or self._unchecked())
 
     def discordant(self, _: Event) -> bool:
         """Return whether the two servers do not agree on what to check or on the verdicts."""
@@ -1217,7 +1267,6 @@ Table = dict[Pair, tuple[Transition, ...]]
 
 _CLOSE = Transition(State.CLOSING, (Effect.LOG, Close))
 _FULL = replace(_CLOSE, when=ServerRound.full)
-_CHECK = (Check, Effect.CHECK)
 _QUEUE = Transition(State.QUEUED, (Effect.LOG,))
 _PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
 _FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
@@ -1305,14 +1354,8 @@ _LEADER: Table = (
             ),
             Transition(State.OPENING),
         ),
-        (State.OPEN, DealingStored): (
-            Transition(State.OPEN, (Dealt, *_CHECK), ServerRound.checkable),
-            Transition(State.OPEN, (Dealt,)),
-        ),
-        (State.OPEN, Dealt): (
-            Transition(State.OPEN, _CHECK, ServerRound.checkable),
-            Transition(State.OPEN),
-        ),
+        (State.OPEN, DealingStored): (Transition(State.OPEN, (Dealt,)),),
+        (State.OPEN, Dealt): (Transition(State.OPEN),),
         (State.OPEN, Stored): (
             replace(_FULL, actions=(Uploaded, *_CLOSE.actions)),
             Transition(State.OPEN, (Uploaded,)),
@@ -1322,7 +1365,6 @@ _LEADER: Table = (
             ((State.OPEN, CheckEnded), (State.OPEN, Checked)),
             _DISCORD_ASKED,
             _FULL,
-            Transition(State.OPEN, _CHECK, ServerRound.checkable),
             Transition(State.OPEN),
         ),
         (State.OPEN, CloseAsked): (_CLOSE,),
@@ -1331,7 +1373,6 @@ _LEADER: Table = (
         (State.OPEN, Resume): (
             _DISCORD_ASKED,
             replace(_FULL, actions=(Effect.LOG, Effect.PREPARE, Close)),
-            Transition(State.OPEN, (Effect.PREPARE, *_CHECK), ServerRound.checkable),
             Transition(State.OPEN, (Effect.PREPARE,)),
         ),
         # sent before S1 heard `close`
@@ -1343,8 +1384,7 @@ _LEADER: Table = (
         ),
         (State.CLOSING, Held): (
             _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (Effect.LOG,), ServerRound.being_checked),
-            Transition(State.CHECKING, (Effect.LOG, *_CHECK), ServerRound.checkable),
+            Transition(State.CHECKING, (Effect.LOG,), ServerRound.incomplete),
             _QUEUE,
         ),
         (State.CLOSING, Resume): (
@@ -1355,13 +1395,12 @@ _LEADER: Table = (
         **_alike(
             ((State.CHECKING, CheckEnded), (State.CHECKING, Checked)),
             _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (), ServerRound.being_checked),
-            Transition(State.CHECKING, _CHECK, ServerRound.checkable),
+            Transition(State.CHECKING, (), ServerRound.incomplete),
             _QUEUE,
         ),
         (State.CHECKING, Resume): (
             _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (Effect.PREPARE, *_CHECK), ServerRound.checkable),
+            Transition(State.CHECKING, (Effect.PREPARE,), ServerRound.incomplete),
             replace(_QUEUE, actions=(Effect.LOG, Effect.PREPARE)),
         ),
         (State.QUEUED, Turn): (
@@ -1412,9 +1451,14 @@ _LEADER: Table = (
             Transition(State.QUEUED, (Effect.LOG, Effect.PREPARE)),
         ),
     }
+    | {(state, Turn): (Transition(state, (Resume,)),) for state in (State.CLOSING, State.RUNNING)}
     | {
-        (state, Turn): (Transition(state, (Resume,)),)
-        for state in (State.OPEN, State.CLOSING, State.CHECKING, State.RUNNING)
+        (state, Turn): (
+            Transition(state, (Resume,), ServerRound.drifting),
+            Transition(state, (Check, Effect.CHECK), ServerRound.checkable),
+            Transition(state),
+        )
+        for state in (State.OPEN, State.CHECKING)
     }
     | {
         (state, Tossed): (Transition(state, (Effect.CHECK,)),)

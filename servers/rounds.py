@@ -32,7 +32,8 @@ from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Message, Open, RoundMessage, new_round_id
 from securemedian.servers.database import Row
-from securemedian.servers.engine import Coin, Engine, Result
+from securemedian.servers.engine import Coin, Result
+from securemedian.servers.engines import Engines
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.peer import PeerWatch
 from securemedian.servers.peer_control import PeerControl
@@ -52,6 +53,7 @@ from securemedian.servers.round_state import (
     Tossed,
     Turn,
     Unlinked,
+    Use,
 )
 from securemedian.servers.runner import RoundRunner, event_of
 from securemedian.servers.store import DEALING, Store, sha256
@@ -64,6 +66,7 @@ WhenStored = Callable[[SecureMedianError | None], None]
 class _Share:
     """A share that a client has sent, which is written and has yet to be committed."""
 
+    entry: Entry
     row: Row
     when_stored: WhenStored
 
@@ -74,7 +77,7 @@ class _Share:
 
 
 class Rounds:
-    """The rounds of one server, of which the latest may be live. Used by one thread.
+    """The rounds of one server, of which one per training may be live. Used by one thread.
 
     `signing` is this server's signing key, and `send` sends a message to the peer.
     """
@@ -83,24 +86,27 @@ class Rounds:
         self,
         config: ServerConfig,
         store: Store,
-        engine: Engine,
+        engines: Engines,
         signing: SigningKey,
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._engine, self._clock = config, engine, clock
+        self._config, self._engines, self._clock = config, engines, clock
         self.register = Register(config, store, clock, wall)
         self._keeper = TrainingKeeper(config.party, store, signing)
-        self._runner = RoundRunner(self.register, self._keeper, engine, self._send, clock)
+        self._runner = RoundRunner(self.register, self._keeper, engines, self._send, clock)
         self._peer_control = PeerControl(
-            config, self.register, self._runner, engine, signing.public, send, clock
+            config, self.register, self._runner, engines, signing.public, send, clock
         )
-        # the shares of the live round that `flush` commits
+        # the shares that `flush` commits
         self._shares: list[_Share] = []
+        # the rounds that await a turn at S0 and what they want to do, the first that was ready
+        # first
+        self._queue: list[tuple[Entry, Use | None]] = []
         self._stops = False
         self.register.tidy()
-        if entry := self.live:
+        for entry in self.live:
             self._runner.take(entry, Unlinked(f"{config.name} was restarted"))
 
     def _send(self, message: Message) -> None:
@@ -112,8 +118,8 @@ class Rounds:
         self.register.reload(config)
 
     @property
-    def live(self) -> Entry | None:
-        """The round that has begun and not ended, if there is one."""
+    def live(self) -> list[Entry]:
+        """The rounds that have begun and not ended."""
         return self.register.live
 
     @property
@@ -121,12 +127,14 @@ class Rounds:
         """The watch over the other server."""
         return self._peer_control.watch
 
-    @property
-    def dim(self) -> int:
-        """The values of the model that S0 keeps, or otherwise of the latest round; 0 if neither."""
-        if (model := self._keeper.model) is not None:
+    def dim(self, training: str) -> int:
+        """Return how many values the model of a training has.
+
+        It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
+        """
+        if (model := self._keeper.current(training).model) is not None:
             return model.size
-        latest = self.register.latest
+        latest = self.register.latest(training)
         return latest.server_round.params.dim if latest else 0
 
     def left_s(self, entry: Entry) -> float:
@@ -143,6 +151,7 @@ class Rounds:
 
     def open(
         self,
+        training: str,
         params: RoundParams,
         range_options: dict[str, Any],
         reset: bool,
@@ -151,29 +160,31 @@ class Rounds:
         when_opened: WhenOpened,
         request: str = "",
     ) -> None:
-        """Open a round, at S0; `when_opened` is called once S1 has answered.
+        """Open a round of a training, at S0; `when_opened` is called once S1 has answered.
 
         A `request` that was made before is answered with the round that it has opened.
         `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
         its options, or {} for the current one. Raises PeerUnavailable or ParametersDiffer if S1 is
-        not ready, RoundBusy if a round is live, and InputError or ConfigError if the round cannot
-        be computed.
+        not ready, RoundBusy if a round of the training is live, and InputError or ConfigError if
+        the round cannot be computed.
         """
         self.flush()
-        if made := self.register.requested(request):
+        if made := self.register.requested(training, request):
             if made.server_round.state is State.OPENING:
                 made.when_opened.append(when_opened)
             else:
                 self._runner.answer(made, when_opened)
             return
         self.peer.require()
-        if entry := self.live:
+        if entry := self.register.live_of(training):
             raise RoundBusy(
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
-        before = self._keeper.begin(params, range_options, reset, model, optimiser_options)
-        kept = self._engine.session_id
+        before = self._keeper.begin(
+            training, params, range_options, reset, model, optimiser_options
+        )
+        kept = self._engines.of(training).session_id
         asked = Open(
             new_round_id(before.number),
             before.number,
@@ -182,6 +193,7 @@ class Rounds:
             new_session=kept is None,
             start_over=reset or model is not None,
             start=before.digest.hex(),
+            training=training,
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
@@ -218,7 +230,7 @@ class Rounds:
         if not repeated:
             server_round.check_dealing(client)
             if row := spool.put_dealing(client, form, piece, pieces, share):
-                self._shares.append(_Share(row, when_stored))
+                self._shares.append(_Share(entry, row, when_stored))
                 return
         when_stored(None)
 
@@ -242,14 +254,21 @@ class Rounds:
             when_stored(None)
             return
         entry.server_round.check_upload(client)
-        self._shares.append(_Share(entry.spool.put(client, form, share, digest), when_stored))
+        row = entry.spool.put(client, form, share, digest)
+        self._shares.append(_Share(entry, row, when_stored))
 
     def flush(self) -> None:
-        """Commit the shares that have come, all at once, and say that they are stored."""
+        """Commit the shares that have come, all of a round at once, and say that they are stored.
+
+        What goes wrong with those of one round is nothing to the others.
+        """
         shares, self._shares = self._shares, []
-        if not shares:
-            return
-        entry = self.live
+        for entry in dict.fromkeys(share.entry for share in shares):
+            self._store_all(entry, [share for share in shares if share.entry is entry])
+        if shares:
+            self._go_on()
+
+    def _store_all(self, entry: Entry, shares: Sequence[_Share]) -> None:
         try:
             self._store(entry, shares)
         except LocalProtocolError:
@@ -260,11 +279,10 @@ class Rounds:
                 except LocalProtocolError:
                     closed = RoundClosed("the round has just been closed: it has all its clients")
                     share.when_stored(closed)
-        self._go_on()
 
-    def _store(self, entry: Entry | None, shares: Sequence[_Share]) -> None:
-        if entry is None:
-            raise LocalProtocolError("there is no round to store shares for")
+    def _store(self, entry: Entry, shares: Sequence[_Share]) -> None:
+        if not entry.server_round.live:
+            raise LocalProtocolError("the round has ended")
         try:
             entry.spool.sync()
             self._runner.feed(
@@ -278,12 +296,12 @@ class Rounds:
                 share.when_stored(error)
             return
         for share in shares:
-            round_id = entry.server_round.round_id
+            about = entry.server_round.about
             name = entry.server_round.names[share.row.client]
             if share.row.kind == DEALING:
-                logs.event("dealing-stored", round=round_id, client=name)
+                logs.event("dealing-stored", **about, client=name)
             else:
-                logs.event("upload-stored", round=round_id, client=name)
+                logs.event("upload-stored", **about, client=name)
             share.when_stored(None)
 
     def _flush_of(self, client: str) -> None:
@@ -319,9 +337,10 @@ class Rounds:
         self._go_on()
 
     def engine_ended(self) -> None:
-        """Take what the engine has: verdicts of a check, the result of a run, or errors."""
-        while (result := self._engine.poll()) is not None:
-            if entry := self.live:
+        """Take what the engines have: verdicts of a check, the result of a run, or errors."""
+        while (ended := self._engines.poll()) is not None:
+            training, result = ended
+            if entry := self.register.live_of(training):
                 self._take(entry, result)
         self._go_on()
 
@@ -347,7 +366,7 @@ class Rounds:
         logs.event(
             "clients-checked",
             logging.WARNING if failed else logging.INFO,
-            round=entry.server_round.round_id,
+            **entry.server_round.about,
             checked=[names[key] for key in clients],
             failed=[names[key] for key in failed],
         )
@@ -361,22 +380,36 @@ class Rounds:
         self.flush()
         self._peer_control.tick()
         self._runner.tick()
-        entry = self.live
-        if entry and self._runner.idle and self._clock() >= entry.server_round.deadline:
-            self._runner.take(entry, Overdue())
+        for entry in self.live:
+            if self._runner.idle(entry) and self._clock() >= entry.server_round.deadline:
+                self._runner.take(entry, Overdue())
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give the live round its turn at S0, if it awaits one and can have it."""
-        entry = self.live
-        if entry is None or not entry.server_round.awaits_turn(self._clock()):
+        """Give rounds their turns at S0, each if nobody is doing what it wants to do.
+
+        The first that was ready is the first, of all trainings.
+        """
+        now = self._clock()
+        ready = [
+            (entry, entry.server_round.next_use)
+            for entry in self.live
+            if entry.server_round.awaits_turn(now)
+        ]
+        self._queue = [one for one in self._queue if one in ready]
+        self._queue += [one for one in ready if one not in self._queue]
+        if self._stops or self.peer.problem:
             return
-        engine = self._engine
-        if self._stops or self.peer.problem or engine.stopping or not self._runner.idle:
-            return
-        kept = None if entry.server_round.adrift else engine.opened_session
-        turn = Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
-        self._runner.take(entry, turn)
+        for one in list(self._queue):
+            entry, use = one
+            engine = self._engines.of(entry.server_round.training)
+            in_use = use is not None and use in [other.server_round.use for other in self.live]
+            if in_use or engine.stopping or not self._runner.idle(entry):
+                continue
+            self._queue.remove(one)
+            kept = None if entry.server_round.adrift else engine.opened_session
+            turn = Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
+            self._runner.take(entry, turn)
 
     def stop(self) -> None:
         """Take no more rounds and begin no more runs. A running protocol may finish."""
@@ -387,9 +420,9 @@ class Rounds:
     def running(self) -> bool:
         """Whether the protocol runs."""
         runs = (State.STARTING, State.RUNNING)
-        return bool((entry := self.live) and entry.server_round.state in runs)
+        return any(entry.server_round.state in runs for entry in self.live)
 
     def interrupt(self, why: str) -> None:
         """Let what is under way be tried again, because something failed at this server."""
-        if entry := self.live:
+        for entry in self.live:
             self._runner.take(entry, Interrupted(RoundFailed.code, f"{self._config.name} {why}"))

@@ -6,6 +6,7 @@ It acts on the peer, the engine, the disk, the log and the coordinator.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from securemedian.mpc.errors import (
@@ -23,6 +24,7 @@ from securemedian.servers import logs
 from securemedian.servers.control import Message
 from securemedian.servers.database import Row
 from securemedian.servers.engine import Engine, session_name
+from securemedian.servers.engines import Engines
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
 from securemedian.servers.round_state import (
@@ -40,6 +42,18 @@ AGAIN_S = 1.0
 TRANSIENT = (ChannelClosed, ChannelTimeout, PeerUnavailable, NoSocket, NotStored)
 
 
+@dataclass
+class _Queue:
+    """The events that a round has yet to take, in their order."""
+
+    entry: Entry
+    events: deque[Event] = field(default_factory=deque)
+    # when one that could not be stored is tried again
+    again: float = 0.0
+    # whether the round is taking the first of them
+    taking: bool = False
+
+
 class RoundRunner:
     """Feeds events to rounds and does the actions that they return. Used by one thread."""
 
@@ -47,11 +61,11 @@ class RoundRunner:
         self,
         register: Register,
         keeper: TrainingKeeper,
-        engine: Engine,
+        engines: Engines,
         send: Callable[[Message], None],
         clock: Callable[[], float],
     ) -> None:
-        self._register, self._keeper, self._engine = register, keeper, engine
+        self._register, self._keeper, self._engines = register, keeper, engines
         self._send, self._clock = send, clock
         self._bounded_log = logs.BoundedLog(clock)
         self._effects: dict[Effect, Callable[[Entry], None]] = {
@@ -62,40 +76,31 @@ class RoundRunner:
             Effect.BIND: self._bind,
             Effect.START: self._start,
             Effect.PUBLISH: self._publish,
-            Effect.DROP_SESSION: lambda entry: engine.drop(),
+            Effect.DROP_SESSION: lambda entry: self._engine(entry).drop(),
             Effect.DROP_UPLOADS: self._drop_uploads,
             Effect.ANSWER: self._answer,
         }
-        # events that have yet to be taken, in their order, and when those that could not be stored
-        # are tried again
-        self._events: deque[tuple[Entry, Event]] = deque()
-        self._again = 0.0
-        self._taking = False
+        self._queues: dict[str, _Queue] = {}
 
     def take(self, entry: Entry, event: Event) -> None:
         """Let a round take an event, and do the actions that it returns, once it is stored.
 
-        While it cannot be stored it is kept, and so is what comes after it. A message of the peer
-        that cannot come now is logged, and fails a live round.
+        While it cannot be stored it is kept, and so is what comes after it for the same round. A
+        message of the peer that cannot come now is logged, and fails a live round.
         """
-        self._events.append((entry, event))
-        if not self.waits:
-            self._go_on()
+        queue = self._queue(entry)
+        queue.events.append(event)
+        self._go_on(queue)
 
-    @property
-    def waits(self) -> bool:
-        """Whether there is an event that could not be stored, and whose time has not come."""
-        return len(self._events) > 0 and self._clock() < self._again
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is no event that has yet to be taken."""
-        return not self._events
+    def idle(self, entry: Entry) -> bool:
+        """Return whether there is no event that the round has yet to take."""
+        return not self._queue(entry).events
 
     def tick(self) -> None:
         """Try again what could not be stored."""
-        if not self.waits:
-            self._go_on()
+        for queue in list(self._queues.values()):
+            self._go_on(queue)
+        self._queues = {name: queue for name, queue in self._queues.items() if queue.events}
 
     def feed(self, entry: Entry, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
         """Let a round take events and the rows of what its clients have sent, all or nothing.
@@ -103,49 +108,50 @@ class RoundRunner:
         Raises NotStored if they cannot be stored, and LocalProtocolError for an event of this
         server itself that cannot come; then nothing has changed.
         """
-        self._feed(entry, events, rows)
-        self._go_on()
+        queue = self._queue(entry)
+        self._feed(queue, events, rows)
+        self._go_on(queue)
 
-    def _go_on(self) -> None:
-        if self._taking:
+    def _queue(self, entry: Entry) -> _Queue:
+        return self._queues.setdefault(entry.server_round.round_id, _Queue(entry))
+
+    def _go_on(self, queue: _Queue) -> None:
+        """Let a round take what it has yet to take, unless it has to wait before."""
+        if queue.taking or self._clock() < queue.again:
             return
-        self._taking = True
+        queue.taking = True
+        about = queue.entry.server_round.about
         try:
-            while self._events:
-                entry, event = self._events[0]
+            while queue.events:
                 try:
-                    self._feed(entry, [event])
+                    self._feed(queue, [queue.events[0]])
                 except NotStored as error:
-                    self._again = self._clock() + AGAIN_S
+                    queue.again = self._clock() + AGAIN_S
                     self._bounded_log.event(
                         "not-stored",
                         "disk",
                         logging.ERROR,
-                        round=entry.server_round.round_id,
-                        waiting=len(self._events),
+                        **about,
+                        waiting=len(queue.events),
                         reason=str(error),
                     )
                     return
                 except PeerProtocolError as error:
-                    self._bounded_log.event(
-                        "message-refused",
-                        "peer",
-                        round=entry.server_round.round_id,
-                        reason=str(error),
-                    )
-                    if entry.server_round.live:
-                        self._events.insert(1, (entry, Failure(error.code, str(error))))
+                    self._bounded_log.event("message-refused", "peer", **about, reason=str(error))
+                    if queue.entry.server_round.live:
+                        queue.events.insert(1, Failure(error.code, str(error)))
                 except Exception:
-                    self._events.popleft()
+                    queue.events.popleft()
                     raise
-                self._events.popleft()
+                queue.events.popleft()
         finally:
-            self._taking = False
+            queue.taking = False
 
-    def _feed(self, entry: Entry, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
+    def _feed(self, queue: _Queue, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
+        entry = queue.entry
         changed, actions = entry.server_round.after(events, self._clock())
         if self._register.commit(entry, changed, actions, rows):
-            logs.event("clients-released", logging.WARNING, round=changed.round_id)
+            logs.event("clients-released", logging.WARNING, **changed.about)
         for action in actions:
             try:
                 self._do(entry, action)
@@ -153,14 +159,14 @@ class RoundRunner:
                 event = _event_of(error)
                 if entry.server_round.live:
                     # before all that has come meanwhile; the present event is still the first one
-                    self._events.insert(1 if self._taking else 0, (entry, event))
+                    queue.events.insert(1 if queue.taking else 0, event)
                     return
                 # The other actions remain to be done, such as deleting uploads and answering the
                 # coordinator.
                 logs.event(
                     "action-failed",
                     logging.ERROR,
-                    round=entry.server_round.round_id,
+                    **entry.server_round.about,
                     action=action if isinstance(action, Effect) else type(action).__name__,
                     reason=event.reason,
                 )
@@ -171,33 +177,36 @@ class RoundRunner:
         else:
             self._send(action)
 
+    def _engine(self, entry: Entry) -> Engine:
+        return self._engines.of(entry.server_round.training)
+
     def _begin(self, entry: Entry) -> None:
         self._register.begin()
-        self._keeper.keep(entry.before)
+        self._keeper.keep(entry.server_round.training, entry.before)
 
     def _prepare(self, entry: Entry) -> None:
         """Let the engine prepare the round. Both servers do so at once, while the clients train."""
-        self._engine.prepare(entry.server_round.session, entry.server_round.params)
+        self._engine(entry).prepare(entry.server_round.session, entry.server_round.params)
 
     def _check(self, entry: Entry) -> None:
         """Let the engine check clients, or toss for it first. Both servers do so at once."""
-        server_round, spool = entry.server_round, entry.spool
+        server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
         clients, shape = server_round.under_check, server_round.params.dealing
         if shape and not server_round.coin:
-            self._engine.toss()
+            engine.toss()
         elif shape:
             halves = [spool.dealing(key) for key in clients]
             examine = spool.examination(clients)
-            self._engine.check_dealings(shape, halves, server_round.coin, examine)
+            engine.check_dealings(shape, halves, server_round.coin, examine)
         else:
             uploads = [spool.get(key) for key in clients]
-            self._engine.check_values(server_round.params, uploads, spool.examination(clients))
+            engine.check_values(server_round.params, uploads, spool.examination(clients))
 
     def _bind(self, entry: Entry) -> None:
         """`Register.commit` has bound the clients."""
 
     def _start(self, entry: Entry) -> None:
-        server_round, engine = entry.server_round, self._engine
+        server_round, engine = entry.server_round, self._engine(entry)
         if server_round.new_session:
             engine.prepare(server_round.session, server_round.params)
         elif engine.opened_session != server_round.session:
@@ -212,7 +221,7 @@ class RoundRunner:
 
     def _publish(self, entry: Entry) -> None:
         if entry.after:
-            self._keeper.keep(entry.after)
+            self._keeper.keep(entry.server_round.training, entry.after)
 
     def _drop_uploads(self, entry: Entry) -> None:
         entry.spool.drop()
@@ -232,7 +241,7 @@ class RoundRunner:
 
     def _log(self, entry: Entry) -> None:
         server_round = entry.server_round
-        details: dict[str, Any] = {"round": server_round.round_id, "number": server_round.number}
+        details: dict[str, Any] = server_round.about | {"number": server_round.number}
         if server_round.state is State.OPEN and server_round.repeats:
             details |= {"repeats": server_round.whom_it_repeats()}
         if server_round.state in (State.STARTING, State.RUNNING):

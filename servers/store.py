@@ -41,6 +41,7 @@ from securemedian.mpc.training import Training
 from securemedian.servers.control import is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.results import Result
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # what earlier releases kept instead of a database
 _OLD_TRAINING = "training.npz"
@@ -69,7 +70,8 @@ class WordsFile:
     def __init__(self, path: Path, end: int = 0) -> None:
         """Open a file, or make it; what lies from byte `end` on is overwritten."""
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        self._end = end
+        # where the next words begin
+        self.end = end
         self._synced = True
 
     def append(self, words: Words) -> int:
@@ -77,15 +79,15 @@ class WordsFile:
 
         Raises OSError if they cannot all be written; what was written is overwritten by the next.
         """
-        begin = self._end
+        begin = self.end
         self.write(begin, words)
-        self._end += 8 * words.size
+        self.end += 8 * words.size
         return begin
 
     def give_back(self, begin: int, size: int) -> None:
         """Let the next words overwrite what was appended last, if it is this."""
-        if begin + size == self._end:
-            self._end = begin
+        if begin + size == self.end:
+            self.end = begin
 
     def sync(self) -> None:
         """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
@@ -98,9 +100,9 @@ class WordsFile:
 
         Raises OSError if the disk has no room for them.
         """
-        begin = self._end
+        begin = self.end
         os.posix_fallocate(self._file.fileno(), begin, 8 * count)
-        self._end += 8 * count
+        self.end += 8 * count
         return begin
 
     def write(self, at: int, words: Words) -> None:
@@ -298,6 +300,12 @@ class Spool:
         except OSError as error:
             raise _cannot_store("the upload", error) from error
 
+    @property
+    def stored_bytes(self) -> int:
+        """What the shares take on the disk, and of incomplete dealings the room that they have."""
+        words = self._words_file
+        return words.end if words else 0
+
     def add(self, row: Row) -> None:
         """Let a share count whose row is committed."""
         self._rows[row.client, row.kind] = row
@@ -483,36 +491,36 @@ class Store:
 
     # Training runs and results
 
-    def load_training(self) -> Training:
-        """Return the current training run, or a new one if there is none.
+    def load_training(self, training: str = DEFAULT_TRAINING) -> Training:
+        """Return the current training run of a training, or a new one if there is none.
 
         That of a release without a database is taken over. Raises ConfigError if the file is
         damaged.
         """
-        if name := self.database.current_training():
+        if name := self.database.current_runs().get(training):
             return self.read_training(name)
-        old = self._old_training()
+        old = self._old_training() if training == DEFAULT_TRAINING else None
         if old is None:
             return Training()
         self.save_training(old)
         (self._folder / _OLD_TRAINING).unlink()
         return old
 
-    def save_training(self, training: Training) -> None:
+    def save_training(self, run: Training, training: str = DEFAULT_TRAINING) -> None:
         """Make a training run the current one: a crash leaves the old one or the new one."""
-        name = self.write_training(training)
+        name = self.write_training(run)
         with self.database.transaction():
-            self.database.set_current_training(name)
+            self.database.set_current_run(training, name)
 
-    def write_training(self, training: Training) -> str:
+    def write_training(self, run: Training) -> str:
         """Keep a training run, and return the name of its file. Raises NotStored."""
         return self._keep(
             {
-                "policy": training.policy.to_dict(),
-                "published": training.published,
-                "optimiser": training.optimiser.to_dict(),
+                "policy": run.policy.to_dict(),
+                "published": run.published,
+                "optimiser": run.optimiser.to_dict(),
             },
-            {"scale": training.scale, "model": training.model, "moments": training.moments},
+            {"scale": run.scale, "model": run.model, "moments": run.moments},
         )
 
     def read_training(self, name: str) -> Training:

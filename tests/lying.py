@@ -68,7 +68,7 @@ def round_(desk: Desk, call: Call) -> Answer:
     answer = true_round(desk, call)
     if lie() != "model and digest":
         return answer
-    entry = desk._rounds.register.find(str(answer.fields["round"]))
+    entry = desk._rounds.register.find(str(answer.fields["round"]), call.key)
     return Answer({**answer.fields, "start": altered(entry.before).digest.hex()})
 
 

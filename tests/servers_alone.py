@@ -26,6 +26,7 @@ from securemedian.mpc.share import Upload
 from securemedian.servers import config, control, database
 from securemedian.servers.control import Done, Hello, Message, Open, Opened
 from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
+from securemedian.servers.engines import Engines
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import Entry
 from securemedian.servers.requests import Desk
@@ -33,6 +34,7 @@ from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
 from securemedian.settings.keys import SigningKey
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # a machine does not crash within a test, and waiting for its disk takes most of the time
 database.SYNCHRONOUS = "OFF"
@@ -94,8 +96,9 @@ class FakeEngine:
         self.sessions.append(session_id)
 
     def toss(self) -> None:
-        """Toss at once."""
-        self.result = Coin(bytes([len(self.sessions)] * SEED_BYTES))
+        """Toss at once: in each session something else, and alike at both servers."""
+        assert self.session_id
+        self.result = Coin(self.session_id[:SEED_BYTES])
 
     def check_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
@@ -132,7 +135,7 @@ class FakeEngine:
 
     def drop(self) -> None:
         """Forget the session."""
-        self.session_id, self.checked = None, ()
+        self.session_id, self.result, self.checked, self.uploads = None, None, (), None
         self.dropped += 1
 
 
@@ -164,21 +167,20 @@ class Server:
         self._start(ready)
 
     def _start(self, ready: bool) -> None:
-        self.engine = FakeEngine()
+        self.engines = Engines(lambda _: cast(Engine, FakeEngine()))
         self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
         self.store = Store(self.folder)
-        engine = cast(Engine, self.engine)
         clock = lambda: self.now  # noqa: E731
         signing = SIGNING[self.config.party]
         self.rounds = Rounds(
-            self.config, self.store, engine, signing, self.sent.append, clock, clock
+            self.config, self.store, self.engines, signing, self.sent.append, clock, clock
         )
         self.desk = Desk(
             self.config,
             self.rounds,
-            engine,
+            self.engines,
             lambda address, parts: self.replies.append(wire.unpack(parts)),
         )
         self.hear(hello())
@@ -254,6 +256,15 @@ class Server:
             self.upload(client.public_key, round_id)
 
     @property
+    def engine(self) -> FakeEngine:
+        """The engine of the default training."""
+        return self.engine_of(DEFAULT_TRAINING)
+
+    def engine_of(self, training: str) -> FakeEngine:
+        """Return the engine of a training."""
+        return cast(FakeEngine, self.engines.of(training))
+
+    @property
     def coordinator(self) -> str:
         """The key of the coordinator."""
         return self.config.coordinators[0].public_key
@@ -266,9 +277,9 @@ class Server:
     @property
     def latest(self) -> Entry:
         """The latest round."""
-        entry = self.rounds.register.latest
-        assert entry is not None, "there has been no round"
-        return entry
+        entries = self.rounds.register.entries
+        assert entries, "there has been no round"
+        return entries[-1]
 
     @property
     def state(self) -> tuple[str, str]:

@@ -97,7 +97,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     server = Server(0, tmp_path, DEALT)
     round_id = server.open()
     both, one, neither = server.keys
-    names = server.rounds.register.names
+    names = server.latest.server_round.names
 
     def kinds(*keys: str) -> list[str]:
         said = server.ask(server.coordinator, "status").fields
@@ -369,7 +369,7 @@ def test_the_page_knows_the_phases_and_states() -> None:
     [
         (["--listen", "8080"], "HOST:PORT"),
         (["--listen", "192.0.2.1:1"], "cannot listen at 192.0.2.1:1"),
-        (["--training", "nowhere"], "there is no folder nowhere"),
+        (["--output", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_mistakes_are_named(

@@ -160,7 +160,7 @@ class Two:
             assert answer.type == "upload", answer.fields
 
     def state(self, party: int) -> str:
-        return self.servers[party].state[0] if self.servers[party].rounds.register.latest else ""
+        return self.servers[party].state[0] if self.servers[party].rounds.register.entries else ""
 
     def ended(self) -> bool:
         return all(self.state(party) in ("published", "failed") for party in (0, 1))
@@ -445,7 +445,7 @@ def test_what_is_stored_is_for_its_owner_and_is_gone_after_the_round(two: Two) -
 
 
 def _has_no_live_round(server: Server) -> bool:
-    return server.rounds.live is None
+    return not server.rounds.live
 
 
 def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two) -> None:

@@ -220,7 +220,7 @@ def check_what_is_kept(server: Server) -> None:
     """Check that the server keeps no more than its latest rounds, and uploads of a live one."""
     register = server.rounds.register
     spooled = [path.name for path in (server.folder / "spool").iterdir()]
-    assert spooled == ([register.live.server_round.round_id] if register.live else [])
+    assert spooled == [entry.server_round.round_id for entry in register.live]
     entries = list(register._entries.values())
     assert len(entries) <= KEPT_ROUNDS
     for entry in entries:
@@ -274,7 +274,7 @@ CHOSEN: list[dict[str, Any]] = [
 @st.composite
 def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
     """Draw a caller and a request, which is nearly right."""
-    latest = server.rounds.register.latest
+    latest = server.rounds.register.latest("default")
     params = draw(st.sampled_from(ROUNDS))
     fields = {
         "round": latest.server_round.round_id if latest else ROUND,
@@ -283,6 +283,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "piece": draw(st.sampled_from([0, 1, 2, -1, 1 << 63])),
         "pieces": draw(st.sampled_from([1, 2, 3, 0, -1, 1 << 63])),
         "reason": "why",
+        "training": draw(st.sampled_from(["default", "default", "another", ""])),
         "range": draw(st.sampled_from(RANGES)),
         "optimiser": draw(st.sampled_from(CHOSEN)),
         "reset": draw(st.booleans()),
@@ -314,9 +315,7 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
                 server.desk.request(b"", key, parts)
                 server.rounds.flush()
                 # an `open` is answered when S1 has spoken
-                waits = (
-                    server.rounds.live is not None and server.latest.server_round.state == "opening"
-                )
+                waits = bool(server.rounds.live) and server.latest.server_round.state == "opening"
                 assert waits or len(server.replies) > before
                 check_answers(server, before)
 
@@ -326,7 +325,7 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
 
 def all_messages(server: Server) -> list[control.Message]:
     """Return a message of every kind, which fits the server's latest round or opens another."""
-    latest = server.rounds.register.latest
+    latest = server.rounds.register.latest("default")
     round_id = latest.server_round.round_id if latest else ROUND
     digest = latest.server_round.digest if latest else bytes(32)
     attempt = latest.server_round.attempt if latest else 0

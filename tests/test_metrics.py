@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -22,7 +22,6 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.pipeline import Cost
 from securemedian.servers import logs, metrics
 from securemedian.servers.config import Caller, MetricsConfig
-from securemedian.servers.engine import Engine
 from securemedian.servers.metrics import HELP, MOST_CONNECTIONS, HttpServer, Monitor, Tally
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, PARAMS, Server
@@ -50,7 +49,7 @@ def tally() -> Iterator[Tally]:
 def turn(monitor: Monitor, server: Server) -> None:
     """Let the loop turn, a second later."""
     monitor._due = 0.0
-    monitor.turn(server.desk, server.rounds, cast(Engine, server.engine))
+    monitor.turn(server.desk, server.rounds, server.engines)
 
 
 def samples(monitor: Monitor) -> dict[tuple[str, ...], float]:

@@ -200,13 +200,14 @@ def test_a_server_tells_its_store(
     for owner, name in ((daemon.signal, "signal"), (daemon.sys, "setswitchinterval")):
         monkeypatch.setattr(owner, name, lambda *_: None)
     monkeypatch.setattr(daemon.logs, "start", lambda name: None)
-    monkeypatch.setattr(daemon, "check_own_key", lambda config, key: None)
+    monkeypatch.setattr(daemon, "check_own_key", lambda config, *keys: None)
     monkeypatch.setattr(daemon, "load_keys", lambda file: SimpleNamespace(public=b""))
+    monkeypatch.setattr(daemon, "load_signing_key", lambda file: SimpleNamespace(public=""))
     config = SimpleNamespace(
         name="s0", key_file="", state_dir=tmp_path, protocol=ProtocolParams(native_aes=native_aes)
     )
     with pytest.raises(Stop, match=str(native_aes)):
-        daemon.serve(config)  # type: ignore[arg-type]
+        daemon.serve(config, lambda: config)  # type: ignore[arg-type,return-value]
 
 
 def trees(field_bits: int) -> list[list[bytes]]:

@@ -268,6 +268,7 @@ def test_each_server_that_says_something_else_is_named() -> None:
         ({"round": "7-00000000"}, "is that of round '7-00000000'"),
         ({"number": 8}, "is that of round"),
         ({"service": "another"}, "is that of round"),
+        ({"training": "stroke"}, "of the training 'stroke', and not of default"),
         ({"params": bytes(32)}, "other parameters"),
         ({"start": bytes(32)}, "started from another model"),
         ({"included": ["key-b", "key-c"], "left_out": {}}, "neither includes this client"),
@@ -277,11 +278,11 @@ def test_each_server_that_says_something_else_is_named() -> None:
 def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
     changes: dict[str, Any], said: str
 ) -> None:
-    known = RECORD.round, PARAMS, Training().digest, "key-a"
+    known = RECORD.training, RECORD.round, PARAMS, Training().digest, "key-a"
     results.check_record(RECORD, *known)
-    results.check_record(RECORD, *known[:3], "key-c")
+    results.check_record(RECORD, *known[:4], "key-c")
     # who has not trained and not submitted knows less
-    results.check_record(replace(RECORD, start=bytes(32)), *known[:2], None, "")
+    results.check_record(replace(RECORD, start=bytes(32)), *known[:3], None, "")
     error = TooFewClients if "included" in changes and len(changes) == 1 else ReceiptInvalid
     with pytest.raises(error, match=said):
         results.check_record(replace(RECORD, **changes), *known)

@@ -659,10 +659,12 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     leader.dealt_here |= {"key-a": b"", "key-b": b""}
     leader.handle(Unlinked("why"), 1.0)
     leader.handle(Turn(SECOND, True), 10.0)
-    asks = leader.handle(replace(answer, session=SECOND), 10.0)
-    assert Check(ID, ["key-a"], COIN) in asks
+    leader.handle(replace(answer, session=SECOND), 10.0)
+    turn = Turn(SECOND, False)
+    assert leader.handle(turn, 10.0) == [Check(ID, ["key-a"], COIN), Effect.CHECK]
     leader.handle(CheckEnded(["key-a"], []), 10.0)
-    assert leader.handle(Checked(ID, ["key-a"], []), 10.0) == [Check(ID, ["key-b"]), Effect.CHECK]
+    assert leader.handle(Checked(ID, ["key-a"], []), 10.0) == []
+    assert leader.handle(turn, 10.0) == [Check(ID, ["key-b"]), Effect.CHECK]
     # and if both have one, it must be the same
     leader.coins["key-a"] = OTHER_COIN
     leader.handle(Unlinked("why"), 20.0)

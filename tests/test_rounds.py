@@ -254,7 +254,7 @@ def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
         Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, START),
         Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False, START),
     )
-    assert s1.rounds.register.find("1-0000000a").server_round.state == "failed" and s1.state == (
+    assert s1.rounds.register.entries[0].server_round.state == "failed" and s1.state == (
         "open",
         "",
     )
@@ -279,7 +279,7 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
     )
     s0.rounds.engine_ended()
     s0.hear(s0.done())
-    assert s0.state == ("published", "") and s0.rounds.live is None
+    assert s0.state == ("published", "") and not s0.rounds.live
     refused = s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
     assert refused.fields["code"] == "round-busy" and "being stopped" in refused.fields["message"]
 
@@ -319,8 +319,7 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
         == "upload"
     )
     # what was written before the disk was full is no part of it
-    assert s0.rounds.live is not None
-    assert (s0.rounds.live.spool.get(client).words(0, 0, words.size) == words).all()
+    assert (s0.latest.spool.get(client).words(0, 0, words.size) == words).all()
 
 
 def test_a_dealing_that_cannot_be_written_is_still_due(
@@ -428,7 +427,7 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
     with caplog.at_level(logging.INFO, "securemedian"):
         s0.rounds.engine_ended()
     (event,) = (record for record in caplog.records if record.message == "clients-checked")
-    names = s0.rounds.register.names
+    names = s0.config.members["default"].clients
     assert event.levelno == logging.WARNING
     assert vars(event)["fields"]["failed"] == [names[second]]
     s0.hear(Checked(round_id, [second], [second]))
@@ -491,7 +490,7 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = s0.config.clients[0].public_key
-    monkeypatch.setattr(Register, "latest", property(lambda self: 1 // 0))
+    monkeypatch.setattr(Register, "latest", lambda self, training: 1 // 0)
     answer = s0.ask(client, "info")
     assert (answer.type, answer.fields["code"]) == (
         "error",
@@ -779,10 +778,10 @@ def test_no_request_below_the_limit_of_a_header_ends_a_server(
 def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wordy(rounds: Rounds) -> None:
+    def wordy(rounds: Rounds, training: str) -> None:
         raise RoundBusy(LONG)
 
-    monkeypatch.setattr(Rounds, "live", property(wordy))
+    monkeypatch.setattr(Rounds, "dim", wordy)
     refused = s0.ask(s0.keys[0], "info")
     assert refused.fields["code"] == "round-busy"
     assert len(refused.fields["message"]) < 2 * MAX_TEXT
@@ -858,7 +857,7 @@ def test_malformed_control_messages_do_not_end_the_loop(
     server = Server(party, tmp_path / "state")
     before = set(tmp_path.rglob("*"))
     server.rounds.control(parts)
-    assert set(tmp_path.rglob("*")) == before and server.rounds.live is None
+    assert set(tmp_path.rglob("*")) == before and not server.rounds.live
     assert server.ask(server.keys[0], "info").fields["peer_linked"] is True
 
 
@@ -909,7 +908,7 @@ def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
         else:
             server.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), True, False, START))
         if missing:
-            assert server.rounds.live is None
+            assert not server.rounds.live
             refusal = server.replies[-1].fields["message"] if party == 0 else server.sent[-1].reason
             assert "max_message_bytes" in refusal
         else:
@@ -974,4 +973,4 @@ def test_a_server_that_signs_something_else_fails_the_round_for_good(s0: Server,
     refused = s0.ask(s0.keys[0], "result", round=round_id)
     assert refused.fields["code"] == "round-failed" and not refused.arrays
     # the training run goes on from where the round began
-    assert s0.rounds._keeper._kept.digest == s0.latest.before.digest
+    assert s0.rounds._keeper.current("default").digest == s0.latest.before.digest

@@ -108,20 +108,20 @@ def _missing() -> ConfigError:
 
 
 def serve(
-    config: ClientConfig, listen: str, training: Path | None, report: Callable[[str], Any]
+    config: ClientConfig, listen: str, output: Path | None, report: Callable[[str], Any]
 ) -> None:
     """Serve the dashboard until Ctrl-C or SIGTERM; `report` is told where it is.
 
-    Raises ConfigError if it cannot listen there, and InputError if `training` is no folder.
+    Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
     """
     try:
         import uvicorn
     except ImportError as error:
         raise _missing() from error
-    if training and not training.is_dir():
-        raise InputError(f"there is no folder {training}: it is the `output` of a training")
+    if output and not output.is_dir():
+        raise InputError(f"there is no folder {output}: it is the `output` of a training")
     host, port = host_and_port(listen)
-    app = make_app((watch := _watch(config, training)).view, is_loopback(host))
+    app = make_app((watch := _watch(config, output)).view, is_loopback(host))
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family)
@@ -152,12 +152,12 @@ def serve(
         server.run(sockets=[bound])
 
 
-def _watch(config: ClientConfig, training: Path | None) -> Watch:
+def _watch(config: ClientConfig, output: Path | None) -> Watch:
     """Return a watch that asks with the coordinator's key."""
     keys = load_keys(config.key_file)
     timeout_s = min(config.reply_timeout_s, ANSWER_S)
     servers = [
-        Connection("S0", config.s0, keys, timeout_s, config.s1),
-        Connection("S1", config.s1, keys, timeout_s, config.s0),
+        Connection("S0", config.s0, keys, timeout_s, config.s1, training=config.training),
+        Connection("S1", config.s1, keys, timeout_s, config.s0, training=config.training),
     ]
-    return Watch(servers, training)
+    return Watch(servers, output)
