@@ -19,7 +19,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.training import Training
 from securemedian.servers import logs
-from securemedian.servers.config import Members, ServerConfig
+from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
 from securemedian.servers.database import Row, SavedRound, Verdict
 from securemedian.servers.results import Result
@@ -118,7 +118,8 @@ class Register:
         Raises UnknownRound if there is none. Nobody learns of a round of another training that it
         exists.
         """
-        mine = [one for one in self._entries.values() if key in self._members(one)]
+        trainings = {name for name, members in self._config.members.items() if key in members}
+        mine = [one for one in self._entries.values() if one.server_round.training in trainings]
         for entry in mine:
             if entry.server_round.round_id == round_id:
                 return entry
@@ -126,9 +127,6 @@ class Register:
             f"the latest is {mine[-1].server_round.round_id}" if mine else "there has been none yet"
         )
         raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
-
-    def _members(self, entry: Entry) -> Members:
-        return self._config.members[entry.server_round.training]
 
     def requested(self, training: str, request: str) -> Entry | None:
         """Return the round that a coordinator has asked for under this id, if there is one."""
