@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from securemedian.mpc.errors import (
@@ -123,7 +123,8 @@ class Register:
         Raises UnknownRound if there is none. Nobody learns of a round of another training that it
         exists.
         """
-        mine = [one for one in self._entries.values() if key in self._members(one)]
+        trainings = {name for name, members in self._config.members.items() if key in members}
+        mine = [one for one in self._entries.values() if one.server_round.training in trainings]
         for entry in mine:
             if entry.server_round.round_id == round_id:
                 return entry
@@ -135,10 +136,6 @@ class Register:
     def has(self, training: str) -> bool:
         """Return whether this server has a training of that name."""
         return training in self._config.members
-
-    def _members(self, entry: Entry) -> Container[str]:
-        # none, if the training was removed by a reload
-        return self._config.members.get(entry.server_round.training, ())
 
     def requested(self, training: str, request: str) -> Entry | None:
         """Return the round that a coordinator has asked for under this id, if there is one."""

@@ -176,9 +176,11 @@ def test_a_server_expands_halves_as_it_is_configured(native_aes: bool, tmp_path:
     store, shape = Store(tmp_path, native_aes=native_aes), Dealing(200, 4, 3)
     seed = np.frombuffer(bytes(16), np.uint8)
     plain = store.spool("1-0000000a", ROUND.layout)
-    plain.put("a", "seed", seed)
+    plain.add(plain.put("a", "seed", seed))
     checked = store.spool("1-0000000b", shape.rotations_layout, shape)
-    checked.put_dealing("a", "seed", 0, 1, seed)
+    whole = checked.put_dealing("a", "seed", 0, 1, seed)
+    assert whole is not None
+    checked.add(whole)
     for half in (plain.get("a"), checked.dealing("a")):
         assert isinstance(half, share.SeedUpload) and half.native_aes == native_aes
     store.close()

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from securemedian.mpc.pipeline import Checked, Cost, Outcome, fill, run_round
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.servers.engine import Coin, Engine
+from securemedian.servers.engines import Engines
 from tests.parties import make_parties, run_both, shared
 
 pytestmark = pytest.mark.slow
@@ -324,3 +326,41 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
         assert index >= used.get(key, 0), "an index was hashed twice"
         used[key] = index + count
     assert used and len(set(uses["taken"])) == len(uses["taken"])
+
+
+def test_no_pools_are_filled_while_another_training_computes() -> None:
+    """And an engine that drops its session leaves those of the others alone."""
+    servers = Servers()
+    makers = [partial(Engine, j, SMALL, PLENTY, servers._opener(j), lambda: None) for j in (0, 1)]
+    both = [Engines(make) for make in makers]
+    params = ROUNDS["pairwise"]
+    uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
+
+    def end(engines: Engines, training: str) -> Any:
+        job = engines.of(training)._job
+        assert job is not None and job.join(60)
+        return engines.poll()
+
+    def prepared(training: str, session: bytes) -> int:
+        """Prepare a round, and return how many OTs were made for it."""
+        for engines in both:
+            engines.of(training).prepare(session, params)
+        for engines in both:
+            assert end(engines, training) is None
+        lanes = both[0].of(training)._lanes
+        assert lanes is not None
+        return lanes.ahead.ots
+
+    assert prepared("default", bytes(16)) > 0
+    both[0].of("default").start(params, uploads, [1] * CLIENTS)
+    assert both[0].of("default").computes and not both[0].of("stroke").computes
+    # S0's word counts, and S1 has not begun
+    assert prepared("stroke", bytes([1]) * 16) == 0
+    both[1].of("stroke").drop()
+    both[1].of("default").start(params, uploads, [1] * CLIENTS)
+    for engines in both:
+        training, outcome = end(engines, "default")
+        assert training == "default" and isinstance(outcome, Outcome)
+        assert not engines.of("default").computes
+    assert prepared("stroke", bytes([2]) * 16) > 0
+    assert all(engines.close() for engines in both)
