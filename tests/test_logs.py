@@ -87,7 +87,7 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
     """Frames of a client that are no request, or one that is refused, and of the other server."""
     server = Server(party, tmp_path)
     client = server.keys[0]
-    bad = [
+    bad: list[list[wire.Part]] = [
         [b"junk"],
         wire.pack("surprise", {"id": 1}),
         wire.pack("upload", {"id": 1, "round": "7-3fa9c1d2", "params": b"", "form": "seed"}),

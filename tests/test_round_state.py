@@ -640,7 +640,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     assert here.handle(Tossed(COIN), 1.0) == [Effect.CHECK] and here.coins == {"key-a": COIN}
     # it breaks off before there are verdicts
     here.handle(Interrupted("timeout", "why"), 1.0)
-    said = Resume(ID, SECOND, "open", 0, False, {}, ["key-a", "key-b"], [], [], {})
+    said = Resume(ID, SECOND, "open", 0, b"", {}, ["key-a", "key-b"], [], [], {})
     answer = here.handle(said, 1.0)[-1]
     assert isinstance(answer, Resume) and answer.coins == {"key-a": COIN}
     for clients, coin in (
