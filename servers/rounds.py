@@ -222,6 +222,9 @@ class Rounds:
         """
         self._flush_of(client)
         server_round, spool = entry.server_round, entry.spool
+        if client in server_round.failed:
+            # whatever it sends, it is told why it is left out
+            server_round.check_dealing(client)
         if server_round.live and server_round.dealt:
             repeated = spool.repeats_piece(client, form, piece, pieces, share)
         else:

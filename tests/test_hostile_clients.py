@@ -270,7 +270,9 @@ def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> N
         "whole"
     ]
     with pytest.raises(DuplicateUpload):
-        send("client-1", "deal", "words", words, to_words, piece=0, pieces=1)
+        send("client-1", "deal", "words", words ^ np.uint64(1), to_words, piece=0, pieces=1)
+    # the same again, in other pieces, is answered as the first time
+    assert send("client-1", "deal", "words", words, to_words, piece=0, pieces=1).fields["whole"]
     assert pair.round("client-1")[0]["dealt"] == (to_words == "s0")
     send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1)
     for form, why in (("seed", "rotations"), ("words", "rotations")):
