@@ -107,7 +107,10 @@ def test_question_and_answer() -> None:
     with serving(echo) as server, connected(server) as connection:
         for number in (1, 2):
             answer = connection.ask("hello", {"word": "x"}, {"numbers": np.arange(3)})
-            assert (answer.type, answer.fields) == ("hello", {"word": "x", "id": number})
+            assert (answer.type, answer.fields) == (
+                "hello",
+                {"word": "x", "training": "default", "id": number},
+            )
             assert answer.arrays["numbers"].tolist() == [0, 1, 2]
 
 

@@ -557,8 +557,7 @@ def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None
                     assert texts[0] == texts[1]
                     assert (default in texts[0]) == (key not in keys("lung.2"))
                     asked.add((op, party, key, texts[0]))
-    # what says nothing of any training
-    assert {one[0] for one in asked} == set(OPS) - {"probe"}
+    assert {one[0] for one in asked} == set(OPS)
     # one text per request, server and caller, whether there is such a training or not
     assert len(asked) == len({one[:3] for one in asked}) + len(
         {one[:3] for one in asked if one[0] == "status"}

@@ -450,11 +450,11 @@ class Stub:
     def event(self, *_: object) -> None:
         pass
 
-    def fail(self, why: str) -> None:
+    def interrupt(self, why: str) -> None:
         self.told.append(why)
 
 
-def test_a_socket_that_fails_fails_the_round_and_not_the_server() -> None:
+def test_a_socket_that_fails_interrupts_the_round_and_not_the_server() -> None:
     stub = Stub()
     loop = Daemon.__new__(Daemon)
     parts: Any = stub

@@ -53,8 +53,7 @@ class Service:
         _configure(folder / "s1.toml", SERVER_SETTINGS, {})
         for name in self.names:
             ways = {net.s0: self.ways[name, "s0"], net.s1: self.ways[name, "s1"]}
-            kept = {"state_dir": f"{name}-state"}
-            _configure(folder / f"{name}.toml", {**CLIENT_SETTINGS, **kept}, ways)
+            _configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways)
         commands = {server: ["securemedian", "serve"] for server in SERVERS}
         commands |= {name: ["securemedian.benchmarks.soak.client"] for name in self.names}
         after = {name: [str(seed)] for name in self.names}
