@@ -1,6 +1,7 @@
 """Lanes that hang: the cause that was seen is closed, and a server goes on without them."""
 
 import ast
+import signal
 import subprocess
 import sys
 import threading
@@ -429,8 +430,13 @@ def test_a_server_ends_itself_when_too_much_hangs_and_serves_again(pair: Hanging
         assert pair.ended("s0") == 2
     assert "do not stop" in pair.named("s0", "failed")[-1]["reason"]
     assert len(pair.named("s0", "computation-abandoned")) == MOST_ABANDONED
+    # S1 may need longer to let go of the last session than S0 waits for a message of the next one
+    pair.configure("s0", max_attempts=3)
     pair.run("s0")
     pair.publish_a_round()
+    pair.configure("s0", max_attempts=1)
+    pair.tell("s0", signal.SIGHUP)
+    wait_until(lambda: pair.named("s0", "reloaded"))
 
 
 def test_a_server_whose_lanes_hang_goes_on_and_stops(pair: HangingPair) -> None:
