@@ -37,6 +37,7 @@ from securemedian.mpc.optimiser import Optimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
+from securemedian.settings.durable import ANYBODY, replace_file
 from securemedian.settings.toml import read_toml
 from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
@@ -191,12 +192,8 @@ class Journal:
 
     def begin(self, request: str, round_id: str = "") -> None:
         """Note that a round is under way."""
-        new = self._open.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            json.dump({"request": request, "round": round_id}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._open)
+        found = json.dumps({"request": request, "round": round_id})
+        replace_file(self._open, [found.encode()], ANYBODY)
 
     def withdraw(self) -> None:
         """Forget a request that has opened no round."""
@@ -205,12 +202,7 @@ class Journal:
     def end(self, line: Mapping[str, Any]) -> None:
         """Append what became of the round under way."""
         whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
-        new = self._lines.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            file.write(whole)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._lines)
+        replace_file(self._lines, [whole.encode()], ANYBODY)
         self._open.unlink(missing_ok=True)
 
 

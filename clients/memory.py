@@ -37,6 +37,7 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.prg import Entropy, os_entropy
+from securemedian.settings.durable import replace_file
 
 SECRET_BYTES = 32
 _SUFFIX = ".kept"
@@ -205,18 +206,8 @@ class Memory:
             return
         parts = wire.pack(kind, fields, arrays)
         content = msgpack.packb([bytes(part) for part in parts])
-        path = self._path(round_id)
-        new = path.with_name(f"{path.name}.new")
         try:
-            with os.fdopen(
-                os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-            ) as file:
-                file.write(hashlib.sha256(content).digest())
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-            _sync(self._folder)
+            replace_file(self._path(round_id), (hashlib.sha256(content).digest(), content))
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the state folder {self._folder}: {error.strerror}. Nothing was "
@@ -293,12 +284,3 @@ def _lock(folder: Path) -> int:
             f"another process runs on the state folder {folder}: one process per key"
         ) from error
     return lock
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -41,6 +41,7 @@ from securemedian.mpc.training import Training
 from securemedian.servers.control import is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.results import Result
+from securemedian.settings.durable import replace_file, sync_folder
 from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # what earlier releases kept instead of a database
@@ -187,7 +188,7 @@ class Spool:
             with opening():
                 self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
                 for each in (folder, folder.parent):
-                    _sync_folder(each)
+                    sync_folder(each)
         except OSError as error:
             raise _cannot_store("uploads", error) from error
 
@@ -385,15 +386,6 @@ def _seed_row(client: str, kind: str, share: NDArray[Any]) -> Row:
     return Row(client, kind, "seed", 0, 0, sha256(share), time.time(), share.tobytes())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _cannot_store(what: str, error: OSError) -> NotStored:
     return NotStored(f"this server cannot store {what}: {error.strerror}")
 
@@ -455,7 +447,7 @@ class Store:
                 inner.mkdir(mode=0o700, exist_ok=True)
             # SQLite gives the files beside the database its mode
             os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
-            _sync_folder(folder)
+            sync_folder(folder)
         except BlockingIOError as error:
             raise ConfigError(f"another server is running on the state folder {folder}") from error
         except OSError as error:
@@ -570,19 +562,10 @@ class Store:
         path = self._kept / name
         if path.exists():
             return name
-        new = path.with_suffix(".new")
         try:
             with self._opening():
-                with os.fdopen(
-                    os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-                ) as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                new.replace(path)
-                _sync_folder(self._kept)
+                replace_file(path, [data])
         except OSError as error:
-            new.unlink(missing_ok=True)
             raise _cannot_store("a model or a result", error) from error
         return name
 
