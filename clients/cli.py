@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -316,7 +316,7 @@ def _coordinate(options: argparse.Namespace) -> None:
     with (
         Coordinator.from_config(plan.coordinator, plan.training) as coordinator,
         _narration() as (report, show),
-        Training(plan, coordinator, report, show) as training,
+        closing(Training(plan, coordinator, report, show)) as training,
     ):
         training.run()
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -207,7 +206,7 @@ class Journal:
 
 
 class Training:
-    """A training that goes on from where its journal ends.
+    """A training that goes on from where its journal ends, to be closed after use.
 
     `report` gets a line per step, and `show` what the round under way does, each time anew.
     """
@@ -232,17 +231,6 @@ class Training:
     def close(self) -> None:
         """Give the folder up."""
         self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def run(self) -> int:
         """Run all rounds that are still to be published, and return how many were published before.

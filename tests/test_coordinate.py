@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -128,7 +129,7 @@ def ran(
     if evaluate:
         object.__setattr__(made, "evaluate", evaluate)
     coordinator = cast(Coordinator, fake)
-    with Training(made, coordinator, said.append, sleep=slept.append) as training:
+    with closing(Training(made, coordinator, said.append, sleep=slept.append)) as training:
         training.run()
     return said, slept
 
