@@ -3,7 +3,6 @@
 Behind the flags `--join` and `--check` of `keygen`.
 """
 
-import os
 import re
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from typing import Any
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.servers import config as server_config
+from securemedian.settings.durable import replace_file
 from securemedian.settings.keys import (
     SERVERS,
     KeyPlace,
@@ -346,10 +346,10 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a file in one step, and keep its mode."""
-    new = path.with_name(f"{path.name}.new")
     try:
-        new.write_text(text, "utf-8")
-        os.chmod(new, path.stat().st_mode & 0o777)
-        os.replace(new, path)
+        mode = path.stat().st_mode & 0o777
+        replace_file(path, [text.encode()], mode)
+        # what the umask took from it
+        path.chmod(mode)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
