@@ -39,7 +39,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from securemedian.clients.client import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
-from securemedian.flower.lease import Lease
+from securemedian.clients.lease import Lease
 from securemedian.mpc.errors import ConfigError, InputError, RoundBusy
 from tests.daemons import ROOT, Pair, running, wait_until
 
@@ -233,7 +233,10 @@ def test_the_messages_of_the_page_are_those_of_the_code() -> None:
     assert len(rows) > 10
     said = "\n".join(
         literals(path.read_text("utf-8"))
-        for path in [*ROOT.glob("flower/*.py"), ROOT / "mpc/encode.py"]
+        for path in [
+            *ROOT.glob("flower/*.py"),
+            *(ROOT / name for name in ("clients/plugins.py", "clients/lease.py", "mpc/encode.py")),
+        ]
     )
     for message in re.findall("`(.+?)`", " ".join(rows)):
         # words in capitals, N, M and I stand for what varies
@@ -548,10 +551,10 @@ def test_a_nodes_own_configuration_goes_before_the_runs(pair: Pair) -> None:
     [
         ({"method": "median"}, "method must be one of"),
         ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
-        ({"dim": 5}, "dim: Flower decides that"),
+        ({"dim": 5}, "dim: the model and the nodes decide that"),
         ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
         ({"min_clients": 1}, "min_clients must be from 2"),
-        ({"method": "pairwise", "result_to": "clients"}, "the ServerApp needs the result"),
+        ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
         ({"wait_s": 0}, "wait_s must be more than 0"),
         ({"deadline_s": 0}, "deadline_s must be more than 0"),
     ],
@@ -646,15 +649,15 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
 
 
 def test_a_lease_is_for_one(tmp_path: Path) -> None:
-    one = Lease(tmp_path / "coordinator.round")
+    one = Lease(tmp_path / "coordinator.round", "flwr stop")
     one.round_id = "12-0123abcd"
     one.round_id = "1-0123abcd"
     with pytest.raises(RoundBusy, match="another run"):
-        Lease(tmp_path / "coordinator.round")
+        Lease(tmp_path / "coordinator.round", "flwr stop")
     one.release()
-    assert Lease(tmp_path / "coordinator.round").round_id == "1-0123abcd"
+    assert Lease(tmp_path / "coordinator.round", "flwr stop").round_id == "1-0123abcd"
     with pytest.raises(ConfigError, match="cannot write"):
-        Lease(tmp_path / "missing" / "coordinator.round")
+        Lease(tmp_path / "missing" / "coordinator.round", "flwr stop")
     assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
 
 
