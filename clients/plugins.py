@@ -137,8 +137,6 @@ class Rounds:
         self.options = options
         self._log, self._stop, self._lease_file = log, stop, path.with_suffix(".round")
         self._lease: Lease | None = None
-        # the model of the round that is open
-        self._sent: Arrays = {}
         # the model that S0 keeps, shape (d,), as far as this run knows
         self._kept: NDArray[np.float32] | None = None
 
@@ -166,14 +164,15 @@ class Rounds:
                 params, given, self.options.range_policy, reset=first and given is None
             )
         self._lease.round_id = round_id
-        self._sent, self._kept = model, start
+        self._kept = start
         self._log.info("round %s is open for %d clients", round_id, clients)
         return round_id
 
-    def result(self, round_id: str) -> Arrays:
+    def result(self, round_id: str, model: Arrays) -> Arrays:
         """Close the round, as no more clients will submit, and return its result.
 
-        It has the form of the model. Raises one of ROUND_LOST if there will be none.
+        It has the form of `model`, the one that clients have trained. Raises one of ROUND_LOST if
+        there will be none.
         """
         with Coordinator(self.config) as coordinator:
             # it has closed by itself if all clients have submitted
@@ -191,7 +190,7 @@ class Rounds:
             len(status["included"]),
             f", without {listed(left_out)}" if left_out else "",
         )
-        result: Arrays = unflatten(vector, flatten(self._sent)[1])
+        result: Arrays = unflatten(vector, flatten(model)[1])
         return result
 
     def nobody_submitted(self, round_id: str) -> bool:

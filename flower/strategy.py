@@ -173,7 +173,7 @@ class SecureMedian(Strategy):
             log.warning("\t> %s", error)
         self._refuse_updates_in_the_clear(replies)
         try:
-            result = self._rounds.result(round_id)
+            result = self._rounds.result(round_id, self._sent)
         except ROUND_LOST as error:
             self._lose(self._why(error, round_id, errors), error)
             return None, None
