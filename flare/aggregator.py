@@ -22,7 +22,7 @@ from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.nvflare import tasks
 
 
-class SecureMedian(ModelAggregator):  # type: ignore[misc]
+class SecureMedian(ModelAggregator):
     """An aggregator whose aggregate S0 and S1 compute, without anybody seeing an update.
 
     It is for NVFlare's controllers of the form FedAvg or ScatterAndGather, with a persistor. Each

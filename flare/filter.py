@@ -26,7 +26,7 @@ CONFIG_FILE = "securemedian.toml"
 _TASKS = (AppConstants.TASK_TRAIN, AppConstants.TASK_SUBMIT_MODEL)
 
 
-class SecureMedianFilter(DXOFilter):  # type: ignore[misc]
+class SecureMedianFilter(DXOFilter):
     """A filter that hands an update to S0 and S1 in shares, and leaves a token in its place.
 
     It belongs into both chains of a client. In the task-data chain it gives the model of a task its

@@ -88,7 +88,7 @@ def median_of(train: Train, model: Arrays, sites: tuple[int, ...] = (1, 2, 3)) -
     return {name: np.median([one[name] for one in trained], axis=0) for name in ("w", "b")}
 
 
-class Trainer(Executor):  # type: ignore[misc]
+class Trainer(Executor):
     """The training of a site, as users of NVFlare write it."""
 
     def __init__(self, site: int, train: Train, kind: str) -> None:
@@ -113,7 +113,7 @@ class Trainer(Executor):  # type: ignore[misc]
         return DXO(self.kind, trained, meta).to_shareable()
 
 
-class Persistor(ModelPersistor):  # type: ignore[misc]
+class Persistor(ModelPersistor):
     """What keeps the model at the server."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Engine:
     def register_aux_message_handler(self, *_: Any, **__: Any) -> None: ...
 
 
-class Loopback(WFCommSpec):  # type: ignore[misc]
+class Loopback(WFCommSpec):
     """Sites that are function calls; what goes to them and comes from them is kept in bytes."""
 
     def __init__(self, server: Engine, sites: dict[int, tuple[ClientRunner, Engine]]) -> None:
@@ -397,7 +397,7 @@ def test_rounds_on_buckets_go_on_from_each_other(pair: Pair, tmp_path: Path) -> 
 
 
 def test_filters_before_ours_work_on_the_weights(pair: Pair, tmp_path: Path) -> None:
-    class Clip(Filter):  # type: ignore[misc]
+    class Clip(Filter):
         """A filter as those for differential privacy are."""
 
         def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -577,7 +577,7 @@ def test_arrays_may_leave_in_no_other_result(
 def test_arrays_beside_the_weights_are_refused(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Gradients(Filter):  # type: ignore[misc]
+    class Gradients(Filter):
         """A site's own filter that adds something."""
 
         def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

@@ -20,6 +20,7 @@ FOLDERS = (
     "servers",
     "clients",
     "flower",
+    "flare",
     "laboratory",
     "benchmarks",
     "scripts",
