@@ -42,6 +42,7 @@ from nvflare.app_common.shareablegenerators.full_model_shareable_generator impor
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.fuel.utils import fobs
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
 from nvflare.private.fed.client.client_runner import (
     ClientRunner,
@@ -49,12 +50,13 @@ from nvflare.private.fed.client.client_runner import (
     TaskRouter,
 )
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
+from nvflare.private.privacy_manager import Scope
 
 from securemedian.clients.plugins import Rounds
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.ranges.mean import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
-from tests.daemons import Pair, running
+from tests.daemons import ROOT, Pair, running
 
 pytestmark = pytest.mark.slow
 
@@ -143,6 +145,8 @@ class Engine:
         self.sites: list[Site] = []
         self.reasons: list[str] = []
         self.abort = Signal()
+        # of the site's own privacy policy
+        self.scope: Scope | None = None
         for kind in ("startup", "local"):
             (folder / kind).mkdir(parents=True, exist_ok=True)
         self._workspace = Workspace(str(folder), name)
@@ -191,6 +195,7 @@ class Loopback(WFCommSpec):
             sent = sent or fobs.dumps(task.data)
             at_site = engine.new_context()
             at_site.set_peer_context(context)
+            at_site.set_prop(FLContextKey.SCOPE_OBJECT, engine.scope, private=True, sticky=False)
             assignment = TaskAssignment(task.name, client_task.id, fobs.loads(sent))
             self.replies.append(fobs.dumps(runner._process_task(assignment, at_site)))
             client_task.result = fobs.loads(self.replies[-1])
@@ -411,19 +416,25 @@ def test_filters_before_ours_work_on_the_weights(pair: Pair, tmp_path: Path) -> 
     no_array_left(job)
 
 
-def test_a_site_may_have_the_filter_of_its_own_besides_the_jobs(pair: Pair, tmp_path: Path) -> None:
-    """A site's filters run before those of the job, in both chains."""
-    job = Job(pair, tmp_path)
-    for number in (1, 2, 3):
-        runner, _ = job.loop.sites[number]
-        for chain in (
-            runner.task_data_filters["train/in"],
-            runner.task_result_filters["train/out"],
-        ):
-            chain.insert(0, copy.copy(chain[0]))
+@pytest.mark.parametrize("filters", [(), ("data", "result")])
+def test_a_site_may_have_the_filter_of_its_own(
+    filters: tuple[str, ...], pair: Pair, tmp_path: Path
+) -> None:
+    """A site's filters, in privacy.json as the page has it, run before those of the job."""
+    page = (ROOT / "docs" / "nvflare.md").read_text("utf-8")
+    policy = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0]
+    job = Job(pair, tmp_path, filters=filters)
+    for number, engine in job.engines.items():
+        local = tmp_path / f"site-{number}" / "local"
+        (local / "privacy.json").write_text(policy)
+        (local / "securemedian.toml").symlink_to(pair.folder / f"client-{number}.toml")
+        engine.scope = create_privacy_manager(engine.get_workspace(), names_only=False).get_scope(
+            None
+        )
     result = job.run(secure(pair))
     assert np.array_equal(result["w"], median_of(shifted, START)["w"])
     assert included(pair) == ["client-1", "client-2", "client-3"]
+    no_array_left(job)
 
 
 # What may go wrong in a round
