@@ -416,6 +416,22 @@ def test_filters_before_ours_work_on_the_weights(pair: Pair, tmp_path: Path) -> 
     no_array_left(job)
 
 
+def test_the_order_of_names_does_not_matter(pair: Pair, tmp_path: Path) -> None:
+    class Reverse(Filter):
+        """What a way between server and site may do to a table."""
+
+        def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+            content = shareable["DXO"]
+            content["data"] = dict(reversed(content["data"].items()))
+            return shareable
+
+    job = Job(pair, tmp_path, lambda site, m: dict(reversed(shifted(site, m).items())))
+    runner, _ = job.loop.sites[2]
+    runner.task_data_filters["train/in"].insert(0, Reverse())
+    result = job.run(secure(pair))
+    assert np.array_equal(result["w"], median_of(shifted, START)["w"])
+
+
 @pytest.mark.parametrize("filters", [(), ("data", "result")])
 def test_a_site_may_have_the_filter_of_its_own(
     filters: tuple[str, ...], pair: Pair, tmp_path: Path
