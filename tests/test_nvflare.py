@@ -31,6 +31,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import ModelLearnable, make_model_learnable
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 from nvflare.app_common.app_constant import AppConstants
@@ -105,7 +106,10 @@ class Trainer(Executor):
         model = from_shareable(shareable).data
         trained = self.train(self.site, copy.deepcopy(model))
         if self.kind == DataKind.WEIGHT_DIFF:
-            trained = {name: array - model[name] for name, array in trained.items()}
+            # as NVFlare's own learners do, whole numbers too
+            trained = {
+                name: (array - model[name]).astype(np.float32) for name, array in trained.items()
+            }
         # in place, as many trainers do
         model["w"] *= 0
         meta = {
@@ -268,8 +272,8 @@ class Job:
             "aggregator": aggregator,
             "shareable_generator": FullModelShareableGenerator(),
         }
-        if workflow is FedAvg:
-            controller = FedAvg(
+        if issubclass(workflow, FedAvg):
+            controller = workflow(
                 num_clients=len(server.sites),
                 num_rounds=rounds,
                 aggregator=aggregator,
@@ -386,6 +390,29 @@ def test_metrics_are_averaged_by_steps_as_nvflare_does(pair: Pair, tmp_path: Pat
     plain.run(None)
     assert private.persistor.metrics == plain.persistor.metrics
     assert private.persistor.metrics[0]["loss"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+class HalfSteps(FedAvg):
+    """FedAvg with an optimiser at the server, as NVFlare's FedOpt is: a half step per round.
+
+    Like that one it leaves the model in the context as it was at the start.
+    """
+
+    def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
+        assert aggr_result.params_type == ParamsType.DIFF
+        model.params = {
+            name: (array + aggr_result.params[name] / 2).astype(array.dtype)
+            for name, array in model.params.items()
+        }
+        return model
+
+
+def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair, tmp_path: Path) -> None:
+    job = Job(pair, tmp_path, kind=DataKind.WEIGHT_DIFF)
+    result = job.run(secure(pair), 2, HalfSteps)
+    assert not job.reason
+    step = median_of(shifted, START)["w"] - START["w"]
+    assert np.abs(result["w"] - START["w"] - step).max() < 1e-5
 
 
 def test_rounds_on_buckets_go_on_from_each_other(pair: Pair, tmp_path: Path) -> None:
@@ -640,6 +667,8 @@ def test_a_sites_mistake_is_one_message(
     job.run(secure(pair))
     assert said in caplog.text
     assert included(pair) == ["client-1", "client-2"]
+    # what a look at the files finds is found before hours of training
+    assert job.trainers[3].seen == ([] if "client.toml" in said else ["train"])
     no_array_left(job)
 
 
