@@ -86,7 +86,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def options(**changes: Any) -> RoundOptions:
-    given = {
+    given: dict[str, Any] = {
         "method": "radix",
         "min_clients": 2,
         "deadline_s": 60.0,
