@@ -199,7 +199,7 @@ class Register:
     ) -> bool:
         """Store a round as an event leaves it, in one transaction, and make it the entry's.
 
-        With it go the effects that are `round_state.STORED`, and the `rows` of what clients have
+        With it goes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of what clients have
         sent. What the other server tells again on a new link is not worth a transaction of its own.
         Returns whether clients were released that an earlier attempt bound. Raises NotStored, and
         then nothing has changed.

@@ -39,9 +39,10 @@ Every pair of a state and an event is of one of three kinds:
 docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
 tries every order of events that two honest servers can meet.
 
-A new state is a member of `State` and its lines below; a new event is a class and its lines. The
-actions of a line are members of `Effect`, which `runner` does, or messages of `control`, which go
-to the peer. `runner` stores what a line changes before it does any of its actions.
+A new state is a member of `settings.states.State` and its lines below; a new event is a class and
+its lines. The actions of a line are members of `Effect`, which `runner` does, or messages of
+`control`, which go to the peer. `runner` stores what a line changes before it does any of its
+actions.
 """
 
 import copy
@@ -86,44 +87,8 @@ from securemedian.servers.control import (
     Uploaded,
 )
 from securemedian.settings.receipts import Receipt
+from securemedian.settings.states import LIVE, State
 from securemedian.settings.trainings import DEFAULT_TRAINING
-
-
-class State(StrEnum):
-    """The state of a round at one server."""
-
-    # The round is made, and nobody has been told of it; this state is never seen from outside.
-    NEW = "new"
-    # at S0: S1 has been asked to take part, and has not answered yet
-    OPENING = "opening"
-    # Uploads are taken.
-    OPEN = "open"
-    # Uploads are refused, and the servers tell each other which they hold.
-    CLOSING = "closing"
-    # What has not been checked yet is checked, by both servers.
-    CHECKING = "checking"
-    # What is computed on is fixed, and the protocol does not run, or no longer.
-    QUEUED = "queued"
-    # at S0: S1 has been asked to run the protocol, and has not answered yet
-    STARTING = "starting"
-    # The protocol runs on the shares of the clients that both servers hold.
-    RUNNING = "running"
-    # The result can be fetched.
-    PUBLISHED = "published"
-    # There is no result, and `reason` says why.
-    FAILED = "failed"
-
-
-# the states of a round that has begun and not ended
-LIVE = (
-    State.OPENING,
-    State.OPEN,
-    State.CLOSING,
-    State.CHECKING,
-    State.QUEUED,
-    State.STARTING,
-    State.RUNNING,
-)
 
 # by the state of S0, the states in which S1 may be when they tell each other on a new link
 BESIDE: dict[str, tuple[str, ...]] = {
@@ -274,8 +239,8 @@ class Use(StrEnum):
 class Effect(StrEnum):
     """What a line of the table does at this server.
 
-    `STORED` are those that are done in the transaction that stores the round. If another one fails,
-    the round fails or is interrupted.
+    What `BEGIN`, `BIND` and `PUBLISH` keep is in the transaction that stores the round, and `BIND`
+    does nothing else. If another effect fails, the round fails or is interrupted.
     """
 
     # Log the new state.
@@ -302,8 +267,6 @@ class Effect(StrEnum):
     # Tell the coordinator whether its round is open.
     ANSWER = "answer"
 
-
-STORED = (Effect.BEGIN, Effect.BIND, Effect.PUBLISH)
 
 # What means nothing any more on a new link, before both servers have told where they are.
 OF_A_LINK = (Dealt, Uploaded, Check, Checked, Close, Held, Run, Ready, Done, Again)

@@ -48,7 +48,6 @@ from securemedian.servers.round_state import (
     Interrupted,
     OpenAsked,
     Overdue,
-    State,
     Stored,
     Tossed,
     Turn,
@@ -58,6 +57,7 @@ from securemedian.servers.round_state import (
 from securemedian.servers.runner import RoundRunner, event_of
 from securemedian.servers.store import DEALING, Store, sha256
 from securemedian.settings.keys import SigningKey
+from securemedian.settings.states import State
 
 WhenStored = Callable[[SecureMedianError | None], None]
 

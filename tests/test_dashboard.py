@@ -23,13 +23,13 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.coordinate import LINES
-from securemedian.clients.dashboard import watch
 from securemedian.clients.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
 from securemedian.mpc import wire
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.scripts import keygen
 from securemedian.servers.control import Dealt, Held, Uploaded
 from securemedian.servers.requests import NO_ROUND
+from securemedian.settings.states import LIVE
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 
@@ -360,7 +360,7 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 def test_the_page_knows_the_phases_and_states() -> None:
     text = PAGE.read_text("utf-8")
     steps = text[text.index("const STEPS") : text.index("const PHASES")]
-    assert set(re.findall(r'"([a-z]+)"', steps)) >= set(watch.LIVE)
+    assert set(re.findall(r'"([a-z]+)"', steps)) >= set(LIVE)
     assert len({sign for sign, _, _ in KINDS.values()}) == len(KINDS)
 
 

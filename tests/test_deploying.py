@@ -9,7 +9,7 @@ import pytest
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.peer import Change
 from securemedian.servers.policy import Policy
-from securemedian.servers.round_state import State
+from securemedian.settings.states import State
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploying.md").read_text("utf-8")

@@ -56,7 +56,6 @@ from securemedian.servers.control import (
 from securemedian.servers.peer import Change, PeerWatch, differences
 from securemedian.servers.round_state import (
     LATE,
-    LIVE,
     TABLE,
     CheckEnded,
     CloseAsked,
@@ -70,7 +69,6 @@ from securemedian.servers.round_state import (
     OpenAsked,
     Overdue,
     ServerRound,
-    State,
     Stored,
     Tossed,
     Transition,
@@ -81,6 +79,7 @@ from securemedian.servers.round_state import (
 )
 from securemedian.settings.keys import SigningKey
 from securemedian.settings.receipts import Receipt, Record
+from securemedian.settings.states import LIVE, State
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}

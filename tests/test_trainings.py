@@ -29,7 +29,8 @@ from securemedian.servers.config import Caller, TrainingTable
 from securemedian.servers.control import Failed, Open
 from securemedian.servers.register import KEPT_ROUNDS, Entry, Register
 from securemedian.servers.requests import COORDINATOR, OPS
-from securemedian.servers.round_state import State, Use
+from securemedian.servers.round_state import Use
+from securemedian.settings.states import State
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.
