@@ -286,29 +286,29 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 
 
 def _servers(config: ClientConfig) -> Iterator[Finding]:
-    from securemedian.clients.connection import Connection
+    from securemedian.clients.connection import connect
 
-    keys = load_keys(config.key_file)
+    servers = connect(config, load_keys(config.key_file), REACH_S)
     answers: list[dict[str, Any]] = []
-    addresses = (("S0", config.s0, config.s1), ("S1", config.s1, config.s0))
-    for party, (label, server, other) in enumerate(addresses):
-        limit = min(REACH_S, config.reply_timeout_s)
-        connection = Connection(label, server, keys, limit, other)
-        try:
-            info, trip, clock = _ask(connection)
-            yield _well(
-                f"{label} at {server.address} knows {info['name']!r} as a {info['role']}; a round "
-                f"trip takes {1e3 * trip:,.1f} ms"
-            )
-            yield from _about(label, party, info)
-            yield _clock(label, clock, trip)
-            yield _bandwidth(label, connection, info["max_message_bytes"], trip)
-            answers.append(info)
-        except SecureMedianError as error:
-            yield _wrong(str(error))
-        finally:
-            connection.close()
-    if len(answers) == len(addresses):
+    try:
+        for party, server in enumerate(servers):
+            label = server.label
+            try:
+                info, trip, clock = _ask(server)
+                yield _well(
+                    f"{label} at {server.address} knows {info['name']!r} as a {info['role']}; a "
+                    f"round trip takes {1e3 * trip:,.1f} ms"
+                )
+                yield from _about(label, party, info)
+                yield _clock(label, clock, trip)
+                yield _bandwidth(label, server, info["max_message_bytes"], trip)
+                answers.append(info)
+            except SecureMedianError as error:
+                yield _wrong(str(error))
+    finally:
+        for server in servers:
+            server.close()
+    if len(answers) == len(servers):
         yield _link(answers)
 
 
