@@ -5,7 +5,6 @@ Every finding is a line. One that is not well says what to do.
 
 import argparse
 import errno
-import fcntl
 import os
 import resource
 import shutil
@@ -25,6 +24,7 @@ from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import limits_of
+from securemedian.settings.durable import is_locked
 from securemedian.settings.keys import fingerprint, load_keys, load_signing_key
 from securemedian.settings.toml import read_toml
 
@@ -155,7 +155,7 @@ def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
 
 
 def _server(config: ServerConfig) -> Iterator[Finding]:
-    running = _is_running(Path(config.state_dir))
+    running = is_locked(Path(config.state_dir))
     yield from _disk(Path(config.state_dir))
     ports = [("clients", config.listen)]
     if config.peer.listen:
@@ -166,18 +166,6 @@ def _server(config: ServerConfig) -> Iterator[Finding]:
         yield _reach("s1", config.peer.address)
     yield from _descriptors(config)
     yield from _processor(config)
-
-
-def _is_running(folder: Path) -> bool:
-    """Return whether a server is running on a state folder."""
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
