@@ -518,7 +518,7 @@ def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
     for thread in threads:
         # Every wait inside a lane is a channel's, which has a limit. A limit here would have to
         # leave a thread behind whose sockets the caller then frees: who cannot wait for a lane that
-        # hangs all the same leaves our thread behind, with all of them (`servers.engine`).
+        # hangs all the same leaves our thread behind, with all of them.
         thread.join()
     if errors:
         raise errors[0]

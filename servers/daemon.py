@@ -177,6 +177,7 @@ class Daemon:
             wanted = self._read()
             check_own_key(wanted, *self._own_keys)
             reload = Reload.of(self._config, wanted)
+            self._rounds.register.check(reload.config)
         except ConfigError as error:
             logs.event("reload-failed", logging.ERROR, reason=str(error))
             return

@@ -12,7 +12,6 @@ from securemedian.mpc.errors import (
     RoundBusy,
     SecureMedianError,
     UnknownRound,
-    UnknownTraining,
     quoted,
 )
 from securemedian.mpc.params import RoundParams
@@ -70,6 +69,7 @@ class Register:
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """Take up the rounds that the database has. Raises what `check` raises."""
         self._store, self._clock, self._wall = store, clock, wall
         self.reload(config)
         self._entries: dict[str, Entry] = {}
@@ -77,6 +77,20 @@ class Register:
         # when the rounds of the last hour began
         self._begun: deque[float] = deque()
         self._load()
+
+    def check(self, config: ServerConfig) -> None:
+        """Raise ConfigError if a configuration lacks the training of a live round.
+
+        Nobody could close, abort or fetch that round.
+        """
+        for entry in self.live:
+            training = entry.server_round.training
+            if training not in config.members:
+                raise ConfigError(
+                    f"round {entry.server_round.round_id} of training {training} has not ended, "
+                    f"and no table of [[trainings]] is called {quoted(training)}: put the table "
+                    "back, and let the round end, or abort it, before you remove the table"
+                )
 
     def reload(self, config: ServerConfig) -> None:
         """Take over a configuration for the rounds to come; those that there are keep theirs."""
@@ -314,12 +328,11 @@ class Register:
         """Take up the rounds that the database has."""
         for made in self._store.database.rounds():
             try:
-                if made.training not in self._config.members:
-                    raise UnknownTraining(f"{made.training!r} is none of [[trainings]] any more")
                 self._entries[made.round] = self._entry(made)
             except SecureMedianError as error:
                 # or of another release, whose parameters this one does not know
                 logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
+        self.check(self._config)
 
     def _entry(self, made: SavedRound) -> Entry:
         database = self._store.database

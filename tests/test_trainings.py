@@ -594,6 +594,37 @@ def test_members_are_told_of_their_own_trainings(world: World) -> None:
     assert "client-1" in refused["message"]
 
 
+def test_a_training_is_removed_only_once_its_round_has_ended(world: World) -> None:
+    stroke, heart = world.open("stroke"), world.open("heart")
+    less = tuple(table for table in SETTINGS["trainings"] if table.name not in ("stroke", "lung.2"))
+    for server in world.servers:
+        register, kept = server.rounds.register, server.config
+        removed = replace(kept, trainings=less)
+        refusal = (
+            rf"{stroke} of training stroke has not ended.*\[\[trainings\]\].*put the table back"
+        )
+        with pytest.raises(ConfigError, match=refusal):
+            register.check(removed)
+        server.config = removed
+        with pytest.raises(ConfigError, match=refusal):
+            server.restart()
+        # with the table the round is there as it was
+        server.config = kept
+        server.restart()
+        assert {one.server_round.round_id for one in server.rounds.live} == {stroke, heart}
+        server.rounds.register.check(kept)
+    world.run(world.linked)
+    assert world.states("stroke") == ("open", "open")
+    world.ask(0, coordinator("stroke"), "abort", round=stroke, reason="enough seen")
+    world.run(lambda: world.states("stroke") == ("failed", "failed"))
+    for server in world.servers:
+        server.config = replace(server.config, trainings=less)
+        server.restart()
+        assert [one.server_round.round_id for one in server.rounds.live] == [heart]
+        # what has ended is kept for when the table comes back
+        assert server.rounds.register.get(stroke)
+
+
 # The configuration
 
 
