@@ -152,8 +152,8 @@ class ServerConfig:
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together; a longer part ends its connection
     max_message_bytes: int = 1 << 28
-    # the most bytes of correlations that a training makes while its clients train; the smaller of
-    # both servers' counts
+    # the most bytes of correlations that are made while clients train, with an even share for each
+    # training; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
     # which rounds this server takes part in, whatever the coordinator asks for
@@ -223,6 +223,11 @@ class ServerConfig:
     @property
     def name(self) -> str:
         return f"s{self.party}"
+
+    @property
+    def pool_share_bytes(self) -> int:
+        """The most bytes of correlations that one training makes while its clients train."""
+        return self.pool_limit_bytes // len(self.members)
 
     @cached_property
     def members(self) -> dict[str, Members]:

@@ -88,7 +88,8 @@ class Daemon:
                 Engine,
                 config.party,
                 config.protocol,
-                config.pool_limit_bytes,
+                # it may have been reloaded
+                lambda: self._config.pool_share_bytes,
                 self._lane,
                 self._wake,
             )

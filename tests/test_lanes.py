@@ -153,7 +153,7 @@ class Servers:
         self.pipes: dict[bytes, list[tuple[Pipe, Pipe]]] = {}
         self._blocked: list[threading.Event] = []
         self.engines = [
-            Engine(party, SMALL, 1 << 30, cast(Any, self._opener(party)), lambda: None)
+            Engine(party, SMALL, lambda: 1 << 30, cast(Any, self._opener(party)), lambda: None)
             for party in (0, 1)
         ]
 

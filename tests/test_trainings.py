@@ -639,6 +639,7 @@ def test_everybody_takes_part_in_the_default_training_unless_it_is_narrowed(tmp_
     one = '[[trainings]]\nname = "{}"\nclients = ["client-3", "client-1"]\n'
     loaded = load(tmp_path, one.format("stroke.2-b"))
     assert list(loaded.members["default"].clients.values()) == names
+    assert loaded.pool_share_bytes == loaded.pool_limit_bytes // 2
     members = loaded.members["stroke.2-b"]
     assert list(members.clients.values()) == ["client-1", "client-3"]
     assert members.coordinators == {loaded.coordinators[0].public_key}
