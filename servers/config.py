@@ -19,9 +19,10 @@ from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 T = TypeVar("T")
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
-# which has room for this many names.
+# which has room for this many names, and for this many bytes of names in UTF-8.
 MAX_CLIENTS = 4096
 MAX_NAME = 40
+MAX_NAMES_BYTES = MAX_CLIENTS * MAX_NAME
 # Each training may have lanes and pools of its own.
 MAX_TRAININGS = 256
 WEEK_S = 7 * 86400
@@ -198,6 +199,11 @@ class ServerConfig:
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
             raise ConfigError(
                 f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}"
+            )
+        if (size := sum(len(client.name.encode()) for client in self.clients)) > MAX_NAMES_BYTES:
+            raise ConfigError(
+                f"the names of the {len(self.clients):,} [[clients]] have {size:,} bytes in UTF-8, "
+                f"and a status has room for {MAX_NAMES_BYTES:,}: give them shorter names"
             )
         callers = self.clients + self.coordinators
         for what, values in (
