@@ -39,16 +39,15 @@ Every pair of a state and an event is of one of three kinds:
 docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
 tries every order of events that two honest servers can meet.
 
-A new state is a member of `settings.states.State` and its lines below; a new event is a class and
-its lines. The actions of a line are members of `Effect`, which `runner` does, or messages of
-`control`, which go to the peer. `runner` stores what a line changes before it does any of its
-actions.
+A new state is a member of `settings.states.State` and its lines below; a new event is a class of
+`events` and its lines. The actions of a line are members of `Effect`, which `runner` does, or
+messages of `control`, which go to the peer. `runner` stores what a line changes before it does any
+of its actions.
 """
 
 import copy
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 from securemedian.mpc.canonical import digest
@@ -86,6 +85,26 @@ from securemedian.servers.control import (
     Run,
     Uploaded,
 )
+from securemedian.servers.events import (
+    OF_A_LINK,
+    Action,
+    CheckEnded,
+    CloseAsked,
+    Computed,
+    DealingStored,
+    Effect,
+    Event,
+    Failure,
+    Interrupted,
+    OpenAsked,
+    Overdue,
+    Stored,
+    Tossed,
+    Turn,
+    Unlinked,
+    Use,
+    is_message,
+)
 from securemedian.settings.receipts import Receipt
 from securemedian.settings.states import LIVE, State
 from securemedian.settings.trainings import DEFAULT_TRAINING
@@ -116,162 +135,6 @@ class Limits:
     # the wait before the second attempt; it doubles with each further one
     retry_wait_s: float
     max_attempts: int
-
-
-# The events of this server itself. Those of the peer are the messages of `control`.
-
-
-@dataclass(frozen=True)
-class OpenAsked:
-    """The coordinator asks for the round."""
-
-
-@dataclass(frozen=True)
-class DealingStored:
-    """A client's whole dealing is stored here."""
-
-    client: str
-    # its SHA-256
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A client's upload is stored here."""
-
-    client: str
-    # its SHA-256
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The other server is there, and it is this round's turn to do what it waits for."""
-
-    # what the round is to use next, and whether it is a new one
-    session: bytes
-    new_session: bool
-
-
-@dataclass(frozen=True)
-class Tossed:
-    """The servers have tossed for the check of dealings that is under way."""
-
-    coin: bytes
-
-
-@dataclass(frozen=True)
-class CheckEnded:
-    """Our check has its verdicts."""
-
-    # the clients that were checked, and those of them that have failed
-    clients: list[str]
-    failed: list[str]
-
-
-@dataclass(frozen=True)
-class CloseAsked:
-    """The coordinator closes the round."""
-
-
-@dataclass(frozen=True)
-class Computed:
-    """Our run of the protocol has a result."""
-
-    # with the record of the round, and our signature of it
-    receipt: Receipt
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """What was under way here has broken off, and can be tried again."""
-
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Unlinked:
-    """The link to the other server is broken, or this server has been started."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The round cannot go on: there is an error here, or it is aborted."""
-
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """The present state has reached its time limit."""
-
-
-LocalEvent = (
-    OpenAsked
-    | DealingStored
-    | Stored
-    | Turn
-    | Tossed
-    | CheckEnded
-    | CloseAsked
-    | Computed
-    | Interrupted
-    | Unlinked
-    | Failure
-    | Overdue
-)
-Event = RoundMessage | LocalEvent
-
-
-class Use(StrEnum):
-    """What one round at a time does, of all that are live."""
-
-    # running the protocol, or checking values
-    PROTOCOL = "protocol"
-    # checking dealings, which may be beside another round's protocol
-    CHECK = "check"
-
-
-class Effect(StrEnum):
-    """What a line of the table does at this server.
-
-    What `BEGIN`, `BIND` and `PUBLISH` keep is in the transaction that stores the round, and `BIND`
-    does nothing else. If another effect fails, the round fails or is interrupted.
-    """
-
-    # Log the new state.
-    LOG = "log"
-    # Keep the training run that the round starts from. If the coordinator starts over, forget whom
-    # an earlier attempt binds.
-    BEGIN = "begin"
-    # Open the lanes, make or keep the base OTs, and fill the pools.
-    PREPARE = "prepare"
-    # Remember that further attempts at this number are for these clients only: from here on values
-    # may be opened.
-    BIND = "bind"
-    # Check the clients of `under_check`, together with the other server. If they deal and there is
-    # no coin, toss for it first.
-    CHECK = "check"
-    # Run the protocol on the uploads of `included`.
-    START = "start"
-    # Keep the training run that the round ends with.
-    PUBLISH = "publish"
-    # Forget base OTs and pools, and end the running protocol and checks.
-    DROP_SESSION = "drop session"
-    # Delete the shares.
-    DROP_UPLOADS = "drop uploads"
-    # Tell the coordinator whether its round is open.
-    ANSWER = "answer"
-
-
-# What means nothing any more on a new link, before both servers have told where they are.
-OF_A_LINK = (Dealt, Uploaded, Check, Checked, Close, Held, Run, Ready, Done, Again)
-
-Action = RoundMessage | Effect
 
 
 @dataclass
@@ -1197,11 +1060,6 @@ _SAVED = (
     "ran",
 )
 _SAVED_AT_THE_END = ("dealt_here", "dealt_there", "here", "there", "passed", "failed")
-
-
-def is_message(event: Event) -> bool:
-    """Return whether an event is a message of the peer."""
-    return isinstance(event, RoundMessage)
 
 
 # The table

@@ -25,15 +25,9 @@ from securemedian.servers.control import Message
 from securemedian.servers.database import Row
 from securemedian.servers.engine import Engine, session_name
 from securemedian.servers.engines import Engines
+from securemedian.servers.events import Action, Effect, Event, Failure, Interrupted
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.servers.round_state import (
-    Action,
-    Effect,
-    Event,
-    Failure,
-    Interrupted,
-)
 from securemedian.settings.states import State
 
 # how long an event waits that could not be stored

@@ -53,10 +53,7 @@ from securemedian.servers.control import (
     Run,
     Uploaded,
 )
-from securemedian.servers.peer import Change, PeerWatch, differences
-from securemedian.servers.round_state import (
-    LATE,
-    TABLE,
+from securemedian.servers.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -65,18 +62,16 @@ from securemedian.servers.round_state import (
     Event,
     Failure,
     Interrupted,
-    Limits,
     OpenAsked,
     Overdue,
-    ServerRound,
     Stored,
     Tossed,
-    Transition,
     Turn,
     Unlinked,
-    always,
     is_message,
 )
+from securemedian.servers.peer import Change, PeerWatch, differences
+from securemedian.servers.round_state import LATE, TABLE, Limits, ServerRound, Transition, always
 from securemedian.settings.keys import SigningKey
 from securemedian.settings.receipts import Receipt, Record
 from securemedian.settings.states import LIVE, State

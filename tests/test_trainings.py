@@ -27,9 +27,9 @@ from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.servers import config, control
 from securemedian.servers.config import Caller, TrainingTable
 from securemedian.servers.control import Failed, Open
+from securemedian.servers.events import Use
 from securemedian.servers.register import KEPT_ROUNDS, Entry, Register
 from securemedian.servers.requests import COORDINATOR, OPS
-from securemedian.servers.round_state import Use
 from securemedian.settings.states import State
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
