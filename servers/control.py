@@ -255,7 +255,7 @@ class Held(_Holding):
 class Run(RoundMessage):
     """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
 
-    # see `round_state.ServerRound.digest`
+    # see `RoundFacts.digest`
     digest: bytes
     # the number of this run, from 1 on
     attempt: int

@@ -23,7 +23,8 @@ from securemedian.servers.control import Open
 from securemedian.servers.database import Row, SavedRound, Verdict
 from securemedian.servers.events import Action, Effect
 from securemedian.servers.results import Result
-from securemedian.servers.round_state import Limits, ServerRound
+from securemedian.servers.round_facts import Limits
+from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import DEALING, Spool, Store
 
 # the number of rounds of each training whose status and result can still be asked for

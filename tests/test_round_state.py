@@ -71,7 +71,8 @@ from securemedian.servers.events import (
     is_message,
 )
 from securemedian.servers.peer import Change, PeerWatch, differences
-from securemedian.servers.round_state import LATE, TABLE, Limits, ServerRound, Transition, always
+from securemedian.servers.round_facts import Limits
+from securemedian.servers.round_state import LATE, TABLE, ServerRound, Transition, always
 from securemedian.settings.keys import SigningKey
 from securemedian.settings.receipts import Receipt, Record
 from securemedian.settings.states import LIVE, State
