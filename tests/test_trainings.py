@@ -470,28 +470,6 @@ def test_an_attempt_binds_the_clients_of_its_own_training_alone(world: World) ->
         assert world.latest(name).server_round.repeats == bound
 
 
-def test_a_training_that_left_the_configuration_keeps_its_model_and_loses_its_round(
-    tmp_path: Path,
-) -> None:
-    world = World(tmp_path)
-    for name in ("default", "lung.2"):
-        world.open(name)
-    world.send_all("lung.2")
-    world.settle()
-    world.open("lung.2")
-    everything = world.servers[0].config
-    for server in world.servers:
-        server.config = replace(server.config, trainings=everything.trainings[:1])
-        server.restart()
-    world.queues = [[], []]
-    world.run(world.linked)
-    assert world.states("default") == ("open", "open")
-    assert len(world.servers[0].rounds.live) == 1
-    world.servers[0].config = everything
-    world.servers[0].restart()
-    assert world.servers[0].rounds.dim("lung.2") == 6
-
-
 def test_s1_refuses_a_training_that_it_does_not_have_by_its_name(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, **SETTINGS)
     params = KINDS["default"].to_dict()
@@ -595,7 +573,11 @@ def test_members_are_told_of_their_own_trainings(world: World) -> None:
 
 
 def test_a_training_is_removed_only_once_its_round_has_ended(world: World) -> None:
+    world.open("lung.2")
+    world.send_all("lung.2")
+    world.settle()
     stroke, heart = world.open("stroke"), world.open("heart")
+    everything = world.servers[0].config
     less = tuple(table for table in SETTINGS["trainings"] if table.name not in ("stroke", "lung.2"))
     for server in world.servers:
         register, kept = server.rounds.register, server.config
@@ -621,8 +603,12 @@ def test_a_training_is_removed_only_once_its_round_has_ended(world: World) -> No
         server.config = replace(server.config, trainings=less)
         server.restart()
         assert [one.server_round.round_id for one in server.rounds.live] == [heart]
-        # what has ended is kept for when the table comes back
-        assert server.rounds.register.get(stroke)
+    # what has ended is kept for when the table comes back, and so is the model
+    world.servers[0].config = everything
+    world.servers[0].restart()
+    assert world.states("lung.2")[0] == "published"
+    assert world.states("stroke")[0] == "failed"
+    assert world.servers[0].rounds.dim("lung.2") == 6
 
 
 # The configuration
