@@ -202,7 +202,7 @@ def test_a_table_whose_round_has_not_ended_stays(tmp_path: Path) -> None:
         pair.configure(name, f'\n[[trainings]]\nname = "stroke"\nclients = {pair.names}\n')
     with running(pair):
         params = {"method": "radix", "dim": 10, "max_clients": 2}
-        asked = {"params": params, "range": {}, "training": "stroke"}
+        asked: dict[str, Any] = {"params": params, "range": {}, "training": "stroke"}
         opened = pair.caller("coordinator", "s0").ask("open", **asked).fields["round"]
         (tmp_path / "s0.toml").write_text(without)
         pair.tell("s0", signal.SIGHUP)
