@@ -30,12 +30,7 @@ from numpy.typing import NDArray
 from securemedian.clients import results, upload
 from securemedian.clients import update as updates
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import (
-    Connection,
-    Progress,
-    Report,
-    unseen,
-)
+from securemedian.clients.connection import Connection, Progress, Report, connect, unseen
 from securemedian.clients.memory import Memory, Submission, fingerprint
 from securemedian.clients.results import Trainings
 from securemedian.clients.sender import REFUSED, Sender
@@ -130,22 +125,7 @@ class _Member:
 
     def _connect(self) -> tuple[Connection, ...]:
         """Return new connections to S0 and S1."""
-        config = self.config
-        return tuple(
-            Connection(
-                label,
-                server,
-                self._keys,
-                config.reply_timeout_s,
-                other,
-                lambda text: self.report(text),
-                config.training,
-            )
-            for label, server, other in (
-                ("S0", config.s0, config.s1),
-                ("S1", config.s1, config.s0),
-            )
-        )
+        return connect(self.config, self._keys, report=lambda text: self.report(text))
 
     @classmethod
     def from_config(cls, path: str | Path, training: str = "", **options: Any) -> Self:

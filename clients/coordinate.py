@@ -5,7 +5,6 @@ a line of JSON per attempt at a round in rounds.jsonl, and open.json while a rou
 from which the next call goes on.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -36,7 +35,7 @@ from securemedian.mpc.optimiser import Optimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
-from securemedian.settings.durable import ANYBODY, replace_file
+from securemedian.settings.durable import ANYBODY, lock_folder, replace_file
 from securemedian.settings.toml import read_toml
 from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
@@ -154,10 +153,8 @@ class Journal:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another process coordinates the training in {folder}") from error
+            refusal = f"another process coordinates the training in {folder}"
+            self._lock = lock_folder(folder, refusal)
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
         self.folder = folder

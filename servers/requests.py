@@ -37,8 +37,9 @@ from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import is_round_id
 from securemedian.servers.engines import Engines
 from securemedian.servers.register import Entry
-from securemedian.servers.round_state import ServerRound, State
+from securemedian.servers.round_state import ServerRound
 from securemedian.servers.rounds import Rounds, WhenStored
+from securemedian.settings.states import State
 from securemedian.settings.trainings import DEFAULT_TRAINING
 
 CLIENT, COORDINATOR = "client", "coordinator"

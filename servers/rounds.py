@@ -34,11 +34,7 @@ from securemedian.servers.control import Message, Open, RoundMessage, new_round_
 from securemedian.servers.database import Row
 from securemedian.servers.engine import Coin, Result
 from securemedian.servers.engines import Engines
-from securemedian.servers.keeper import TrainingKeeper
-from securemedian.servers.peer import PeerWatch
-from securemedian.servers.peer_control import PeerControl
-from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.servers.round_state import (
+from securemedian.servers.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -48,16 +44,20 @@ from securemedian.servers.round_state import (
     Interrupted,
     OpenAsked,
     Overdue,
-    State,
     Stored,
     Tossed,
     Turn,
     Unlinked,
     Use,
 )
+from securemedian.servers.keeper import TrainingKeeper
+from securemedian.servers.peer import PeerWatch
+from securemedian.servers.peer_control import PeerControl
+from securemedian.servers.register import Entry, Register, WhenOpened
 from securemedian.servers.runner import RoundRunner, event_of
 from securemedian.servers.store import DEALING, Store, sha256
 from securemedian.settings.keys import SigningKey
+from securemedian.settings.states import State
 
 WhenStored = Callable[[SecureMedianError | None], None]
 

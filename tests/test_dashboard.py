@@ -23,13 +23,13 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.coordinate import LINES
-from securemedian.clients.dashboard import watch
 from securemedian.clients.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
 from securemedian.mpc import wire
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.scripts import keygen
 from securemedian.servers.control import Dealt, Held, Uploaded
 from securemedian.servers.requests import NO_ROUND
+from securemedian.settings.states import LIVE
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 
@@ -124,7 +124,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     }
     for why, kind in words.items():
         assert kind_of("a", status("1-00000000", "published", left_out={"a": why})) == kind, why
-    code = (ROOT / "servers" / "round_state.py").read_text()
+    code = (ROOT / "servers" / "round_facts.py").read_text()
     assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
 
 
@@ -360,7 +360,7 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 def test_the_page_knows_the_phases_and_states() -> None:
     text = PAGE.read_text("utf-8")
     steps = text[text.index("const STEPS") : text.index("const PHASES")]
-    assert set(re.findall(r'"([a-z]+)"', steps)) >= set(watch.LIVE)
+    assert set(re.findall(r'"([a-z]+)"', steps)) >= set(LIVE)
     assert len({sign for sign, _, _ in KINDS.values()}) == len(KINDS)
 
 

@@ -447,7 +447,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
+# a dozen programs, each of which imports PyTorch, take long on a machine that is busy
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> None:
     """Its servers are those of these tests; its files and all its other commands run as printed."""
     torch = pytest.importorskip("torch")
@@ -476,7 +478,7 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
         text=True,
     )
     try:
-        output, _ = script.communicate(timeout=240)
+        output, _ = script.communicate(timeout=840)
     finally:
         if script.poll() is None:
             os.killpg(script.pid, signal.SIGKILL)

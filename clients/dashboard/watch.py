@@ -20,6 +20,7 @@ from securemedian.clients.coordinate import LINES, attempts
 from securemedian.clients.start import in_one_line
 from securemedian.mpc import wire
 from securemedian.mpc.errors import SecureMedianError, UnknownRound
+from securemedian.settings.states import LIVE
 
 # The time between two requests to S0 and to S1: 0.8 and 0.2 per second.
 PERIODS_S = (1.25, 5.0)
@@ -29,8 +30,6 @@ ANSWER_S = 5.0
 KEPT_ROUNDS = 50
 # how long the end of a thread is waited for
 END_S = 2.0
-
-LIVE = ("opening", "open", "closing", "checking", "queued", "starting", "running")
 
 # What a client is in a round, by letter: a sign, a word and what it means.
 KINDS = {
