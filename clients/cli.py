@@ -281,8 +281,10 @@ def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
 
 _COORDINATE = """Run a training unattended, from its first round to its last: open each round, close
 it when its quorum is there, try failed ones again, and write what comes out. TRAINING.toml says
-what to do (docs/samples/training.toml). In the folder that it names are then model-NUMBER.npy and
-receipt-NUMBER.json for each published round, and rounds.jsonl with a line per attempt at a round.
+what to do (docs/samples/training.toml). In the folder that it names are then, for each published
+round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
+the result is another vector than that model (with an optimiser, or of several ranks),
+result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
 The same command goes on with a training that was interrupted, also with a round that is still
 open."""
 

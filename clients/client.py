@@ -237,21 +237,31 @@ class _Member:
 
         Those of a round that is for the clients alone are float64.
         """
-        private = params.result_to == "clients"
-        answers = self._answers(round_id, limit, both=private)
+        if params.result_to != "clients":
+            # the new model may be a part of them
+            return self._finish(round_id, limit, params)[1].copy()
+        answers = self._answers(round_id, limit, both=True)
         record = self._checked(round_id, answers, params).record
-        if private:
-            if start := self._trainings.find(record.start):
-                self._trainings.keep(start.counted())
-            one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
-            return upload.combine(one, other, params)[None]
+        if start := self._trainings.find(record.start):
+            self._trainings.keep(start.counted())
+        one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
+        return upload.combine(one, other, params)[None]
+
+    def _finish(
+        self, round_id: str, limit: _Limit, params: RoundParams
+    ) -> tuple[Training, NDArray[np.float32]]:
+        """Wait for what a round has opened, and return the training run after it and its results.
+
+        Both are checked; the results have shape (results, d).
+        """
+        answers = self._answers(round_id, limit)
+        record = self._checked(round_id, answers, params).record
         start = self._training(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
         after, published = finish(start, params, opened, results.total_of(record, params))
         self._trainings.keep(after)
-        # the new model may be a part of it
-        return published.copy()
+        return after, published
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
@@ -762,3 +772,17 @@ class Coordinator(_Member):
         limit = self._limit(timeout_s)
         fetched = self._fetch(round_id, limit, self._params(round_id, limit.left_s))
         return np.asarray(fetched, np.float32)
+
+    def outcome(
+        self, round_id: str, timeout_s: float | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Wait for a round's result, and return the model that the next round starts from with it.
+
+        The model has shape (d,). It is the first of the results, shape (ranks, d), unless the round
+        has an optimiser. Raises what `results` raises.
+        """
+        limit = self._limit(timeout_s)
+        after, published = self._finish(round_id, limit, self._params(round_id, limit.left_s))
+        # every published round leads to a model
+        assert after.model is not None
+        return after.model.copy(), published.copy()
