@@ -160,4 +160,4 @@ def _watch(config: ClientConfig, output: Path | None) -> Watch:
         Connection("S0", config.s0, keys, timeout_s, config.s1, training=config.training),
         Connection("S1", config.s1, keys, timeout_s, config.s0, training=config.training),
     ]
-    return Watch(servers, output)
+    return Watch(servers, [config.s0.signing_key, config.s1.signing_key], output)
