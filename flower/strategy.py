@@ -358,7 +358,9 @@ class SecureMedian(Strategy):
             vector = coordinator.result(round_id)
             status = coordinator.status(round_id)
         self._forget()
-        self._kept = vector
+        result: Arrays = unflatten(vector, flatten(self._sent)[1])
+        # in float16 it is S0's model as far as that form can say
+        self._kept = flatten(result)[0].astype(np.float32)
         left_out = [f"{name} ({reason})" for name, reason in status["left_out"].items()]
         log.info(
             "round %s: the result of %d clients%s",
@@ -366,7 +368,6 @@ class SecureMedian(Strategy):
             len(status["included"]),
             f", without {_listed(left_out)}" if left_out else "",
         )
-        result: Arrays = unflatten(vector, flatten(self._sent)[1])
         return result
 
     def _next_model(self, server_round: int, result: Arrays) -> ArrayRecord | None:
