@@ -163,15 +163,21 @@ def test_both_servers_are_asked_once_a_second_together() -> None:
 
 
 def test_requests_do_not_depend_on_who_looks() -> None:
-    """At a hundred views a second, a watch asks as often as with none."""
-    servers = Fake(status("1-00000000", "open")), Fake(status("1-00000000", "open"))
-    with Watch(servers, PUBLIC, periods_s=(0.1, 0.5)) as one:
+    """At a hundred views a second, a watch asks as often as with none, for receipts as well."""
+    servers = Fake(), Fake(status("1-00000000", "open"))
+    for number in range(1, 4):
+        servers[0].tell(status(f"{number}-00000000", "published"))
+    # ten times as fast as it is
+    with Watch(servers, PUBLIC, periods_s=[period_s / 10 for period_s in PERIODS_S]) as one:
         begun = time.monotonic()
         while time.monotonic() < begun + 1.0:
             one.view()
             time.sleep(0.01)
-    asked = len(servers[0].asked), len(servers[1].asked)
-    assert 2 <= asked[0] <= 12 and 1 <= asked[1] <= 4
+        took_s = time.monotonic() - begun
+    asked = [len(each.asked) + len(each.asked_for_receipts) for each in servers]
+    assert servers[0].asked_for_receipts
+    # the first requests are at once
+    assert 4 <= sum(asked) <= 10 * took_s + 2
     assert not [each for each in threading.enumerate() if each.name.startswith("watch-")]
 
 
