@@ -14,6 +14,7 @@ sent again, the same bytes (`clients.memory`). With a `state_dir` this holds for
 restarted, too.
 """
 
+import json
 import logging
 import os
 import time
@@ -48,6 +49,7 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotStored,
+    PeerProtocolError,
     RoundClosed,
     RoundFailed,
     ServerUnreachable,
@@ -60,6 +62,7 @@ from securemedian.mpc.prg import Entropy
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.training import Training, finish
 from securemedian.settings.keys import load_keys
+from securemedian.settings.public_metrics import check_public_metrics
 from securemedian.settings.receipts import Receipt
 
 T = TypeVar("T")
@@ -263,6 +266,21 @@ class _Member:
         self._trainings.keep(after)
         return after, published
 
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        """Return the public metrics that clients have sent along, by the name of the client.
+
+        They are what the clients claim: S0 passes them on, and nobody vouches for them.
+        """
+        fields, patience_s = {"round": round_id}, self.config.retry_limit_s
+        answer = self.servers[0].ask("metrics", fields, patience_s=patience_s)
+        try:
+            said = json.loads(answer.arrays["metrics"].tobytes())
+            return {name: check_public_metrics(metrics) for name, metrics in said.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PeerProtocolError(
+                f"S0 sent no public metrics of round {round_id}: {error!r:.200}"
+            ) from error
+
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
 
@@ -417,7 +435,13 @@ class Client(_Member):
         self._sender.close()
         super().close()
 
-    def submit(self, update: Any, round_id: str = "", progress: Progress = unseen) -> None:
+    def submit(
+        self,
+        update: Any,
+        round_id: str = "",
+        progress: Progress = unseen,
+        public_metrics: Mapping[str, float] | None = None,
+    ) -> None:
         """Share the trained parameters between the servers.
 
         They go to the round `round_id`, by default to the round last waited for, or otherwise to
@@ -429,6 +453,11 @@ class Client(_Member):
         with ServerUnreachable, another call with the same update goes on with them. If a server
         refuses them, this client is left out of the round, and the next call goes to the next one.
 
+        `public_metrics` are finite numbers by name, such as that of the examples and the loss. They
+        go to S0 in the clear, before the upload, and everybody who takes part in the training may
+        read them (the method `public_metrics`). A round takes them once, and goes on without them
+        if S0 refuses them, which is reported.
+
         Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
         and then sends the few bits that are left to send.
 
@@ -439,6 +468,7 @@ class Client(_Member):
         have found the dealing wrong.
         """
         vector, spec = updates.flatten(update)
+        metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
         made = self._sender.made(current.round_id)
         again = made is not None
@@ -449,6 +479,8 @@ class Client(_Member):
                 self._check_free(current)
                 values = self.encode(vector, current)
                 made = self._sender.make(vector, values, current, progress)
+            if metrics:
+                self._tell(current.round_id, metrics)
             self._send(made, current.params, spec, progress=progress, again=again)
         except REFUSED:
             self._open = None
@@ -463,6 +495,7 @@ class Client(_Member):
         timeout_s: float | None = None,
         report: Report = _say,
         progress: Progress = unseen,
+        public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -471,7 +504,8 @@ class Client(_Member):
         `model`. With an optimiser, the model of the next round is another than this result. Where a
         round publishes no model, training starts from the parameters that `model` has. For a round
         that has an upload of this client already, from before a restart, `train` is not called.
-        `report` gets a line per step, and `progress` what `submit` gives it.
+        `report` gets a line per step, and `progress` what `submit` gives it. `public_metrics` is
+        called with the trained model, and what it returns is sent along in the clear (`submit`).
 
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
@@ -480,7 +514,7 @@ class Client(_Member):
         `rounds` come, and InputError if `model` does not fit the round.
         """
         with self._reporting(report):
-            return self._fit(model, train, rounds, timeout_s, progress)
+            return self._fit(model, train, rounds, timeout_s, progress, public_metrics)
 
     @contextmanager
     def _reporting(self, report: Report) -> Iterator[None]:
@@ -498,6 +532,7 @@ class Client(_Member):
         rounds: int | None,
         timeout_s: float | None,
         progress: Progress,
+        public_metrics: Callable[[Any], Mapping[str, float]] | None,
     ) -> int:
         # whether `model` holds a result, which is known to the clients alone in some rounds
         trained = False
@@ -523,10 +558,12 @@ class Client(_Member):
                         f"{name}: an upload of yours is stored already, waiting for the result"
                     )
                 else:
+                    metrics: Mapping[str, float] = {}
                     if not current.dealing_lost:
                         self.report(f"{name}: training")
                         train(model)
-                    self.submit(model, current.round_id, progress)
+                        metrics = public_metrics(model) if public_metrics else {}
+                    self.submit(model, current.round_id, progress, metrics)
                     self.report(f"{name}: submitted, waiting for the result")
                 updates.load(self._vectors(current.round_id, None)[0], model)
             except _ROUND_LOST as error:
@@ -537,6 +574,17 @@ class Client(_Member):
             done += 1
             self.report(f"{name}: the result is loaded")
         return done
+
+    def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
+        """Send public metrics to S0, and report it if it does not take them.
+
+        Raises ServerUnreachable if S0 does not answer.
+        """
+        fields, patience_s = {"round": round_id, "metrics": metrics}, self.config.retry_limit_s
+        try:
+            self.servers[0].ask("tell", fields, patience_s=patience_s)
+        except (DuplicateUpload, NotStored) as error:
+            self.report(f"round {round_id} goes on without these public metrics: {error}")
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""

@@ -356,10 +356,12 @@ class Training:
         number = round_id.partition("-")[0]
         receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
         self._write(f"receipt-{number}.json", receipt.to_json().encode())
+        metrics = self._patiently(lambda: self._coordinator.public_metrics(round_id))
+        kept: dict[str, Any] = {"public_metrics": metrics} if metrics else {}
         if self._private:
-            return {}
+            return kept
         model, found = self._patiently(lambda: self._coordinator.outcome(round_id))
-        kept = {"model": self._write(f"model-{number}.npy", _npy(model))}
+        kept["model"] = self._write(f"model-{number}.npy", _npy(model))
         result = found if len(found) > 1 else found[0]
         if not np.array_equal(result, model):
             kept["result"] = self._write(f"result-{number}.npy", _npy(result))

@@ -113,6 +113,10 @@ class Fake:
         """Without an optimiser the result is the model."""
         return model[None]
 
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        # one round without any
+        return {} if round_id.startswith("2-") else {"a": {"examples": 5.0}}
+
     def receipt(self, round_id: str) -> Receipt:
         return Receipt(RECORD.encode())
 
@@ -159,6 +163,7 @@ def test_all_rounds_one_after_the_other(folder: Path) -> None:
         assert np.array_equal(model, START + number)
         assert line["evaluation"] == {"loss": float(model.sum())}
         assert line["left_out"] == {"c": "its upload reached neither server"}
+        assert line.get("public_metrics") == (None if number == 2 else {"a": {"examples": 5.0}})
     assert any("1-00000001 is published (1 of 3): 2 clients" in text for text in said)
     assert any("left out: c: its upload" in text for text in said)
     # and nothing is left to do
