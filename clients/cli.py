@@ -212,6 +212,11 @@ def _add_open(actions: "Verbs") -> None:
         "--reset", action="store_true", help="start a new training run from the model that S0 has"
     )
     action.add_argument(
+        "--keep-range",
+        action="store_true",
+        help="go on with the last run, its range and its number, from the model given",
+    )
+    action.add_argument(
         "--dim", type=int, help="values of an update (default: those of the model, given or kept)"
     )
     action.add_argument(
@@ -260,7 +265,9 @@ def _open(options: argparse.Namespace) -> None:
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
         asked = params if dim is not None else replace(params, dim=coordinator.dim())
-        round_id = coordinator.open(asked, model, policy, options.reset, chosen)
+        round_id = coordinator.open(
+            asked, model, policy, options.reset, chosen, keep_range=options.keep_range
+        )
         if asked.max_clients < FEW_CLIENTS:
             print(
                 f"securemedian: warning: the result of at most {asked.max_clients} clients tells "

@@ -694,7 +694,7 @@ class Client(_Member):
             )
         if found["state"] != "open":
             raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
-        return self._round(found, self.config.retry_limit_s)
+        return self._round(found, self.config.retry_limit_s, trained=True)
 
     def _look_for_round(self) -> Round | None:
         try:
@@ -708,14 +708,19 @@ class Client(_Member):
         except (UnknownRound, RoundClosed):
             return None
 
-    def _round(self, found: dict[str, Any], patience_s: float) -> Round:
-        """Return the round that S0 describes, with its model and range."""
+    def _round(self, found: dict[str, Any], patience_s: float, trained: bool = False) -> Round:
+        """Return the round that S0 describes, with its model and range.
+
+        If the caller has `trained` already, it gets no model that the upload does not need.
+        """
         self._forget_ended(found["round"], patience_s)
         submitted = bool(found.get("submitted"))
         kept = found["round"] in self._sender.rounds
         params = RoundParams.from_dict(found["params"])
-        training = self._training(found["round"], bytes.fromhex(found["start"]), patience_s)
-        published = training.published_for(params)
+        start, published = bytes.fromhex(found["start"]), Published(None)
+        if params.uses_range or not trained:
+            training = self._training(found["round"], start, patience_s)
+            published = training.published_for(params)
         return Round(
             found["round"],
             found["number"],
@@ -724,7 +729,7 @@ class Client(_Member):
             published.model,
             published.scale,
             published.policy,
-            training.digest,
+            start,
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
@@ -753,6 +758,7 @@ class Coordinator(_Member):
         reset: bool = False,
         optimiser: Optimiser | None = None,
         request: str = "",
+        keep_range: bool = False,
     ) -> str:
         """Open a round and return its id.
 
@@ -761,7 +767,8 @@ class Coordinator(_Member):
         answer, or after its own restart: S0 answers a request in the same way each time.
 
         A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
+        training run goes on. With `keep_range` it goes on as well, with the `model` in place of its
+        own. Without a `range_policy` or an `optimiser` the current one is kept.
         The optimiser makes the next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
@@ -770,6 +777,7 @@ class Coordinator(_Member):
             "range": range_policy.to_dict() if range_policy else {},
             "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
+            "keep_range": keep_range,
             "request": request or os.urandom(16).hex(),
         }
         answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)

@@ -327,7 +327,14 @@ class SecureMedian(Strategy):
         # Buckets lie around the model that S0 keeps. Other rounds need none.
         given = model if params.uses_range and not kept else None
         with Coordinator(self._config) as coordinator:
-            round_id = coordinator.open(params, given, self._policy, reset=first and given is None)
+            round_id = coordinator.open(
+                params,
+                given,
+                self._policy,
+                reset=first and given is None,
+                # a model that an optimiser has changed
+                keep_range=given is not None and not first,
+            )
         self._lease.round_id = round_id
         self._kept = model
         log.info("round %s is open for %d nodes", round_id, nodes)

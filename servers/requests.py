@@ -157,6 +157,8 @@ class OpenFields:
     range: dict[str, Any]
     # whether a new training run begins, from the model that S0 has
     reset: bool = False
+    # whether the training run goes on with the model given, and with its range
+    keep_range: bool = False
     # the optimiser and its options; {} keeps the current one
     optimiser: dict[str, Any] = field(default_factory=dict)
     # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
@@ -535,6 +537,7 @@ class Desk:
             call.fields.optimiser,
             when_opened,
             call.fields.request,
+            call.fields.keep_range,
         )
 
     def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from securemedian.clients.client import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
 from securemedian.flower.lease import Lease
+from securemedian.flower.records import ARRAYS
 from securemedian.mpc.errors import ConfigError, InputError, RoundBusy
 from tests.daemons import ROOT, Pair, running, wait_until
 
@@ -327,9 +328,16 @@ def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> Non
     # evaluation is skipped by sending nothing
     assert numbers[::2] == [1, 2]
     numbers.clear()
-    # an optimiser's model is another one than S0 has
-    run(secure(pair, FedAdam(fraction_evaluate=0.0), **options), grid, rounds=2)
-    assert numbers[::2] == [1, 1]
+    # an optimiser's model is another one than S0 has: S0 takes it, and goes on with its range
+    adam = secure(pair, FedAdam(fraction_evaluate=0.0), **options)
+    result = run(adam, grid, rounds=2)
+    assert numbers[::2] == [1, 2]
+    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
+        start = coordinator.model(pair.status()["round"])
+    sent = arrays_of(grid.sent[-1].content[ARRAYS])
+    assert start.model is not None and np.array_equal(start.model[:6], sent["w"].reshape(-1))
+    assert start.policy is not None and start.scale is not None
+    assert np.all(start.scale < start.policy.start())
 
 
 def test_halves_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:

@@ -18,7 +18,7 @@ from securemedian.settings.public_metrics import (
 from tests.daemons import Pair, running
 from tests.servers_alone import Server
 
-METRICS = {"examples": 120, "loss": np.float32(0.25)}
+METRICS: dict[str, Any] = {"examples": 120, "loss": np.float32(0.25)}
 
 
 def told(server: Server, round_id: str) -> Any:
