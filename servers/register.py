@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from securemedian.mpc.errors import (
     ConfigError,
+    DuplicateUpload,
     RoundBusy,
     SecureMedianError,
     UnknownRound,
@@ -54,6 +55,8 @@ class Entry:
     after: Training | None = None
     # what the protocol has given
     result: Result | None = None
+    # the public metrics that clients have sent to S0, by their keys
+    public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
 
@@ -203,6 +206,23 @@ class Register:
         while self._begun and self._begun[0] <= self._clock() - HOUR_S:
             self._begun.popleft()
         return len(self._begun)
+
+    def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
+        """Store the public metrics of a client for a round, which are taken once.
+
+        Raises DuplicateUpload if it has sent others before, and NotStored if there is no room.
+        """
+        round_id = entry.server_round.round_id
+        if (before := entry.public_metrics.get(key)) is not None:
+            if before != metrics:
+                raise DuplicateUpload(
+                    f"you have sent other public metrics for round {round_id}, which takes them "
+                    "once"
+                )
+            return
+        with self._store.database.transaction():
+            self._store.database.add_public_metrics(round_id, key, metrics)
+        entry.public_metrics[key] = metrics
 
     # The database
 
@@ -388,6 +408,7 @@ class Register:
             if server_round.live and "after" in files
             else None,
             result=result,
+            public_metrics=database.public_metrics(made.round),
             files=files,
         )
 

@@ -154,4 +154,8 @@ def serve(
 
 def _watch(config: ClientConfig, output: Path | None) -> Watch:
     """Return a watch that asks with the coordinator's key."""
-    return Watch(connect(config, load_keys(config.key_file), ANSWER_S), output)
+    return Watch(
+        connect(config, load_keys(config.key_file), ANSWER_S),
+        [config.s0.signing_key, config.s1.signing_key],
+        output,
+    )
