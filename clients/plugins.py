@@ -161,7 +161,12 @@ class Rounds:
         given = start if params.uses_range and not kept else None
         with Coordinator(self.config) as coordinator:
             round_id = coordinator.open(
-                params, given, self.options.range_policy, reset=first and given is None
+                params,
+                given,
+                self.options.range_policy,
+                reset=first and given is None,
+                # a model that an optimiser has changed
+                keep_range=given is not None and not first,
             )
         self._lease.round_id = round_id
         self._kept = start
@@ -182,7 +187,9 @@ class Rounds:
             status = coordinator.status(round_id)
         if self._lease:
             self._lease.round_id = ""
-        self._kept = vector
+        result: Arrays = unflatten(vector, flatten(model)[1])
+        # in float16 it is S0's model as far as that form can say
+        self._kept = flatten(result)[0].astype(np.float32)
         left_out = [f"{name} ({reason})" for name, reason in status["left_out"].items()]
         self._log.info(
             "round %s: the result of %d clients%s",
@@ -190,7 +197,6 @@ class Rounds:
             len(status["included"]),
             f", without {listed(left_out)}" if left_out else "",
         )
-        result: Arrays = unflatten(vector, flatten(model)[1])
         return result
 
     def nobody_submitted(self, round_id: str) -> bool:

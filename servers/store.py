@@ -5,7 +5,6 @@ says whose they are: a share counts once it is on the disk and its row is commit
 and results are files that are named by their SHA-256, written beside, synchronised and renamed.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -13,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,13 +41,15 @@ from securemedian.mpc.training import Training
 from securemedian.servers.control import is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.results import Result
-from securemedian.settings.durable import replace_file, sync_folder
+from securemedian.settings.durable import lock_folder, replace_file, sync_folder
 from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # what earlier releases kept instead of a database
 _OLD_TRAINING = "training.npz"
-# bytes that are hashed at a time
+# bytes that are hashed at a time, and that are worth being synchronised beside the caller
 _CHUNK_BYTES = 1 << 20
+# reads and synchronises beside the servers' loops
+_DISK = ThreadPoolExecutor(2, "disk")
 
 # the file of the database
 DATABASE = "state.db"
@@ -64,8 +66,9 @@ class WordsFile:
     """One file of packed words, which many uploads share.
 
     It needs one descriptor however many clients there are, so that nobody who takes descriptors
-    decides whose upload is stored, and one call synchronises all that has come. It is closed when
-    the last upload that reads it is gone, which may be later than its folder.
+    decides whose upload is stored, and one call synchronises all that has come. A thread brings to
+    the disk what is written while the caller goes on, so that `sync` has little to wait for. It is
+    closed when the last upload that reads it is gone, which may be later than its folder.
     """
 
     def __init__(self, path: Path, end: int = 0) -> None:
@@ -73,7 +76,9 @@ class WordsFile:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         # where the next words begin
         self.end = end
-        self._synced = True
+        # what is written and not being brought to the disk, in bytes
+        self._unsynced = 0
+        self._syncing: Future[None] | None = None
 
     def append(self, words: Words) -> int:
         """Write words at the end and return where they begin, in bytes.
@@ -92,9 +97,20 @@ class WordsFile:
 
     def sync(self) -> None:
         """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
-        if not self._synced:
-            os.fdatasync(self._file.fileno())
-            self._synced = True
+        syncing, self._syncing = self._syncing, None
+        if syncing:
+            syncing.result()
+        if self._unsynced:
+            os.fdatasync(self._file)
+            self._unsynced = 0
+
+    def _sync_beside(self) -> None:
+        """Begin to bring to the disk what is written, if it is much and the last time was fine."""
+        done = self._syncing is None or (self._syncing.done() and not self._syncing.exception())
+        if done and self._unsynced >= _CHUNK_BYTES:
+            self._unsynced = 0
+            # it keeps the file open until it is done
+            self._syncing = _DISK.submit(os.fdatasync, self._file)
 
     def reserve(self, count: int) -> int:
         """Make room for `count` words at the end and return where it begins, in bytes.
@@ -109,10 +125,11 @@ class WordsFile:
     def write(self, at: int, words: Words) -> None:
         """Write words from byte `at` on. Raises OSError if they cannot all be written."""
         left = words.data.cast("B")
-        self._synced = False
         while left:
             written = os.pwrite(self._file.fileno(), left, at)
+            self._unsynced += written
             left, at = left[written:], at + written
+        self._sync_beside()
 
     def read(self, begin: int, count: int) -> Words:
         """Return `count` words from byte `begin` on."""
@@ -346,16 +363,20 @@ class Spool:
         file = self._file
         rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
 
+        def examine_one(row: Row) -> None:
+            digest = hashlib.sha256()
+            for chunk in file.chunks(row.begin, row.size):
+                digest.update(chunk)
+            if digest.digest() != row.sha256:
+                raise DamagedUpload(
+                    f"the {row.kind} of a client is not what it has sent: the disk of this "
+                    "server is damaged. The round has failed for good, open a new one"
+                )
+
         def examine() -> None:
-            for row in rows:
-                digest = hashlib.sha256()
-                for chunk in file.chunks(row.begin, row.size):
-                    digest.update(chunk)
-                if digest.digest() != row.sha256:
-                    raise DamagedUpload(
-                        f"the {row.kind} of a client is not what it has sent: the disk of this "
-                        "server is damaged. The round has failed for good, open a new one"
-                    )
+            # hashing releases the GIL
+            for _ in _DISK.map(examine_one, rows):
+                pass
 
         return examine
 
@@ -441,15 +462,13 @@ class Store:
         self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            refusal = f"another server is running on the state folder {folder}"
+            self._lock = lock_folder(folder, refusal)
             for inner in (self._spools, self._kept):
                 inner.mkdir(mode=0o700, exist_ok=True)
             # SQLite gives the files beside the database its mode
             os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
             sync_folder(folder)
-        except BlockingIOError as error:
-            raise ConfigError(f"another server is running on the state folder {folder}") from error
         except OSError as error:
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
         self.database = Database(folder / DATABASE)
