@@ -1,8 +1,8 @@
 """The coordination of a training, unattended from its first round to its last.
 
-What it leaves is in one folder: model-NUMBER.npy and receipt-NUMBER.json for each published round,
-a line of JSON per attempt at a round in rounds.jsonl, and open.json while a round is under way,
-from which the next call goes on.
+What it leaves is in one folder: model-NUMBER.npy and receipt-NUMBER.json for each published round
+(predictions-NUMBER.npy where predictions are exchanged), a line of JSON per attempt at a round in
+rounds.jsonl, and open.json while a round is under way, from which the next call goes on.
 """
 
 import fcntl
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients import files, receipts
 from securemedian.clients.client import Coordinator
+from securemedian.clients.public import PublicSet
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
@@ -69,6 +71,9 @@ class TrainingPlan:
     output: str = "training"
     # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
     model: str = ""
+    # the folder of the public set, whose digest and size become parameters of the round (which then
+    # says `classes`); "" where parameters are exchanged
+    public: str = ""
     # with so many complete uploads a round is closed; 0: when all are there, or at its deadline
     quorum: int = 0
     # how often a round is tried before the training stops
@@ -107,6 +112,7 @@ class TrainingPlan:
             coordinator=str(folder / plan.coordinator),
             output=str(folder / plan.output),
             model=str(folder / plan.model) if plan.model else "",
+            public=str(folder / plan.public) if plan.public else "",
         )
 
     def start(self) -> NDArray[np.float32] | None:
@@ -115,7 +121,14 @@ class TrainingPlan:
 
     def params(self, dim: int) -> RoundParams:
         """Return the parameters of every round, for updates of `dim` values unless it says so."""
-        return RoundParams.from_dict({"dim": dim} | self.round)
+        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
+
+    @cached_property
+    def exchange(self) -> dict[str, Any]:
+        """What is special to the parameters of rounds on a public set; {} if there is none."""
+        if not self.public:
+            return {}
+        return PublicSet.load(self.public).round(self.round.get("classes", 0))
 
     @property
     def policy(self) -> RangePolicy | None:
@@ -289,7 +302,7 @@ class Training:
         model = self._start if first else None
 
         def ask() -> str:
-            dim = self._plan.round.get("dim") or (
+            dim = (self._plan.round | self._plan.exchange).get("dim") or (
                 self._coordinator.dim() if self._start is None else self._start.size
             )
             request = self._journal.under_way.get("request") or os.urandom(16).hex()
@@ -348,18 +361,19 @@ class Training:
         receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
         number = round_id.partition("-")[0]
         receipts.save(receipt, self._journal.folder / f"receipt-{number}.json")
-        file = self._journal.folder / f"model-{number}.npy"
+        what = "predictions" if self._plan.public else "model"
+        file = self._journal.folder / f"{what}-{number}.npy"
         new = file.with_suffix(".new")
         files.write(new, model)
         new.replace(file)
         if self._measure is None:
-            return {"model": file.name}
+            return {what: file.name}
         try:
-            return {"model": file.name, "evaluation": _numbers(self._measure(model))}
+            return {what: file.name, "evaluation": _numbers(self._measure(model))}
         # it is the user's code, and may raise anything; the training goes on without a figure
         except Exception as error:
             self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
-            return {"model": file.name, "evaluation": {"error": in_one_line(error)}}
+            return {what: file.name, "evaluation": {"error": in_one_line(error)}}
 
     def _patiently(self, act: Callable[[], T]) -> T:
         """Return what `act` returns, and try again while a server is away."""
