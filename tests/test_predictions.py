@@ -120,7 +120,7 @@ def test_labels_are_clipped_and_add_up_to_one() -> None:
 def test_the_digest_of_a_public_set_tells_every_bit() -> None:
     other = INPUTS.copy()
     other[3, 2] = np.nextafter(other[3, 2], 2)
-    sets = [INPUTS, other, INPUTS.reshape(-1, 3), INPUTS.astype(np.float64), INPUTS[:-1]]
+    sets: list[Any] = [INPUTS, other, INPUTS.reshape(-1, 3), INPUTS.astype(np.float64), INPUTS[:-1]]
     sets += [INPUTS[::-1], INPUTS.view(np.int32)]
     assert len({public_digest(one) for one in sets}) == len(sets)
     # but not how it lies in memory
@@ -330,9 +330,9 @@ def test_mistakes_are_told_before_anything_is_uploaded(
                 client.submit(bad, round_id)
         with pytest.raises(ConfigError, match=r"fit\(\) parameters"):
             client.fit({"w": np.zeros(DIM)}, lambda model: None, rounds=1)
-        assert not any(coordinator.status(round_id)["clients"].values())
+        assert coordinator.status(round_id)["clients"]["client-1"] == "none"
         client.submit(good, round_id)
-        assert any(coordinator.status(round_id)["clients"].values())
+        assert coordinator.status(round_id)["clients"]["client-1"] == "both"
 
 
 @pytest.mark.slow
