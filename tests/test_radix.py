@@ -188,6 +188,10 @@ def test_unit_words_are_even_steps_from_0_to_1(bits: int) -> None:
     back = method.values(PublicValues(words))
     assert back.tolist() == [word / steps for word in want]
     assert np.abs(back - np.clip(values, 0, 1)).max() <= 0.5001 / steps
+    # in the clear as well, where updates are not float64
+    single = np.random.default_rng(bits).random((1, 1000), np.float32)
+    cleared = method.in_the_clear(single, [1], Published(), 2)
+    assert np.array_equal(cleared[0], method.values(PublicValues(method.words(single[0]))))
 
 
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "fixed", "unit"])

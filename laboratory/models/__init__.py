@@ -15,10 +15,13 @@ from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.models.clinic import CLINIC
 from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
-from securemedian.laboratory.models.mlp import DIGITS, MLP
+from securemedian.laboratory.models.mlp import DIGITS, DIGITS_LINEAR, MLP, MLP_CIFAR10
 from securemedian.mpc.errors import ConfigError
 
-MODELS = {model.name: model for model in (MLP, CNN_MNIST, CNN_CIFAR10, DIGITS, CLINIC)}
+MODELS = {
+    model.name: model
+    for model in (MLP, CNN_MNIST, CNN_CIFAR10, MLP_CIFAR10, DIGITS, DIGITS_LINEAR, CLINIC)
+}
 
 # images at once, so few that the activations of a convolution fit into the caches
 _TEST_BATCH = 100

@@ -281,7 +281,8 @@ class Radix(Counting):
             return ring.signed(elements, self.word_bits) / 2.0**self.fraction_bits
         if self.encoding == "unit":
             steps = 2.0**self.word_bits - 1
-            return np.rint(np.minimum(np.maximum(updates, 0.0), 1.0) * steps) / steps
+            exact = np.asarray(updates, np.float64)
+            return np.rint(np.minimum(np.maximum(exact, 0.0), 1.0) * steps) / steps
         # what overflows becomes inf
         with np.errstate(over="ignore"):
             single = np.asarray(updates).astype(np.float32)
