@@ -8,7 +8,7 @@ from typing import Any
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES, Dataset, draw_public, split, without
-from securemedian.laboratory.experiments import aggregation
+from securemedian.laboratory.experiments import aggregation, membership
 from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
@@ -21,6 +21,8 @@ from securemedian.mpc.ranges.registry import POLICIES
 ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
 # the value of p0 = p1 in every other experiment
 USUAL = 0.1
+# what experiments measure, and what those on membership inference do
+ACCURACY, INFERENCE = "test accuracy", "AUC"
 # two networks for each data set, which differ in kind
 MIXED = {
     "mnist": ("mlp", "cnn-mnist"),
@@ -120,8 +122,8 @@ class Curve:
     runs: Sequence[Run]
     # the value of the number that the experiment varies, if it varies one
     x: float | None = None
-    # whose accuracy it is, where clients have different networks
-    network: str = ""
+    # what is shown of each round (`Figures.value`)
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ class Experiment:
     secure: bool = True
     samples: int = 500
     warm_up: int = 5
+    # what its curves show, in percent
+    measured: str = ACCURACY
 
     def default_methods(self) -> list[str]:
         """Return the methods to compare unless the user chooses others."""
@@ -335,7 +339,7 @@ def _by_network(design: Design) -> list[Curve]:
         runs = [
             design.run(seed, method, design.attacks[0], networks=kinds) for seed in design.seeds
         ]
-        return Curve(network, line, runs, network=network)
+        return Curve(network, line, runs, shown=network)
 
     curves = []
     for network in networks:
@@ -345,10 +349,30 @@ def _by_network(design: Design) -> list[Curve]:
             if method == aggregation.ALONE:
                 curves.append(curve(network, "alone", method, network))
                 continue
-            label = aggregation.label(method)
-            curves.append(curve(network, f"{label}: with its own kind", method, network))
-            curves.append(curve(network, f"{label}: mixed", method, *networks))
+            curves.append(curve(network, f"{method}, its own kind", method, network))
+            curves.append(curve(network, f"{method}, mixed", method, *networks))
     return curves
+
+
+def _by_inference(design: Design) -> list[Curve]:
+    """Return one panel for inference on a client's update, and one for that on the aggregate."""
+    if design.attackers or aggregation.ALONE in design.methods:
+        raise ConfigError(
+            "membership inference is measured where all clients are honest and exchange something: "
+            f"take --attackers 0, and not {aggregation.ALONE}"
+        )
+    runs = {
+        method: [replace(design.run(seed, method), inference=True) for seed in design.seeds]
+        for method in design.methods
+    }
+    return [
+        Curve(f"on {what}", aggregation.label(method), runs[method], shown=shown)
+        for shown, what in (
+            (membership.UPDATE, "a client's update"),
+            (membership.AGGREGATE, "the aggregate"),
+        )
+        for method in design.methods
+    ]
 
 
 def _panel(design: Design, attack: str) -> str:
@@ -362,18 +386,28 @@ def _panel(design: Design, attack: str) -> str:
 
 
 def _accuracy_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path,
+    figure: str,
+    design: Design,
+    results: Sequence[Result],
+    measured: str = f"{ACCURACY} (%)",
 ) -> list[Path]:
     panels = [
         Panel(
             name,
             "round",
-            "test accuracy (%)",
+            measured,
             [result.line(result.curve.line) for result in results if result.curve.panel == name],
         )
         for name in dict.fromkeys(result.curve.panel for result in results)
     ]
     return plots.save(stem, f"{figure}: {design.subject}", panels)
+
+
+def _inference_by_round(
+    stem: Path, figure: str, design: Design, results: Sequence[Result]
+) -> list[Path]:
+    return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
 def _accuracy_by_range(
@@ -540,6 +574,22 @@ EXPERIMENTS = {
             methods=("cronus", "alone"),
             attackers=0,
             samples=1000,
+        ),
+        Experiment(
+            "cronus-membership",
+            "Cronus, membership inference",
+            "MNIST or CIFAR-10",
+            "5 min",
+            _by_inference,
+            _inference_by_round,
+            clients=4,
+            images=200,
+            rounds=8,
+            methods=("mean", "radix", "predictions-mean", "cronus"),
+            attackers=0,
+            samples=1000,
+            secure=False,
+            measured=INFERENCE,
         ),
     )
 }

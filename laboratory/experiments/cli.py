@@ -276,7 +276,7 @@ def _run(
                 [
                     100 * one
                     for one in records[run.run_id].accuracies(
-                        design.rounds, design.data.classes, curve.network
+                        design.rounds, design.data.classes, curve.shown
                     )
                 ]
                 for run in curve.runs

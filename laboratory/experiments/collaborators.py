@@ -11,6 +11,7 @@ from securemedian.laboratory import models
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
 from securemedian.laboratory.data import Dataset, draw_public, split, without
 from securemedian.laboratory.distillation import Student, sendable, undecided
+from securemedian.laboratory.experiments import membership
 from securemedian.laboratory.experiments.runs import Run
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
@@ -89,6 +90,21 @@ class Collaborators:
         return np.concatenate(
             [student.trainer.trained(student.vector, number) for student in self._students(state)]
         )
+
+    def inference(self, sent: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float]:
+        """Return what membership inference reaches in a round of these predictions and labels."""
+        victim, seed = self._trainers[0], self._run.seed
+
+        def attack(predictions: NDArray[np.float32], *trainers: Trainer) -> float:
+            learnt = membership.learnt_from(victim.model, self.public.inputs, predictions, seed)
+            images = np.concatenate([trainer.images for trainer in trainers])
+            known = np.concatenate([trainer.labels for trainer in trainers])
+            return membership.by_loss(victim.model, learnt, self._data, (images, known))
+
+        return {
+            membership.UPDATE: attack(sent[0], victim),
+            membership.AGGREGATE: attack(labels.reshape(sent[0].shape), *self._trainers),
+        }
 
     def accuracies(self, state: Float32s) -> list[tuple[str, float]]:
         """Return the network of each honest client, and its accuracy on the test images."""

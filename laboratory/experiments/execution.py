@@ -49,14 +49,18 @@ def carry_out(
             service.ready(Training() if run.collaboration else training)
         began = time.monotonic()
         try:
+            before = training
+            inference: dict[str, float] = {}
             if isinstance(players, Collaborators):
-                training, cost = _collaborate(run, training, players, service)
+                training, cost, inference = _collaborate(run, before, players, service)
             else:
-                training, cost = _round(run, training, players, service)
+                training, cost = _round(run, before, players, service)
+                if run.inference:
+                    inference = players.inference(_model(before), _model(training), before.number)
             model = _model(training)
             accuracy, networks = _accuracy(players, model)
             digest, seconds = hashlib.sha256(model.data).hexdigest(), time.monotonic() - began
-            figures = Figures(accuracy, digest, seconds, cost, networks)
+            figures = Figures(accuracy, digest, seconds, cost, networks, inference)
             record = replace(record, rounds=[*record.rounds, figures])
         except Diverged:
             record = replace(record, diverged=True)
@@ -100,15 +104,15 @@ def _round(
 
 def _collaborate(
     run: Run, before: Training, players: Collaborators, service: Service | None
-) -> tuple[Training, ServerCost | None]:
-    """Run one more round of predictions, and return what `_round` does.
+) -> tuple[Training, ServerCost | None, dict[str, float]]:
+    """Run one more round of predictions, and return what `_round` does, and what inference reaches.
 
     The training's model stands for those of all clients.
     """
     state, cost = _model(before), None
     if run.method == aggregation.ALONE:
         after = players.alone(state, before.number)
-        return replace(before, model=after, published=before.number), None
+        return replace(before, model=after, published=before.number), None, {}
     sent = players.predictions(state, before.number)
     clients, _, classes = sent.shape
     special = players.public.round(classes)
@@ -125,7 +129,8 @@ def _collaborate(
         else:
             labels = plaintext.published(flat, params, before.published_for(params))[0]
     after = players.after(state, labels, before.number)
-    return replace(before, model=after, published=before.number), cost
+    inference = players.inference(sent, labels) if run.inference else {}
+    return replace(before, model=after, published=before.number), cost, inference
 
 
 def _accuracy(players: Players | Collaborators, model: Float32s) -> tuple[float, dict[str, float]]:

@@ -61,6 +61,8 @@ class Run:
     optimiser: Optimiser = field(default=NoOptimiser())
     # None where parameters are exchanged
     collaboration: Collaboration | None = None
+    # whether membership inference is measured in every round
+    inference: bool = False
 
     @property
     def run_id(self) -> str:
@@ -81,10 +83,12 @@ class Run:
         values = {
             "range" if name == "policy" else name: value for name, value in asdict(self).items()
         }
-        # the first saved runs had no optimiser and exchanged parameters: their ids stay
+        # the first saved runs had none of these: their ids stay
         del values["optimiser"]
         if self.collaboration is None:
             del values["collaboration"]
+        if not self.inference:
+            del values["inference"]
         optimiser = self.optimiser.to_dict()
         return values if self.optimiser == NoOptimiser() else values | {"optimiser": optimiser}
 
@@ -129,6 +133,12 @@ class Figures:
     cost: ServerCost | None
     # the accuracy of each network, where clients keep networks of their own
     networks: Mapping[str, float] = field(default_factory=dict)
+    # what membership inference reaches on an update and on the aggregate, if it is measured
+    inference: Mapping[str, float] = field(default_factory=dict)
+
+    def value(self, shown: str = "") -> float:
+        """Return the accuracy, of one network if it is named, or what inference on it reaches."""
+        return {"": self.accuracy, **self.networks, **self.inference}[shown]
 
 
 @dataclass(frozen=True)
@@ -141,15 +151,12 @@ class Record:
     rounds: list[Figures] = field(default_factory=list)
     diverged: bool = False
 
-    def accuracies(self, rounds: int, classes: int, network: str = "") -> list[float]:
+    def accuracies(self, rounds: int, classes: int, shown: str = "") -> list[float]:
         """Return the accuracies of so many rounds; after a divergence, it is that of guessing.
 
-        They are those of one `network` if it is named.
+        They are what `Figures.value` gives for `shown`.
         """
-        known = [
-            figures.networks[network] if network else figures.accuracy
-            for figures in self.rounds[:rounds]
-        ]
+        known = [figures.value(shown) for figures in self.rounds[:rounds]]
         return known + [1 / classes] * (rounds - len(known))
 
     def covers(self, rounds: int) -> bool:

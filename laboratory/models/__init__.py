@@ -94,6 +94,21 @@ def predict(model: Model, vector: NDArray[Any], images: NDArray[np.float32]) -> 
     return np.asarray(torch.cat(parts).numpy())
 
 
+def losses(
+    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the cross-entropy of each image under the network with these parameters."""
+    torch = _torch()
+    network = _network(model, vector).eval()
+    inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    with torch.no_grad():
+        parts = [
+            torch.nn.functional.cross_entropy(network(part), own, reduction="none")
+            for part, own in zip(inputs.split(_TEST_BATCH), targets.split(_TEST_BATCH), strict=True)
+        ]
+    return np.asarray(torch.cat(parts).double().numpy())
+
+
 def accuracy(
     model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> float:
