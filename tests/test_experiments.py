@@ -442,7 +442,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         ("fig5", "--data"),
         ("cronus --samples 1500", "1 to 1,499"),
         ("cronus --warm-up -1", "--warm-up"),
-        ("cronus --attackers 6", "spectral filter"),
+        ("cronus --clients 4 --attackers 3", "spectral filter"),
         ("cronus-heterogeneous --methods mean", "one common model"),
         ("cronus-heterogeneous --attacks none,lie --attackers 1", "one attack"),
         ("cronus-heterogeneous --dataset clinic", "two networks for clinic"),

@@ -230,7 +230,7 @@ def _list(console: "Console") -> None:
         "attacks",
         "takes",
     ):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading == "name")
     for one in catalogue.EXPERIMENTS.values():
         table.add_row(
             one.name,
