@@ -34,13 +34,10 @@ def by_loss(
 ) -> float:
     """Return what an attacker with these parameters reaches.
 
-    `members` are images and labels that were trained on; the others are as many test images.
+    `members` are images and labels that were trained on; the others are the test images.
     """
-    images, labels = members
-    count = min(len(labels), len(data.test_labels))
-    inside = models.losses(model, vector, images[:count], labels[:count])
-    outside = models.losses(model, vector, data.test_images[:count], data.test_labels[:count])
-    return auc(inside, outside)
+    others = data.test_images, data.test_labels
+    return auc(models.losses(model, vector, *members), models.losses(model, vector, *others))
 
 
 def learnt_from(model: Model, inputs: Float32s, labels: NDArray[np.float32], seed: int) -> Float32s:
