@@ -40,10 +40,11 @@ class Round:
     params: RoundParams
     # this client's position in S0's list of clients
     index: int
-    # the published global model g, shape (d,); only some rounds without buckets have none
+    # the published global model g, shape (d,); some rounds without buckets have none, and those
+    # that do not exchange parameters
     model: NDArray[np.float32] | None = field(default=None, repr=False)
     # the published scale of the buckets, shape () or (d,), and the policy that says how they lie
-    # and what the next scale is; only rounds on buckets have them
+    # and what the next scale is; only rounds on buckets around a model have them
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     policy: RangePolicy | None = None
     # the digest of the training run that the round starts from
@@ -56,8 +57,8 @@ class Round:
 
     @property
     def published(self) -> Published:
-        """Return what S0 published for the round."""
-        return Published(self.model, self.scale, self.policy)
+        """Return what the values of the round lie around."""
+        return self.params.exchange.fixed or Published(self.model, self.scale, self.policy)
 
     def next_scale(self, result: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the scale that S0 publishes for the next round, once this one had `result`.
@@ -80,7 +81,11 @@ class Round:
         if self.model is None:
             raise ConfigError(
                 f"round {self.round_id} publishes no model to train from: "
-                "the coordinator has to open it with a model"
+                + (
+                    "the coordinator has to open it with a model"
+                    if self.params.exchange.fixed is None
+                    else f"it exchanges {self.params.exchange.name}"
+                )
             )
         try:
             updates.load(self.model, model)
@@ -102,7 +107,7 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
     Where clients deal, these are the indices of buckets. Raises InputError if the update has
-    another length than the round's, or NaN.
+    another length than the round's, or NaN, or values that the round does not take.
     """
     params = current.params
     if vector.shape != (params.dim,):
@@ -110,8 +115,9 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
             f"round {current.round_id} takes updates of {params.dim:,} values, "
             f"this one has shape {vector.shape}: is it the same model?"
         )
+    params.exchange.check_values(vector)
     values = params.method.encode(vector, params.max_clients, current.published)
-    if params.uses_range:
+    if params.uses_range and params.exchange.fixed is None:
         _warn_of_range(vector, current)
     return values
 
@@ -177,4 +183,4 @@ def combine(
         RingShare(ring.unpack(words, params.ring_bits, params.dim)) for words in (one, other)
     )
     values = share.combine(first, second, params.ring_bits)
-    return params.method.decode(values, params.max_total, Published())
+    return params.exchange.result(params.method.decode(values, params.max_total, Published()))

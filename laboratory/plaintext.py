@@ -25,7 +25,7 @@ def published(
     results = params.method.in_the_clear(
         updates, weights or [1] * len(updates), before, params.max_clients
     )
-    return np.asarray(results, np.float32)
+    return np.asarray(params.exchange.result(results), np.float32)
 
 
 def mean(updates: NDArray[Any]) -> NDArray[np.float32]:

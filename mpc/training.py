@@ -62,7 +62,10 @@ class Training:
         )
 
     def counted(self) -> "Training":
-        """Return the training run after a round whose result the clients alone learn."""
+        """Return the training run after a round whose result the model does not follow.
+
+        The clients alone learn it, or it is no model.
+        """
         return replace(self, published=self.number)
 
     @cached_property
@@ -76,7 +79,12 @@ class Training:
         )
 
     def published_for(self, params: RoundParams) -> Published:
-        """Return what S0 publishes for the next round, which has these parameters."""
+        """Return what the values of the next round lie around, which has these parameters.
+
+        S0 publishes it, unless it is the same in every round.
+        """
+        if params.exchange.fixed is not None:
+            return params.exchange.fixed
         if not params.uses_range:
             return Published(self.model)
         return Published(self.model, self.scale, self.policy)
@@ -88,10 +96,13 @@ def finish(
     """Return the training run after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the
-    clients. The results have shape (results, d), and the model follows the first one.
+    clients. The results have shape (results, d), and the model follows the first one, unless the
+    round has exchanged something that is no model.
     """
-    published = before.published_for(params)
-    results = params.method.decode(values, total, published).astype(np.float32)
+    numbers = params.method.decode(values, total, before.published_for(params))
+    results = params.exchange.result(numbers).astype(np.float32)
+    if params.exchange.fixed is not None:
+        return before.counted(), results
     return before.after(results[0], params.method.range_buckets), results
 
 

@@ -35,6 +35,8 @@ CHOSEN = (
     "attacks",
     "attackers",
     "first",
+    "samples",
+    "warm_up",
 )
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
@@ -108,6 +110,18 @@ def add_verbs(verbs: "Verbs") -> None:
         "--split",
         metavar="HOW",
         help="iid (default), dirichlet:ALPHA, or labels:C for C labels per client",
+    )
+    verb.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="where predictions are exchanged: the public images (default: the experiment's)",
+    )
+    verb.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help="and for how many rounds clients train alone before their first ones (default: 5)",
     )
     verb.add_argument(
         "--with",
@@ -216,7 +230,7 @@ def _list(console: "Console") -> None:
         "attacks",
         "takes",
     ):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading == "name")
     for one in catalogue.EXPERIMENTS.values():
         table.add_row(
             one.name,
@@ -261,7 +275,9 @@ def _run(
             [
                 [
                     100 * one
-                    for one in records[run.run_id].accuracies(design.rounds, design.data.classes)
+                    for one in records[run.run_id].accuracies(
+                        design.rounds, design.data.classes, curve.shown
+                    )
                 ]
                 for run in curve.runs
             ],
