@@ -89,9 +89,12 @@ class Submission:
     halves: tuple[ShareHalf, ShareHalf]
 
 
-def fingerprint(vector: NDArray[Any]) -> bytes:
-    """Return what tells one flat update from another."""
-    return hashlib.sha256(np.ascontiguousarray(vector).data.cast("B")).digest()
+def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
+    """Return what tells one flat update, for a group, from another."""
+    data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
+    if group:
+        data.update(group.to_bytes(8, "little"))
+    return data.digest()
 
 
 class Memory:

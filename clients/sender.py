@@ -72,6 +72,7 @@ class Sender:
         values: NDArray[Any],
         current: Round,
         progress: Progress = unseen,
+        group: int = 0,
     ) -> Submission:
         """Return the upload of a flat update and its encoded `values`, ready to be sent.
 
@@ -82,8 +83,9 @@ class Sender:
             ask_parties(self._servers, self._patience_s)
             self._parties_known = True
         halves = self._halves(values, current, progress)
+        update = fingerprint(vector, group)
         submission = Submission(
-            current.round_id, current.params.digest, current.start, fingerprint(vector), halves
+            current.round_id, current.params.digest, current.start, update, halves
         )
         self._memory.keep(submission)
         self._stop_dealing()

@@ -149,7 +149,8 @@ class RoundParams:
         batch: int,
     ) -> Chunk:
         """Return coordinates [begin, end) of a round on these uploads."""
-        return Chunk(uploads, weights, self.layout, self.max_clients, begin, end, batch)
+        sizes = self.layout, self.max_clients, self.min_clients
+        return Chunk(uploads, weights, *sizes, begin, end, batch)
 
     def unpack_opened(self, words: Words, total: int) -> PublicValues:
         """Return the opened values, shape (results, d), of a round whose clients weigh `total`.

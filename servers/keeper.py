@@ -68,7 +68,9 @@ class TrainingKeeper:
             total = sum(params.weights_of(server_round.included))
             entry.after, _ = finish(before, params, opened, total)
         receipt = self._receipt(server_round, digest_of(packed))
-        return Result(receipt, packed, cost, params.method.outermost(opened))
+        method = params.method
+        kept = sorted({*range(method.groups)} - {*method.published_groups(opened)})
+        return Result(receipt, packed, cost, method.outermost(opened), kept)
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""

@@ -64,6 +64,7 @@ NO_ROUND: dict[str, Any] = {
     "progress": [0, 0],
     "cost": {},
     "outermost": 0,
+    "kept_groups": [],
     "deadline_in_s": 0.0,
     "stored_bytes": 0,
 }
@@ -397,6 +398,7 @@ class Desk:
             "progress": list(engine.progress) if busy else [0, 0],
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
+            "kept_groups": list(entry.result.kept_groups) if entry.result else [],
             "deadline_in_s": self._rounds.left_s(entry),
             "stored_bytes": entry.spool.stored_bytes,
         }
@@ -429,14 +431,13 @@ class Desk:
     def _model(self, call: Call) -> Answer:
         entry = self._find(call)
         before = entry.before
-        named = {"model": before.model, "range": before.scale, "moments": before.moments}
         return Answer(
             {
                 "number": before.number,
                 "policy": before.policy.to_dict(),
                 "optimiser": before.optimiser.to_dict(),
             },
-            {name: array for name, array in named.items() if array is not None},
+            before.arrays,
         )
 
     def _deal(self, call: Call) -> None:

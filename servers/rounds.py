@@ -132,8 +132,8 @@ class Rounds:
 
         It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
         """
-        if (model := self._keeper.current(training).model) is not None:
-            return model.size
+        if models := self._keeper.current(training).models:
+            return models[0].size
         latest = self.register.latest(training)
         return latest.server_round.params.dim if latest else 0
 

@@ -512,7 +512,7 @@ class Store:
                 "published": run.published,
                 "optimiser": run.optimiser.to_dict(),
             },
-            {"scale": run.scale, "model": run.model, "moments": run.moments},
+            run.arrays,
         )
 
     def read_training(self, name: str) -> Training:
@@ -552,11 +552,10 @@ class Store:
         """Return a result by the name of its file. Raises ConfigError if it is damaged."""
         return Result.from_parts(*self._load(name))
 
-    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | None]) -> str:
+    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
         """Write a file of fields and arrays in one step, and return its name."""
         content = io.BytesIO()
-        given = {name: array for name, array in arrays.items() if array is not None}
-        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **given)  # type: ignore[arg-type]
+        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **arrays)  # type: ignore[arg-type]
         data = content.getbuffer()
         name = hashlib.sha256(data).hexdigest()
         path = self._kept / name
@@ -586,11 +585,9 @@ class Store:
 
 
 def _training(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training:
-    return Training(
+    return Training.of_arrays(
         saved_policy(fields["policy"]),
-        arrays.get("model"),
-        arrays["scale"],
         fields["published"],
         optimiser_from(fields["optimiser"]),
-        arrays.get("moments"),
+        arrays,
     )

@@ -123,7 +123,7 @@ def kept_sum(
     ends = dropped(clients, trim)
     if ends == 0:
         return RingShare(ring.reduce(values.sum(axis=0, dtype=values.dtype), bits))
-    small = order.signed_bits(clients)
+    small = ring.signed_bits(clients)
     positions = order.positions(party, values, bits, [1] * clients, small, batch)
     low = np.full((clients, 1), ends)
     kept = order.within(party, positions, low, clients - low, small)
@@ -135,6 +135,6 @@ def demand(dim: int, clients: int, bits: int, trim: float) -> Demand:
     """Return the correlations of `kept_sum`."""
     if dropped(clients, trim) == 0:
         return Demand()
-    small, count = order.signed_bits(clients), clients * dim
+    small, count = ring.signed_bits(clients), clients * dim
     kept = order.within_demand(count, small) + multiplex_demand(count, bits)
     return order.positions_demand(dim, clients, bits, small) + kept
