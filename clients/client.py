@@ -838,17 +838,21 @@ class Coordinator(_Member):
         self.servers[0].ask("abort", {"round": round_id, "reason": reason})
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for a round's result and return it: the published model.
+        """Wait for a round's result and return it: the published model, or one row per group.
 
         Raises RoundFailed, with the reason, if there will be none.
         """
-        model: NDArray[np.float32] = self.results(round_id, timeout_s)[0]
+        limit = self._limit(timeout_s)
+        params = self._params(round_id, limit.left_s)
+        fetched = np.asarray(self._fetch(round_id, limit, params), np.float32)
+        model: NDArray[np.float32] = fetched if params.method.groups > 1 else fetched[0]
         return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for all results of a round and return them, shape (ranks, d).
+        """Wait for all results of a round and return them, shape (ranks or groups, d).
 
-        They are in the order in which the ranks were asked for. Otherwise this is `result`.
+        They are in the order in which the ranks were asked for, or in that of the groups. Otherwise
+        this is `result`.
         """
         limit = self._limit(timeout_s)
         fetched = self._fetch(round_id, limit, self._params(round_id, limit.left_s))

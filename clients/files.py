@@ -50,6 +50,18 @@ def read_vector(path: Path) -> NDArray[Any]:
     return model
 
 
+def read_models(path: Path) -> NDArray[Any]:
+    """Return the flat vector of real numbers in a .npy file, or one per group as its rows.
+
+    Raises InputError if the file holds anything else.
+    """
+    models = read(path)
+    if isinstance(models, np.ndarray) and models.ndim == 2 and len(models) > 1:
+        if np.issubdtype(models.dtype, np.floating):
+            return models
+    return read_vector(path)
+
+
 def check_writable(path: Path) -> None:
     """Raise ConfigError unless `path` can be written.
 

@@ -25,9 +25,10 @@ def published(
     which one each client chose; one of fewer than `min_clients` keeps its model.
     """
     if params.method.groups > 1:
+        chosen = np.asarray(groups)
         return np.concatenate(
             [
-                _of_group(updates[np.equal(groups, group)], params, before.of_group(group))
+                _of_group(updates[chosen == group], params, before.of_group(group))
                 for group in range(params.method.groups)
             ]
         )
@@ -37,9 +38,7 @@ def published(
     return np.asarray(results, np.float32)
 
 
-def _of_group(
-    updates: NDArray[Any], params: RoundParams, before: Published
-) -> NDArray[np.float32]:
+def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:
     if len(updates) >= params.min_clients:
         alone = [1] * len(updates)
         results = params.method.in_the_clear(updates, alone, before, params.max_clients)

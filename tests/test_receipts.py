@@ -202,7 +202,7 @@ def test_who_starts_from_the_same_training_run_ends_with_the_same(
                     "policy": served.policy.to_dict(),
                     "optimiser": served.optimiser.to_dict(),
                 },
-                {"model": START, "range": served.scale},
+                {"model": START, "scale": served.scale},
             )
             followed = results.training_of(answer, "1-0000000a", served.digest)
         # the second and third are not downloaded

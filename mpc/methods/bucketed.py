@@ -54,6 +54,9 @@ from securemedian.mpc.party import Party
 
 SCHEDULES = ("scan", "bisect")
 UPLOADS = ("dealt", "unverified")
+# The most buckets of all groups together: more than MAX_BUCKETS, because nothing else hides who is
+# in which group.
+MAX_SLOTS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ class Bucketed(Counting):
         super().__post_init__()
         check_whole("buckets", self.buckets, 3, 1 << 16)
         check_whole("check_bits", self.check_bits, 40, 128)
-        check_whole("groups", self.groups, 1, MAX_BUCKETS)
+        check_whole("groups", self.groups, 1, MAX_SLOTS)
         if self.groups > 1:
             self._check_groups()
         elif self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
@@ -111,10 +114,10 @@ class Bucketed(Counting):
                 "several groups take no weights: nobody sees whether a client decides its group "
                 "alone. Leave weights out"
             )
-        if self.slots > MAX_BUCKETS:
+        if self.slots > MAX_SLOTS:
             raise ConfigError(
                 f"{self.groups} groups of {self.buckets} buckets are {self.slots} to deal, which "
-                f"takes at most {MAX_BUCKETS}: take fewer buckets or groups"
+                f"takes at most {MAX_SLOTS}: take fewer buckets or groups"
             )
 
     @property
@@ -181,7 +184,7 @@ class Bucketed(Counting):
         found = median(party, RingShare(side_by_side), chunk.total, bits, self.schedule, rank=0)
         results = found.reshape(self.groups, chunk.dim)
         results[~enough] = self.buckets
-        return PublicValues(results)
+        return _buckets(results)
 
     def _sums(self, party: Party, chunk: Chunk, bits: int) -> Ring:
         """Return shares of H(-1) = 0, H(0), .., H(k b - 1) = n, shape (k b + 1, dim)."""
