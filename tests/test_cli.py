@@ -163,7 +163,13 @@ def test_submit_says_what_is_odd_about_an_update(
         def wait_for_round(self, timeout_s: float | None = None) -> Round:
             return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
 
-        def submit(self, update: object, round_id: str = "", progress: Progress = unseen) -> None:
+        def submit(
+            self,
+            update: object,
+            round_id: str = "",
+            progress: Progress = unseen,
+            group: int | None = None,
+        ) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)
 
     monkeypatch.setattr(client.Client, "from_config", lambda _, training, report: Beyond())

@@ -87,7 +87,7 @@ def test_each_group_gets_the_median_of_its_own_clients(
     assert method.published_groups(opened) == enough
     assert 0 < len(enough) < groups or groups == 2
     for group, (old, new) in enumerate(zip(before.groups, after.groups, strict=True)):
-        assert new.published == 4 and new.model is not None
+        assert new.published == 4 and new.model is not None and old.model is not None
         assert np.array_equal(new.model, results[group])
         # the model and the range of a group without a result stay
         moved = not np.array_equal(new.scale, old.scale)
