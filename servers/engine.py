@@ -4,7 +4,6 @@ A session is base OTs, lanes and pools, and a stream on which dealings are check
 are busy with something else.
 """
 
-import hashlib
 import logging
 import threading
 import time
@@ -394,7 +393,7 @@ class Engine:
             lanes.parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
             logs.event(
                 "session-established",
-                session=session_name(lanes.session_id),
+                session=logs.fingerprint("session", lanes.session_id),
                 lanes=len(lanes.parties),
                 seconds=round(time.monotonic() - start, 3),
             )
@@ -463,11 +462,6 @@ class Engine:
         # an abandoned job may still report
         if lanes is self._lanes:
             self.progress = (done, total)
-
-
-def session_name(session_id: bytes) -> str:
-    """Return the name of a session in the log, 16 hex digits, from which nobody finds its id."""
-    return hashlib.sha256(b"securemedian session in the log" + session_id).hexdigest()[:16]
 
 
 def establish(

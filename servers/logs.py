@@ -3,6 +3,7 @@
 Callers never pass secrets or shares.
 """
 
+import hashlib
 import json
 import logging
 import sys
@@ -30,6 +31,14 @@ def event(
     """
     fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
+
+
+def fingerprint(kind: str, secret: bytes) -> str:
+    """Return the name of a secret in the log, 16 hex digits, from which nobody finds it.
+
+    `kind` says what it is, such as a session's id: things of different kinds have different names.
+    """
+    return hashlib.sha256(f"securemedian {kind} in the log".encode() + secret).hexdigest()[:16]
 
 
 def add_listener(listener: logging.Handler) -> None:

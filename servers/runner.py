@@ -23,7 +23,7 @@ from securemedian.mpc.errors import (
 from securemedian.servers import logs
 from securemedian.servers.control import Message
 from securemedian.servers.database import Row
-from securemedian.servers.engine import Engine, session_name
+from securemedian.servers.engine import Engine
 from securemedian.servers.engines import Engines
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
@@ -195,6 +195,13 @@ class RoundRunner:
         if shape and not server_round.coin:
             engine.toss()
         elif shape:
+            # before anything is opened under the coin
+            logs.event(
+                "check-begun",
+                **server_round.about,
+                clients=[server_round.names[key] for key in clients],
+                coin=logs.fingerprint("coin", server_round.coin),
+            )
             halves = [spool.dealing(key) for key in clients]
             examine = spool.examination(clients)
             engine.check_dealings(shape, halves, server_round.coin, examine)
@@ -247,7 +254,7 @@ class RoundRunner:
         if server_round.state in (State.STARTING, State.RUNNING):
             details |= {
                 "attempt": server_round.attempt,
-                "session": session_name(server_round.session),
+                "session": logs.fingerprint("session", server_round.session),
             }
         if server_round.state is State.QUEUED and server_round.reason:
             details |= {

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +47,10 @@ from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # what earlier releases kept instead of a database
 _OLD_TRAINING = "training.npz"
-# bytes that are hashed at a time
+# bytes that are hashed at a time, and that are worth being synchronised beside the caller
 _CHUNK_BYTES = 1 << 20
+# reads and synchronises beside the servers' loops
+_DISK = ThreadPoolExecutor(2, "disk")
 
 # the file of the database
 DATABASE = "state.db"
@@ -64,8 +67,9 @@ class WordsFile:
     """One file of packed words, which many uploads share.
 
     It needs one descriptor however many clients there are, so that nobody who takes descriptors
-    decides whose upload is stored, and one call synchronises all that has come. It is closed when
-    the last upload that reads it is gone, which may be later than its folder.
+    decides whose upload is stored, and one call synchronises all that has come. A thread brings to
+    the disk what is written while the caller goes on, so that `sync` has little to wait for. It is
+    closed when the last upload that reads it is gone, which may be later than its folder.
     """
 
     def __init__(self, path: Path, end: int = 0) -> None:
@@ -73,7 +77,9 @@ class WordsFile:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         # where the next words begin
         self.end = end
-        self._synced = True
+        # what is written and not being brought to the disk, in bytes
+        self._unsynced = 0
+        self._syncing: Future[None] | None = None
 
     def append(self, words: Words) -> int:
         """Write words at the end and return where they begin, in bytes.
@@ -92,9 +98,20 @@ class WordsFile:
 
     def sync(self) -> None:
         """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
-        if not self._synced:
-            os.fdatasync(self._file.fileno())
-            self._synced = True
+        syncing, self._syncing = self._syncing, None
+        if syncing:
+            syncing.result()
+        if self._unsynced:
+            os.fdatasync(self._file)
+            self._unsynced = 0
+
+    def _sync_beside(self) -> None:
+        """Begin to bring to the disk what is written, if it is much and the last time was fine."""
+        done = self._syncing is None or (self._syncing.done() and not self._syncing.exception())
+        if done and self._unsynced >= _CHUNK_BYTES:
+            self._unsynced = 0
+            # it keeps the file open until it is done
+            self._syncing = _DISK.submit(os.fdatasync, self._file)
 
     def reserve(self, count: int) -> int:
         """Make room for `count` words at the end and return where it begins, in bytes.
@@ -109,10 +126,11 @@ class WordsFile:
     def write(self, at: int, words: Words) -> None:
         """Write words from byte `at` on. Raises OSError if they cannot all be written."""
         left = words.data.cast("B")
-        self._synced = False
         while left:
             written = os.pwrite(self._file.fileno(), left, at)
+            self._unsynced += written
             left, at = left[written:], at + written
+        self._sync_beside()
 
     def read(self, begin: int, count: int) -> Words:
         """Return `count` words from byte `begin` on."""
@@ -346,16 +364,20 @@ class Spool:
         file = self._file
         rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
 
+        def examine_one(row: Row) -> None:
+            digest = hashlib.sha256()
+            for chunk in file.chunks(row.begin, row.size):
+                digest.update(chunk)
+            if digest.digest() != row.sha256:
+                raise DamagedUpload(
+                    f"the {row.kind} of a client is not what it has sent: the disk of this "
+                    "server is damaged. The round has failed for good, open a new one"
+                )
+
         def examine() -> None:
-            for row in rows:
-                digest = hashlib.sha256()
-                for chunk in file.chunks(row.begin, row.size):
-                    digest.update(chunk)
-                if digest.digest() != row.sha256:
-                    raise DamagedUpload(
-                        f"the {row.kind} of a client is not what it has sent: the disk of this "
-                        "server is damaged. The round has failed for good, open a new one"
-                    )
+            # hashing releases the GIL
+            for _ in _DISK.map(examine_one, rows):
+                pass
 
         return examine
 

@@ -58,6 +58,14 @@ def test_an_event_is_one_line(stream: io.StringIO) -> None:
         assert "ValueError: odd" in json.loads(second)["traceback"]
 
 
+def test_a_fingerprint_names_a_secret_and_its_kind() -> None:
+    names = {
+        logs.fingerprint(kind, secret) for kind in ("coin", "session") for secret in (b"a", b"b")
+    }
+    assert len(names) == 4 and all(len(bytes.fromhex(name)) == 8 for name in names)
+    assert logs.fingerprint("coin", b"a") == logs.fingerprint("coin", b"a")
+
+
 def test_a_source_causes_a_burst_and_then_a_line_now_and_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -29,7 +29,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
-from securemedian.servers import control
+from securemedian.servers import control, logs
 from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
 from securemedian.servers.control import (
     Again,
@@ -447,7 +447,10 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(tmp_path: Path) -> None:
+def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "securemedian")
     s1 = Server(1, tmp_path, DEALT)
     s1.hear(Open("1-0000000a", 1, DEALT.to_dict(), bytes(16), True, False, START))
     s1.deal(s1.keys[0], "1-0000000a")
@@ -466,6 +469,10 @@ def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(tmp_path: Pat
     assert s1.sent[-1].coins == {s1.keys[0]: coin} and s1.engine.session_id == resume.session
     s1.hear(Check("1-0000000a", s1.keys[:1], coin))
     assert s1.engine.coins == [coin, coin]
+    begun = [vars(one)["fields"] for one in caplog.records if one.message == "check-begun"]
+    assert len(begun) == 2 and begun[0] == begun[1], "the soak reads from it that the coin is one"
+    assert begun[0]["clients"] == [s1.config.members["default"].clients[s1.keys[0]]]
+    assert begun[0]["coin"] == logs.fingerprint("coin", coin) and coin.hex() not in str(begun)
 
 
 def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:

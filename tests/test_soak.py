@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -20,14 +20,16 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.benchmarks.soak import disk, run
+from securemedian.benchmarks.soak import disk, rounds, run
 from securemedian.benchmarks.soak.audit import MISSING, SAMPLES, TOO_FEW, Audit, Ended
 from securemedian.benchmarks.soak.client import update
 from securemedian.benchmarks.soak.disk import Disk
 from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
 from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
-from securemedian.benchmarks.soak.run import Soak, reference
+from securemedian.benchmarks.soak.rounds import reference
+from securemedian.benchmarks.soak.run import Soak
+from securemedian.benchmarks.soak.service import TRAININGS
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
@@ -126,12 +128,18 @@ def test_wrong_results_are_noticed_whoever_gets_them_and_when() -> None:
     assert counts(audit) == (0, 1, 0, 0)
 
 
-def test_sessions_are_used_once() -> None:
-    audit = Audit()
+def teller(audit: Audit) -> Callable[..., None]:
+    """Return what lets an auditor hear a line of a server's log."""
 
     def hear(server: str, event: str, **fields: Any) -> None:
         audit.logged(server, {"event": event, **fields}, 1.0)
 
+    return hear
+
+
+def test_sessions_are_used_once() -> None:
+    audit = Audit()
+    hear = teller(audit)
     for server in ("s0", "s1"):
         hear(server, "started")
         hear(server, "session-established", session="first")
@@ -145,6 +153,49 @@ def test_sessions_are_used_once() -> None:
     hear("s1", "started")
     hear("s1", "session-established", session="first")
     assert counts(audit) == (0, 0, 2, 0)
+
+
+def test_no_session_is_of_two_trainings() -> None:
+    audit = Audit()
+    hear = teller(audit)
+    for server in ("s0", "s1"):
+        for session in ("first", "second"):
+            hear(server, "session-established", session=session)
+        hear(server, "round-running", round=ROUND, session="first")
+        hear(server, "round-running", round="1-77", training="stroke", session="second")
+    hear("s0", "round-running", round="8-3fa9c1d2", session="first")
+    assert counts(audit) == (0, 0, 0, 0)
+    hear("s1", "round-running", round="2-77", training="stroke", session="first")
+    assert counts(audit) == (0, 0, 1, 0)
+    hear("s0", "round-running", round="9-3fa9c1d2", session="second")
+    assert counts(audit) == (0, 0, 2, 0)
+
+
+def test_a_result_is_from_a_session_that_was_established_at_the_same_server() -> None:
+    audit = Audit()
+    hear = teller(audit)
+    hear("s0", "session-established", session="first")
+    for server in ("s0", "s1"):
+        hear(server, "round-running", round=ROUND, session="first")
+    # S1 has lost its memory, and S0 goes on with what S1 had before
+    hear("s0", "round-published", round=ROUND)
+    assert counts(audit) == (0, 0, 0, 0)
+    hear("s1", "round-published", round=ROUND)
+    assert counts(audit) == (0, 0, 1, 0)
+
+
+def test_a_dealing_is_checked_under_one_coin() -> None:
+    audit = Audit()
+    hear = teller(audit)
+    for server in ("s0", "s1", "s0"):
+        hear(server, "check-begun", round=ROUND, clients=["a", "b"], coin="heads")
+    hear("s1", "check-begun", round=ROUND, clients=["c"], coin="tails")
+    hear("s1", "check-begun", round="8-3fa9c1d2", clients=["a"], coin="tails")
+    assert counts(audit) == (0, 0, 0, 0)
+    hear("s1", "check-begun", round=ROUND, clients=["b", "c"], coin="tails")
+    assert counts(audit) == (0, 0, 1, 0)
+    hear("s0", "check-begun", round=ROUND, clients=["a", "c"], coin="edge")
+    assert counts(audit) == (0, 0, 3, 0)
 
 
 def test_a_round_that_does_not_end_is_stuck() -> None:
@@ -346,16 +397,19 @@ def test_a_full_disk_refuses_what_is_written_until_it_is_free(
 
 def test_a_kill_waits_for_its_transition() -> None:
     transitions, struck = Transitions(), threading.Event()
-    assert not transitions.at("s0", "round-open", struck.set, 0.05)
-    transitions.heard("s0", {"event": "round-open"})
+    what = "s0", "round-open", "stroke"
+    line = {"event": "round-open", "training": "stroke"}
+    assert not transitions.at(*what, struck.set, 0.05)
+    transitions.heard("s0", line)
     assert not struck.is_set(), "it was given up"
-    waits = threading.Thread(target=transitions.at, args=("s0", "round-open", struck.set, 30.0))
+    waits = threading.Thread(target=transitions.at, args=(*what, struck.set, 30.0))
     waits.start()
     while not struck.is_set():
-        transitions.heard("s1", {"event": "round-open"})
-        transitions.heard("s0", {"event": "round-closing"})
-        assert not struck.is_set()
+        transitions.heard("s1", line)
+        transitions.heard("s0", line | {"event": "round-closing"})
         transitions.heard("s0", {"event": "round-open"})
+        assert not struck.is_set()
+        transitions.heard("s0", line)
     waits.join(30.0)
     assert not waits.is_alive()
 
@@ -385,7 +439,7 @@ class Struck:
 def test_every_fault_strikes_is_counted_and_is_undone() -> None:
     service: Any = Struck()
     audit = Audit()
-    saboteurs = Saboteurs(service, Transitions(), audit, 1, threading.Event())
+    saboteurs = Saboteurs(service, Transitions(), audit, 1, lambda: False)
     # so that nothing lasts
     saboteurs._stop.set()
     undone = {"pause": (False,), "put": (CALM,), "free": ()}
@@ -410,31 +464,31 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
     assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
 
 
-def test_a_server_is_killed_at_every_transition_in_turn() -> None:
+def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> None:
     service: Any = Struck()
     audit, transitions = Audit(), Transitions()
-    saboteurs = Saboteurs(service, transitions, audit, 1, threading.Event())
+    saboteurs = Saboteurs(service, transitions, audit, 1, lambda: False)
     logging = threading.Event()
 
     def log() -> None:
         while not logging.wait(0.001):
-            for server, state in product(("s0", "s1"), State):
-                transitions.heard(server, {"event": f"round-{state}"})
+            for server, state, training in product(("s0", "s1"), State, TRAININGS):
+                transitions.heard(server, {"event": f"round-{state}", "training": training})
 
     thread = threading.Thread(target=log)
     thread.start()
     try:
         states = [state for state in State if state is not State.NEW]
-        struck = {saboteurs._at_transition(random.Random(1)) for _ in range(6 * len(states))}
+        struck = {saboteurs._at_transition(random.Random(1)) for _ in range(12 * len(states))}
     finally:
         logging.set()
         thread.join()
     victims = ("s0", "s1", "s0 and s1")
     assert struck == {
-        f"kill {whom} at {state} of {server}"
-        for whom, state, server in product(victims, states, ("s0", "s1"))
+        f"kill {whom} at {state} of {training} at {server}"
+        for whom, state, training, server in product(victims, states, TRAININGS, ("s0", "s1"))
     }
-    assert len(service.done) == 8 * len(states)
+    assert len(service.done) == 16 * len(states)
 
 
 # The command
@@ -447,8 +501,10 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     def well(self: Soak, seconds: float) -> bool:
-        self.audit.fault("kill s0 and s1 at open of s0")
+        self.audit.fault("kill s0 and s1 at open of default at s0")
         self.audit.closed(published("a"))
+        failed = Ended("1-77", "mean", "failed", "aborted by coordinator", training="stroke")
+        self.audit.closed(failed)
         return True
 
     def badly(self: Soak, seconds: float) -> bool:
@@ -461,8 +517,14 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
         assert cli.main(["soak", "--minutes", "0.5", "--seed", "3", "--json", str(file)]) == 0
         report = json.loads(file.read_text())
         assert report.keys() >= FIGURES and all(report[name] == 0 for name in COUNTS)
-        assert (report["faults"], report["rounds"], report["published"]) == (1, 1, 1)
-        assert "kill s0 and s1 at a transition" in capsys.readouterr().out
+        assert (report["faults"], report["rounds"], report["published"]) == (1, 2, 1)
+        assert report["trainings"] == {
+            "default": {"rounds": 1, "published": 1, "failed": 0},
+            "stroke": {"rounds": 1, "published": 0, "failed": 1},
+        }
+        shown = capsys.readouterr().out
+        assert "kill s0 and s1 at a transition" in shown
+        assert "of stroke: published, failed" in shown
         assert not list(tmp_path.glob("securemedian-soak-*"))
         monkeypatch.setattr(Soak, "run", badly)
         with pytest.raises(SystemExit) as stopped:
@@ -484,7 +546,10 @@ def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     assert soak.run(15.0)
     report = soak.audit.report()
     assert soak.audit.clean, report
-    assert report["faults"] >= 5 and report["published"] >= run.CALM_ROUNDS, report
+    assert report["faults"] >= 5 and report["trainings"].keys() == TRAININGS.keys(), report
+    for rounds_of in report["trainings"].values():
+        assert rounds_of["published"] >= run.CALM_ROUNDS, report
+    assert report["dealings_checked"] >= sum(TRAININGS.values()), report
 
 
 @pytest.mark.slow
@@ -499,11 +564,12 @@ def test_a_soak_notices_results_that_are_none(
     def tampered(seed: int, name: str, round_id: str, dim: int) -> Any:
         return update(seed, name, round_id, dim) + np.float32(1.0)
 
-    monkeypatch.setattr(run, "update", tampered)
+    monkeypatch.setattr(rounds, "update", tampered)
     soak = Soak(tmp_path / "service", 5, lambda progress: None, faulty=False)
     assert soak.run(0.0)
     report = soak.audit.report()
-    assert report["wrong_results"] == report["published"] == run.CALM_ROUNDS, report
+    assert report["wrong_results"] == report["published"], report
+    assert report["published"] == run.CALM_ROUNDS * len(TRAININGS), report
 
 
 def mentioned(text: str) -> list[str]:

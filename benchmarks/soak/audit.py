@@ -9,7 +9,10 @@
 - No session is established twice at a server, and no round runs twice in one session. Base OTs are
   made once in a session; its correlations come from these and from pools that live in the memory of
   one process, where every block is taken once (`tests/test_correlations.py`). So a second session
-  is what a repeated correlation needs, and this is what is counted.
+  is what a repeated correlation needs, and this is what is counted. So are rounds of two trainings
+  in one session, and a result from a session that was never established.
+- What the servers open when they check a dealing depends on one coin. A second one for the same
+  dealing would open what the first one has left hidden, and is counted with the correlations.
 - Every round ends by itself within its limit.
 
 Nothing here starts a process or reads a clock.
@@ -20,6 +23,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")
@@ -46,6 +51,7 @@ class Ended:
     digest: str = ""
     # the fewest clients that the round could do with
     min_clients: int = 2
+    training: str = DEFAULT_TRAINING
 
 
 @dataclass
@@ -79,8 +85,14 @@ class Audit:
         self._results: dict[str, dict[str, str]] = {}
         self._sessions: dict[str, set[str]] = {"s0": set(), "s1": set()}
         self._runs: set[tuple[str, str, str]] = set()
+        # by server and round, the session of its last run
+        self._ran_in: dict[tuple[str, str], str] = {}
+        # by session, the training whose rounds run in it
+        self._training_of: dict[str, str] = {}
+        # by round and client, the coins under which either server has checked the dealing
+        self._coins: dict[tuple[str, str], set[str]] = {}
         self._lives: dict[str, list[_Life]] = {"s0": [], "s1": []}
-        # what the state folders took between two rounds
+        # what the state folders took when a round had ended
         self._disk: list[int] = []
         # the last time at which something was in the way of the link, and whether it still is
         self._disturbed, self._disturbing = 0.0, 0
@@ -115,7 +127,7 @@ class Audit:
                 self._results.setdefault(round_id, {})[client] = digest
 
     def size(self, server: str, memory: int, descriptors: int, disk: int) -> None:
-        """Note what a server takes between two rounds; memory and disk are in bytes."""
+        """Note what a server takes when a round has ended; memory and disk are in bytes."""
         with self._lock:
             self._disk.append(disk)
             if lives := self._lives[server]:
@@ -136,20 +148,38 @@ class Audit:
                 case "session-established":
                     self._session(server, str(event["session"]))
                 case "round-running":
-                    self._run(server, str(event["round"]), str(event["session"]))
+                    self._run(server, event["round"], training_of(event), event["session"])
+                case "round-published":
+                    self._published(server, event["round"])
+                case "check-begun":
+                    for client in event["clients"]:
+                        self._check_begun(event["round"], client, event["coin"])
 
     def _session(self, server: str, session: str) -> None:
         if session in self._sessions[server]:
-            self.reused_correlations += 1
-            self.findings.append(f"{server} established session {session} twice")
+            self._reused(f"{server} established session {session} twice")
         self._sessions[server].add(session)
 
-    def _run(self, server: str, round_id: str, session: str) -> None:
+    def _run(self, server: str, round_id: str, training: str, session: str) -> None:
         run = server, round_id, session
         if run in self._runs:
-            self.reused_correlations += 1
-            self.findings.append(f"{server} ran round {round_id} twice in session {session}")
+            self._reused(f"{server} ran round {round_id} twice in session {session}")
         self._runs.add(run)
+        self._ran_in[server, round_id] = session
+        owner = self._training_of.setdefault(session, training)
+        if owner != training:
+            self._reused(f"{server} ran round {round_id} of {training} in a session of {owner}")
+
+    def _published(self, server: str, round_id: str) -> None:
+        session = self._ran_in.get((server, round_id))
+        if session not in self._sessions[server]:
+            self._reused(f"{server} has a result of round {round_id} from no session of its own")
+
+    def _check_begun(self, round_id: str, client: str, coin: str) -> None:
+        coins = self._coins.setdefault((round_id, client), set())
+        if coins and coin not in coins:
+            self._reused(f"{client}'s dealing for round {round_id} was checked under another coin")
+        coins.add(coin)
 
     def _is_alone(self, server: str, life: _Life) -> bool:
         """Return whether the other server and the link were there during all of this start."""
@@ -198,6 +228,10 @@ class Audit:
         self.uploads_lost += 1
         self.findings.append(f"the upload of {client} for round {round_id} was lost: {why}")
 
+    def _reused(self, what: str) -> None:
+        self.reused_correlations += 1
+        self.findings.append(what)
+
     def _wrong(self, what: str) -> None:
         self.wrong_results += 1
         self.findings.append(what)
@@ -222,6 +256,7 @@ class Audit:
             ]
             beside = [seconds - compiling for seconds, compiling in recovered]
             states = Counter(ended.state for ended in self.ended)
+            trainings = dict.fromkeys(ended.training for ended in self.ended)
             return {
                 "faults": self.faults.total(),
                 "rounds": len(self.ended),
@@ -241,7 +276,9 @@ class Audit:
                     ),
                 },
                 "sessions": len(self._sessions["s0"] | self._sessions["s1"]),
+                "dealings_checked": len(self._coins),
                 "exits": self.exits,
+                "trainings": {name: self._rounds_of(name) for name in trainings},
                 "faults_by_kind": dict(sorted(self.faults.items())),
                 "reasons": dict(
                     Counter(
@@ -251,6 +288,14 @@ class Audit:
                 "growth": self._growth(lives),
                 "findings": list(self.findings),
             }
+
+    def _rounds_of(self, training: str) -> dict[str, int]:
+        states = Counter(ended.state for ended in self.ended if ended.training == training)
+        return {
+            "rounds": states.total(),
+            "published": states["published"],
+            "failed": states["failed"],
+        }
 
     def _growth(self, lives: list[_Life]) -> dict[str, Any]:
         """Return how much more a server took in the second half of a life than in the first."""
@@ -273,6 +318,11 @@ class Audit:
             "peak_disk_mb": round(max(self._disk, default=0) / 1e6, 1),
             "last_disk_mb": round(max(self._disk[-2:], default=0) / 1e6, 1),
         }
+
+
+def training_of(event: dict[str, Any]) -> str:
+    """Return which training a line of a server's log is about."""
+    return str(event.get("training", DEFAULT_TRAINING))
 
 
 def _median(values: list[float]) -> float:

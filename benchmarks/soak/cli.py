@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_DESCRIPTION = """Run two servers and five clients on this machine, round after round, while
-processes are killed (at every transition of a round and at random), links are cut, stalled, delayed
-and reordered, disks are full and clients slow. Everybody is started again when ended, and nobody
-else helps. Every published result is compared with the one computed in the clear.
+_DESCRIPTION = """Run two servers and the clients of two trainings on this machine, round after
+round of both at once, while processes are killed (at every transition of a round and at random),
+links are cut, stalled, delayed and reordered, disks are full and clients slow. Everybody is started
+again when ended, and nobody else helps. Every published result is compared with the one computed in
+the clear.
 
 Exit codes: 0 if nothing was lost, wrong, used twice or stuck; 1 if something was. Ctrl-C ends it in
 order, with the report so far."""
@@ -123,8 +124,13 @@ def _table(report: dict[str, Any]) -> "Table":
         ("  published", report["published"]),
         ("  failed", report["failed"]),
         *((f"    {reason}", count) for reason, count in report["reasons"].items()),
+        *(
+            (f"  of {name}: published, failed", f"{states['published']} {states['failed']}")
+            for name, states in report["trainings"].items()
+        ),
         *((name.replace("_", " "), report[name]) for name in _NEVER),
         ("sessions", report["sessions"]),
+        ("dealings checked", report["dealings_checked"]),
         ("servers that ended by themselves", report["exits"]),
         ("restarts of one server", recovery["restarts"]),
         ("  to the link, beside compiling: median, s", recovery["median_seconds"]),

@@ -14,9 +14,9 @@ from itertools import product
 from types import TracebackType
 from typing import Any, Self
 
-from securemedian.benchmarks.soak.audit import Audit
+from securemedian.benchmarks.soak.audit import Audit, training_of
 from securemedian.benchmarks.soak.proxy import CALM, Proxy, Trouble
-from securemedian.benchmarks.soak.service import SERVERS, Service
+from securemedian.benchmarks.soak.service import SERVERS, TRAININGS, Service
 from securemedian.servers.round_state import State
 
 # the pause between two faults of one saboteur, seconds
@@ -38,28 +38,39 @@ Strike = Callable[[random.Random], str | None]
 
 
 class Transitions:
-    """Kills at transitions: who waits for which line of whose log."""
+    """Kills at transitions: who waits for which line about which training in whose log."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._awaited: tuple[str, str] | None = None
+        self._awaited: tuple[str, str, str] | None = None
         self._strike: Callable[[], None] | None = None
         self._struck = threading.Event()
 
     def heard(self, server: str, event: dict[str, Any]) -> None:
         """Take a line of a server's log."""
         with self._lock:
-            if self._awaited != (server, event.get("event")) or self._strike is None:
+            what = server, event.get("event"), training_of(event)
+            if self._awaited != what or self._strike is None:
                 return
             strike, self._awaited, self._strike = self._strike, None, None
         strike()
         self._struck.set()
 
-    def at(self, server: str, event: str, strike: Callable[[], None], limit_s: float) -> bool:
-        """Call `strike` when the server logs the event; return whether it came within the limit."""
+    def at(
+        self,
+        server: str,
+        event: str,
+        training: str,
+        strike: Callable[[], None],
+        limit_s: float,
+    ) -> bool:
+        """Call `strike` when the server logs the event of a round of the training.
+
+        Returns whether it came within the limit.
+        """
         self._struck.clear()
         with self._lock:
-            self._awaited, self._strike = (server, event), strike
+            self._awaited, self._strike = (server, event, training), strike
         if self._struck.wait(limit_s):
             return True
         with self._lock:
@@ -70,8 +81,8 @@ class Transitions:
 class Saboteurs:
     """Two threads that strike while the context is open.
 
-    One strikes at servers, the other one at links, clients and disks. `live` is set while a round
-    is.
+    One strikes at servers, the other one at links, clients and disks. `live` says whether there
+    is a round.
     """
 
     def __init__(
@@ -80,15 +91,16 @@ class Saboteurs:
         transitions: Transitions,
         audit: Audit,
         seed: int,
-        live: threading.Event,
+        live: Callable[[], bool],
     ) -> None:
         self._service, self._transitions, self._audit = service, transitions, audit
         self._live = live
         self._stop = threading.Event()
         states = [str(state) for state in State if state is not State.NEW]
         victims = [("s0",), ("s1",), SERVERS]
-        # every transition at every server with every choice of victims, in an order of the seed's
-        self._plan = list(product(SERVERS, states, victims))
+        # every transition of either training at every server with every choice of victims, in an
+        # order of the seed's
+        self._plan = list(product(SERVERS, states, TRAININGS, victims))
         random.Random(seed).shuffle(self._plan)
         self._next = 0
         kinds: tuple[tuple[Strike, ...], ...] = (
@@ -129,7 +141,7 @@ class Saboteurs:
     # Servers
 
     def _at_transition(self, rng: random.Random) -> str | None:
-        server, state, victims = self._plan[self._next % len(self._plan)]
+        server, state, training, victims = self._plan[self._next % len(self._plan)]
         self._next += 1
         down_s = rng.uniform(*DOWN_S)
 
@@ -139,16 +151,16 @@ class Saboteurs:
 
         deadline = time.monotonic() + TRANSITION_LIMIT_S
         while not self._stop.is_set() and time.monotonic() < deadline:
-            if self._transitions.at(server, f"round-{state}", strike, 0.5):
-                return f"kill {' and '.join(victims)} at {state} of {server}"
+            if self._transitions.at(server, f"round-{state}", training, strike, 0.5):
+                return f"kill {' and '.join(victims)} at {state} of {training} at {server}"
         return None
 
     def _await_round(self, rng: random.Random) -> None:
         moment_s = rng.uniform(*MOMENT_S)
         if rng.random() < MOSTLY:
             deadline = time.monotonic() + ROUND_LIMIT_S
-            while not self._live.wait(0.1) and time.monotonic() < deadline:
-                if self._stop.is_set():
+            while not self._live() and time.monotonic() < deadline:
+                if self._stop.wait(0.1):
                     return
             self._stop.wait(moment_s)
 

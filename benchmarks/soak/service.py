@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,9 +15,11 @@ from securemedian.benchmarks.soak.proxy import Proxies, Proxy
 from securemedian.clients.client import Coordinator
 from securemedian.clients.config import ClientConfig
 from securemedian.scripts import keygen
+from securemedian.settings.trainings import DEFAULT_TRAINING
 
 SERVERS = ("s0", "s1")
-CLIENTS = 5
+# how many clients of its own each training has
+TRAININGS = {DEFAULT_TRAINING: 5, "stroke": 3}
 # Short limits, so that what happens at a limit happens often.
 Settings = Mapping[str, float | str]
 SERVER_SETTINGS: Settings = {
@@ -31,16 +34,19 @@ Hear = Callable[[str, dict[str, Any]], None]
 
 
 class Service:
-    """Two servers and `CLIENTS` clients in `folder`, which must be new.
+    """Two servers and the clients of `TRAININGS` in `folder`, which must be new.
 
     `hear` gets what each of them logs, on a thread of that process's own.
     """
 
     def __init__(self, folder: Path, seed: int, hear: Hear) -> None:
         self.folder = folder
-        self.names = keygen.client_names(CLIENTS)
+        self.names = keygen.client_names(sum(TRAININGS.values()))
+        names = iter(self.names)
+        # the clients by training
+        self.members = {name: list(islice(names, count)) for name, count in TRAININGS.items()}
         net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-        keygen.make_all(folder, CLIENTS, net)
+        keygen.make_all(folder, len(self.names), net)
         self._proxies = Proxies()
         # S0's way to S1, and each client's to either server
         self.link = self._proxies.add(net.s1_peer)
@@ -49,14 +55,22 @@ class Service:
             for name in self.names
             for server, port in zip(SERVERS, (net.s0, net.s1), strict=True)
         }
-        _configure(folder / "s0.toml", SERVER_SETTINGS, {net.s1_peer: self.link})
-        _configure(folder / "s1.toml", SERVER_SETTINGS, {})
+        tables = "".join(
+            f"\n[[trainings]]\nname = {json.dumps(name)}\nclients = {json.dumps(clients)}\n"
+            for name, clients in self.members.items()
+        )
+        _configure(folder / "s0.toml", SERVER_SETTINGS, {net.s1_peer: self.link}, tables)
+        _configure(folder / "s1.toml", SERVER_SETTINGS, {}, tables)
         for name in self.names:
             ways = {net.s0: self.ways[name, "s0"], net.s1: self.ways[name, "s1"]}
             _configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways)
         commands = {server: ["securemedian", "serve"] for server in SERVERS}
         commands |= {name: ["securemedian.benchmarks.soak.client"] for name in self.names}
-        after = {name: [str(seed)] for name in self.names}
+        after = {
+            name: [str(seed), training]
+            for training, clients in self.members.items()
+            for name in clients
+        }
         self.processes = {
             name: Restarted(
                 name,
@@ -76,9 +90,9 @@ class Service:
         for process in self.processes.values():
             process.start()
 
-    def coordinator(self, reply_timeout_s: float) -> Coordinator:
-        """Return the coordinator, who reaches the servers without a proxy."""
-        config = ClientConfig.load(self.folder / "coordinator.toml")
+    def coordinator(self, training: str, reply_timeout_s: float) -> Coordinator:
+        """Return the coordinator of a training, who reaches the servers without a proxy."""
+        config = ClientConfig.load(self.folder / "coordinator.toml", training)
         brief = replace(config, reply_timeout_s=reply_timeout_s, retry_limit_s=reply_timeout_s)
         # servers are away all the time
         return Coordinator(brief, report=lambda text: None)
@@ -99,11 +113,11 @@ class Service:
             disk.close()
 
 
-def _configure(path: Path, settings: Settings, ways: Mapping[int, Proxy]) -> None:
-    """Put settings in front of a configuration, and proxies in the place of addresses."""
+def _configure(path: Path, settings: Settings, ways: Mapping[int, Proxy], tables: str = "") -> None:
+    """Put settings before a configuration, tables after it, and proxies in place of addresses."""
     text = path.read_text()
     for port, proxy in ways.items():
         text = text.replace(f':{port}"', f':{proxy.port}"')
     # for these values JSON is TOML
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-    path.write_text("\n".join([*lines, text]))
+    path.write_text("\n".join([*lines, text + tables]))
