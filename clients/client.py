@@ -282,8 +282,9 @@ class _Member:
         start = self._training(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
-        after, published = finish(start, params, opened, results.total_of(record, params))
-        with_result = params.method.published_groups(opened)
+        total = results.total_of(record, params)
+        after, published = finish(start, params, opened, total, record.groups)
+        with_result = params.published_groups(opened, record.groups)
         every = range(params.method.groups)
         self._kept_groups = round_id, [group for group in every if group not in with_result]
         self._trainings.keep(after)
@@ -476,7 +477,7 @@ class Client(_Member):
         and then sends the few bits that are left to send.
 
         In a round of several groups `group` is the one, 0-based, whose model was trained
-        (`Round.choose`). Nobody else learns it.
+        (`Round.choose`). Nobody else learns it, unless `membership` is visible.
 
         Before the first upload both servers are asked which party they are. Raises ConfigError
         unless [s0] names S0 and [s1] names S1, InputError if the update does not fit the round,

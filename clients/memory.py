@@ -87,6 +87,8 @@ class Submission:
     update: bytes
     # for S0 and for S1
     halves: tuple[ShareHalf, ShareHalf]
+    # the group that both are told, where groups are visible; 0 otherwise
+    group: int = 0
 
 
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
@@ -175,6 +177,7 @@ class Memory:
             "start": submission.start,
             "update": submission.update,
             "forms": [one.form, other.form],
+            "group": submission.group,
         }
         self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
 
@@ -255,6 +258,7 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
         message.fields["start"],
         message.fields["update"],
         (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
+        message.fields["group"],
     )
 
 

@@ -157,6 +157,19 @@ def check_record(
             f"ask for at least {params.min_clients}"
         )
     params.check_included(record.included)
+    _check_groups(record, params)
+
+
+def _check_groups(record: Record, params: RoundParams) -> None:
+    """Raise ReceiptInvalid unless a record says the group of each client, if groups are visible."""
+    expected = len(record.included) if params.method.visible else 0
+    if len(record.groups) != expected or not {*record.groups} <= {*range(params.method.groups)}:
+        raise ReceiptInvalid(
+            f"round {record.round} has {params.method.groups} groups, and its receipt does not say "
+            "which one each client is in"
+            if expected
+            else f"the receipt of round {record.round} tells groups that nobody should know"
+        )
 
 
 def _left_out(record: Record) -> set[str]:

@@ -85,7 +85,12 @@ class Sender:
         halves = self._halves(values, current, progress)
         update = fingerprint(vector, group)
         submission = Submission(
-            current.round_id, current.params.digest, current.start, update, halves
+            current.round_id,
+            current.params.digest,
+            current.start,
+            update,
+            halves,
+            group if current.params.method.visible else 0,
         )
         self._memory.keep(submission)
         self._stop_dealing()
@@ -112,7 +117,12 @@ class Sender:
                 if not (again and _is_uploaded(server, made.round_id, patience_s)):
                     server.ask(
                         "upload",
-                        {"round": made.round_id, "params": made.params, "form": half.form},
+                        {
+                            "round": made.round_id,
+                            "params": made.params,
+                            "form": half.form,
+                            "group": made.group,
+                        },
                         {"share": half.share},
                         patience_s,
                         partial(_part_sent, progress, before, half.share.nbytes, total),

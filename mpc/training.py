@@ -153,24 +153,29 @@ class Training:
 
 
 def finish(
-    before: Training, params: RoundParams, values: PublicValues, total: int
+    before: Training,
+    params: RoundParams,
+    values: PublicValues,
+    total: int,
+    groups: Sequence[int] = (),
 ) -> tuple[Training, Float32s]:
     """Return the training run after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the
     clients. The results have shape (results, d), and the model follows the first one. With several
     groups there is one result per group, which its model follows; a group without one keeps its
-    model, which stands for the result.
+    model, which stands for the result. `groups` are those of the clients, where they are visible.
     """
     if not before.groups:
         results = _decoded(before, params, values, total)
         return before.after(results[0], params.method.range_buckets), results
     runs, models = [], []
-    published = params.method.published_groups(values)
+    published = params.published_groups(values, groups)
     for group, run in enumerate(before.groups):
         assert run.model is not None
         if group in published:
-            (model,) = _decoded(run, params, PublicValues(values[group][None]), total)
+            weight = groups.count(group) if params.method.visible else total
+            (model,) = _decoded(run, params, PublicValues(values[group][None]), weight)
             runs.append(run.after(model, params.method.range_buckets))
         else:
             model = run.model

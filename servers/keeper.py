@@ -4,7 +4,7 @@ from typing import Any
 
 import securemedian
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.arrays import Float32s, PublicValues
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.training import Training, finish
@@ -63,14 +63,15 @@ class TrainingKeeper:
         if params.result_to == "clients":
             entry.after = before.counted()
             return Result(self._receipt(server_round, b""), packed, cost)
-        opened = params.method.public(outcome.values)
+        opened, groups = params.method.public(outcome.values), server_round.groups
         if self._party == 0:
             total = sum(params.weights_of(server_round.included))
-            entry.after, _ = finish(before, params, opened, total)
+            entry.after, _ = finish(before, params, opened, total, groups)
         receipt = self._receipt(server_round, digest_of(packed))
-        method = params.method
-        kept = sorted({*range(method.groups)} - {*method.published_groups(opened)})
-        return Result(receipt, packed, cost, method.outermost(opened), kept)
+        method, published = params.method, params.published_groups(opened, groups)
+        kept = [group for group in range(method.groups) if group not in published]
+        outermost = method.outermost(PublicValues(opened[published]))
+        return Result(receipt, packed, cost, outermost, kept)
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""
@@ -82,6 +83,7 @@ class TrainingKeeper:
             number=server_round.number,
             params=server_round.params.digest,
             included=server_round.included,
+            groups=server_round.groups,
             left_out=server_round.excluded,
             start=bytes.fromhex(server_round.asked.start),
             opened=opened,

@@ -55,6 +55,7 @@ NO_ROUND: dict[str, Any] = {
     "clients": {},
     "dealt": {},
     "included": [],
+    "groups": [],
     "left_out": {},
     "attempt": 0,
     "attempts_left": 0,
@@ -119,6 +120,8 @@ class UploadFields(OneRound):
     params: bytes
     # "seed" or "words", or where clients deal "rotations"
     form: str
+    # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -389,6 +392,7 @@ class Desk:
             "clients": server_round.whereabouts(),
             "dealt": server_round.whereabouts_of_dealings(),
             "included": [server_round.names[key] for key in server_round.included],
+            "groups": server_round.groups,
             "left_out": server_round.left_out,
             "attempt": server_round.attempt,
             "attempts_left": server_round.attempts_left,
@@ -458,7 +462,8 @@ class Desk:
         entry = self._find(call)
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer())
-        self._rounds.upload(entry, call.key, call.fields.form, share, when_stored)
+        fields = call.fields
+        self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group)
 
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
         """Return what answers a request once it is known whether its share is stored."""

@@ -66,9 +66,11 @@ from securemedian.mpc.errors import (
     RoundClosed,
     TooFewClients,
     cut,
+    quoted,
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import (
+    SHA256_BYTES,
     Again,
     Check,
     Checked,
@@ -84,6 +86,7 @@ from securemedian.servers.control import (
     RoundMessage,
     Run,
     Uploaded,
+    group_of,
 )
 from securemedian.settings.receipts import Receipt
 from securemedian.settings.trainings import DEFAULT_TRAINING
@@ -175,7 +178,7 @@ class Stored:
     """A client's upload is stored here."""
 
     client: str
-    # its SHA-256
+    # its `control.upload_digest`
     digest: bytes
 
 
@@ -509,11 +512,19 @@ class ServerRound:
     # Whether what is asked from outside may be done now
 
     def told(self, digest: bytes) -> bytes:
-        """Return what this server tells the other one of an upload with this SHA-256.
+        """Return what this server tells the other one of an upload with this digest.
 
-        That of a share would let the other server try which update it is a share of.
+        It is the SHA-256 where both get the upload alike, and its group where that is visible. The
+        SHA-256 of a share would let the other server try which update it is a share of.
         """
-        return digest if self.dealt else b""
+        return digest if self.dealt else digest[SHA256_BYTES:]
+
+    @property
+    def groups(self) -> list[int]:
+        """The groups of the clients that take part, where groups are visible."""
+        if not self.params.method.visible:
+            return []
+        return [group_of(self.here[key]) for key in self.included]
 
     def check_dealing(self, client: str) -> None:
         """Check that a dealing of this client may be stored now.
@@ -545,6 +556,20 @@ class ServerRound:
                 "the first one counts"
             )
         return stored == digest
+
+    def check_group(self, group: int) -> bool:
+        """Return whether an upload for this group names it, because groups are visible.
+
+        Raises BadUpload if there is no such group, or none is visible and it is not 0.
+        """
+        visible = self.params.method.visible
+        groups = self.params.method.groups if visible else 1
+        if not 0 <= group < groups:
+            raise BadUpload(
+                f"an upload for round {self.round_id} names a group from 0 to {groups - 1}, "
+                f"not {quoted(group)}"
+            )
+        return visible
 
     def check_upload(self, client: str) -> None:
         """Check that an upload of this client may be stored now.

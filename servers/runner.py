@@ -224,6 +224,7 @@ class RoundRunner:
             uploads,
             server_round.params.weights_of(server_round.included),
             entry.spool.examination(server_round.included),
+            server_round.groups,
         )
 
     def _publish(self, entry: Entry) -> None:

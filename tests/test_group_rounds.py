@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import Connection
 from securemedian.clients.coordinate import Training, TrainingPlan
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.malformed import MalformedClient
-from securemedian.mpc.errors import ConfigError, DuplicateUpload, InputError, NotAllowed
+from securemedian.mpc.errors import BadUpload, ConfigError, DuplicateUpload, InputError, NotAllowed
+from securemedian.mpc.methods.base import Method
 from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
-from tests.daemons import Pair, in_background, running
+from tests.daemons import SETTINGS, Pair, in_background, running
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +108,8 @@ def test_every_group_follows_its_own_clients_and_one_that_is_too_small_keeps_its
         for member, group in zip(members, groups, strict=True):
             assert np.array_equal(np.asarray(member.result(round_id), np.float32), want[group])
             assert member.kept_groups(round_id) == too_small
-        assert "group" not in str(members[0].receipt(round_id).record)
+        assert members[0].receipt(round_id).record.groups == []
+        assert pair.status()["groups"] == []
         before = want
 
 
@@ -145,6 +150,92 @@ def test_a_malformed_dealing_of_several_groups_is_left_out(
         updates, replace(PARAMS, max_clients=5), members[0].model(round_id), groups=groups
     )
     assert np.array_equal(coordinator.results(round_id), want)
+
+
+VISIBLE = [
+    Bucketed(groups=2, membership="visible"),
+    Radix(groups=2, membership="visible"),
+    TrimmedMean(groups=2, membership="visible", trim=0.4),
+]
+
+
+@pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.name)
+def test_visible_groups_are_told_and_computed_by_themselves(
+    pair: Pair, coordinator: Coordinator, members: list[Client], method: Method
+) -> None:
+    params = RoundParams(method, DIM, CLIENTS)
+    before = STARTS
+    for number, groups in enumerate([[0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 1]]):
+        coordinator.open(params, before if number == 0 else None)
+        round_id, updates = run(members, groups, 20 + number)
+        results = coordinator.results(round_id)
+        published = members[0].model(round_id)
+        want = plaintext.published(updates, params, published, groups=groups)
+        assert np.array_equal(results, want)
+        kept = [[], [1]][number]
+        record = members[0].receipt(round_id).record
+        own = dict(zip(pair.names, groups, strict=True))
+        for server in ("s0", "s1"):
+            status = pair.wait("published", server)
+            assert status["kept_groups"] == kept
+            assert dict(zip(status["included"], status["groups"], strict=True)) == own
+            assert status["groups"] == record.groups
+        assert np.array_equal(members[5].result(round_id), want[groups[5]])
+        assert members[5].kept_groups(round_id) == kept
+        before = want
+
+
+@pytest.mark.parametrize("method", VISIBLE[:2], ids=lambda method: method.name)
+def test_a_client_that_names_different_groups_to_the_two_servers_is_left_out(
+    pair: Pair,
+    coordinator: Coordinator,
+    members: list[Client],
+    method: Method,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = RoundParams(method, DIM, CLIENTS)
+    coordinator.open(params, STARTS)
+    ask = Connection.ask
+
+    def lying(
+        connection: Connection, op: str, fields: Any = None, *given: Any, **named: Any
+    ) -> Any:
+        if op == "upload" and connection.label == "S1":
+            fields = fields | {"group": 1 - fields["group"]}
+        return ask(connection, op, fields, *given, **named)
+
+    liar = members[5]
+    liar.wait_for_round()
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "ask", lying)
+        liar.submit(STARTS[0] * 9, group=0)
+    round_id, updates = run(members[:5], [0, 0, 1, 1, 1], 30)
+    status = pair.wait("published")
+    assert status["left_out"] == {"client-6": "it sent different uploads to the two servers"}
+    want = plaintext.published(updates, params, members[0].model(round_id), groups=[0, 0, 1, 1, 1])
+    assert np.array_equal(coordinator.results(round_id), want)
+
+
+def test_a_group_that_there_is_not_is_refused_by_the_servers(
+    pair: Pair, coordinator: Coordinator
+) -> None:
+    for method, group in ((VISIBLE[1], 2), (Radix(), 1)):
+        params = RoundParams(method, DIM, CLIENTS)
+        round_id = coordinator.open(params, STARTS if method.groups > 1 else STARTS[0])
+        share = np.zeros((1, params.layout.row_words), np.uint64)
+        for wrong in (group, -1, 300):
+            with pytest.raises(BadUpload, match="names a group from 0 to"):
+                pair.send("client-1", "upload", "words", share, "s0", group=wrong)
+        coordinator.abort(round_id, "done")
+
+
+def test_groups_are_no_way_around_a_servers_floor(tmp_path: Path) -> None:
+    settings = SETTINGS | {"min_clients": 3}
+    with running(Pair(tmp_path / "keys", clients=6, settings=settings)) as pair:
+        params = {"method": "bucketed", "groups": 2, "dim": DIM, "max_clients": 6}
+        with pytest.raises(ConfigError, match="min_clients is 2 for each group, and s0 asks for"):
+            pair.open(STARTS, **params)
+        assert pair.open(STARTS, min_clients=3, **params)
 
 
 def test_a_group_must_be_said_once_and_be_there(

@@ -13,10 +13,13 @@ from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicBits, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods import bucketed
+from securemedian.mpc.methods.base import Method
 from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.optimiser import Momentum
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import demand
+from securemedian.mpc.pipeline import Cost, check_values, demand, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
@@ -24,7 +27,7 @@ from securemedian.mpc.ranges.follow import FollowRange
 from securemedian.mpc.training import Training, finish
 from securemedian.servers.store import Store
 from securemedian.servers.training import begin
-from tests.parties import make_parties, run_rounds, shared
+from tests.parties import make_parties, run_both, run_rounds, shared
 
 DIM = 300
 
@@ -52,6 +55,7 @@ def ran(
     protocol: ProtocolParams | None = None,
 ) -> PublicValues:
     """Run a round in process and return its opened values."""
+    labels = list(groups) if params.method.visible else []
     published = before.published_for(params)
     seen = Round("4-a", 4, params, 0, groups=published.groups)
     halves = []
@@ -59,9 +63,72 @@ def ran(
         values = encode_update(update, seen.of_group(group))
         halves.append(shared(params, params.method.in_group(values, group)))
     protocol = protocol or ProtocolParams(lanes=1, chunk=128)
-    one, other = run_rounds(make_parties(protocol.lanes), params, halves, protocol)
+    lanes = make_parties(protocol.lanes)
+    one, other = run_both(
+        lambda j: run_round(lanes[j], params, protocol, [pair[j] for pair in halves], groups=labels)
+    )
     assert np.array_equal(one.values, other.values)
     return PublicValues(one.values)
+
+
+VISIBLE = [
+    Bucketed(buckets=16, groups=3, membership="visible"),
+    Bucketed(buckets=8, groups=3, membership="visible", uploads="unverified", schedule="scan"),
+    Radix(groups=3, membership="visible"),
+    Radix(encoding="buckets", groups=3, membership="visible"),
+    TrimmedMean(groups=3, membership="visible", trim=0.3),
+]
+
+
+@pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.label)
+def test_visible_groups_are_a_round_each(method: Method) -> None:
+    rng = np.random.default_rng(4)
+    chosen = rng.permutation([0] * 5 + [1] * 2 + [2] * 4).tolist()
+    updates = rng.normal(size=(11, DIM)) * 4
+    params = RoundParams(method, DIM, 11, min_clients=3)
+    before = start(3)
+    opened = ran(params, before, updates, chosen, ProtocolParams(lanes=2, chunk=128))
+    assert not opened[1].any() and params.published_groups(opened, chosen) == [0, 2]
+    after, results = finish(before, params, opened, 11, chosen)
+    want = plaintext.published(updates, params, before.published_for(params), groups=chosen)
+    assert np.array_equal(results, want)
+    assert np.array_equal(results[1], before.groups[1].arrays["model"])
+    assert [run.published for run in after.groups] == [4] * 3
+
+
+@pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.label)
+def test_rounds_of_visible_groups_are_planned_as_if_these_were_of_one_size(method: Method) -> None:
+    params = RoundParams(method, DIM, 12, min_clients=3)
+    protocol = ProtocolParams(lanes=1, chunk=128)
+    published = start(3).published_for(params)
+    seen = Round("4-a", 4, params, 0, groups=published.groups).of_group(0)
+    halves = [shared(params, encode_update(np.ones(DIM), seen)) for _ in range(12)]
+    lanes = make_parties(1)
+
+    def run(j: int) -> Cost:
+        uploads, groups = [pair[j] for pair in halves], [0, 1, 2] * 4
+        cost = run_round(lanes[j], params, protocol, uploads, groups=groups).cost
+        if not method.checks_values:
+            return cost
+        return check_values(lanes[j], params, protocol, uploads).cost.after(cost)
+
+    cost, _ = run_both(run)
+    planned = predict(params, [1] * 12, protocol).costs[0]
+    assert planned.ots == cost.ots > 0
+    dealt = planned.checking_bytes_sent if params.dealing else 0
+    assert planned.bytes_sent - dealt == cost.bytes_sent
+
+
+def test_what_hides_no_groups_or_gives_several_results_is_refused() -> None:
+    for method in (Radix, TrimmedMean):
+        with pytest.raises(ConfigError, match=f"{method.name} cannot hide which group"):
+            method(groups=2)
+    with pytest.raises(ConfigError, match="leave out ranks, quantiles and midpoint"):
+        Radix(groups=2, membership="visible", midpoint=True)
+    with pytest.raises(ConfigError, match="several groups take no weights"):
+        Radix(groups=2, membership="visible", weights={"a": 1, "b": 1, "c": 1})
+    # as many buckets as there may be, of each group
+    Bucketed(groups=64, buckets=32, membership="visible")
 
 
 @pytest.mark.parametrize("schedule", ["scan", "bisect"])
@@ -191,7 +258,7 @@ def test_a_round_of_groups_is_planned_to_the_byte_and_within_six_times_one_of_on
     [
         ({"groups": 0}, "groups must be a whole number from 1"),
         ({"groups": 5}, "5 groups of 16 buckets are 80 to deal, which takes at most 64"),
-        ({"groups": 2, "uploads": "unverified"}, "several groups need uploads dealt"),
+        ({"groups": 2, "uploads": "unverified"}, "hidden groups need uploads dealt"),
         ({"groups": 2, "weights": {"a": 1, "b": 1, "c": 1}}, "several groups take no weights"),
     ],
 )

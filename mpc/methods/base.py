@@ -80,6 +80,8 @@ class Chunk:
     uploads: Sequence[share.Upload]
     # public, in the order of the uploads
     weights: Sequence[int]
+    # public, in the same order: the group of each client where groups are visible
+    groups: Sequence[int]
     layout: Layout
     max_clients: int
     min_clients: int
@@ -183,6 +185,14 @@ class Method(ABC):
         return 1
 
     @property
+    def visible(self) -> bool:
+        """Return whether there are several groups, and each client's is public.
+
+        A round is then one of the method per group, on its own clients (`pipeline.compute`).
+        """
+        return False
+
+    @property
     def range_buckets(self) -> int:
         """Return the buckets around the global model, of which clients upload one; 0 if none."""
         return 0
@@ -193,14 +203,10 @@ class Method(ABC):
         return self.range_buckets > 0
 
     def outermost(self, values: PublicValues) -> int:
-        """Return in how many coordinates an opened result is an outermost bucket.
-
-        It is the first result, or with several groups the results of all that have one.
-        """
+        """Return how many of these opened values are an outermost bucket."""
         if not self.uses_range:
             return 0
-        rows = values[self.published_groups(values)]
-        return int(encode.outermost(rows, self.range_buckets).sum())
+        return int(encode.outermost(values, self.range_buckets).sum())
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:

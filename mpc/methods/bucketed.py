@@ -48,6 +48,7 @@ from securemedian.mpc.dealing import MAX_BUCKETS, Dealing
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.kernels import searching
 from securemedian.mpc.methods.base import Chunk, Counting, Published
+from securemedian.mpc.methods.groups import Grouped
 from securemedian.mpc.methods.reveal import open_bits, stacked
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
@@ -60,11 +61,12 @@ MAX_SLOTS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucketed(Counting):
+class Bucketed(Grouped, Counting):
     """The median to within a bucket, from cumulative histograms."""
 
     name = "bucketed"
     summary = "cheapest, to within a bucket"
+    hides_groups = True
 
     buckets: int = option(16, text="buckets per coordinate (default: 16)", metavar="B")
     schedule: str = option(
@@ -86,49 +88,35 @@ class Bucketed(Counting):
         "2^-BITS at most (default: 40, which is also the least; at most 128)",
         metavar="BITS",
     )
-    groups: int = option(
-        1,
-        text="models, of which each client trains the one that fits its data best: a median per "
-        "group of clients (default: 1)",
-        metavar="K",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("buckets", self.buckets, 3, 1 << 16)
         check_whole("check_bits", self.check_bits, 40, 128)
-        check_whole("groups", self.groups, 1, MAX_SLOTS)
-        if self.groups > 1:
-            self._check_groups()
+        if self.hidden:
+            self._check_slots()
         elif self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
             raise ConfigError(
                 f"{self.buckets} buckets are too many to deal, which takes at most {MAX_BUCKETS}: "
                 "take radix with encoding buckets, whose words are always valid"
             )
 
-    def _check_groups(self) -> None:
+    def _check_slots(self) -> None:
         if self.uploads != "dealt":
-            raise ConfigError("several groups need uploads dealt, which show that each votes once")
-        if self.weights:
-            raise ConfigError(
-                "several groups take no weights: nobody sees whether a client decides its group "
-                "alone. Leave weights out"
-            )
+            raise ConfigError("hidden groups need uploads dealt, which show that each votes once")
         if self.slots > MAX_SLOTS:
             raise ConfigError(
                 f"{self.groups} groups of {self.buckets} buckets are {self.slots} to deal, which "
-                f"takes at most {MAX_SLOTS}: take fewer buckets or groups"
+                f"takes at most {MAX_SLOTS}: take fewer buckets or groups, or membership visible"
             )
 
     @property
     def slots(self) -> int:
-        """Return the buckets of all groups, of which a client deals one per coordinate."""
-        return self.groups * self.buckets
+        """Return the buckets that a client chooses from: of all groups, if its own is hidden."""
+        return self.groups * self.buckets if self.hidden else self.buckets
 
     def _needed(self, max_clients: int) -> int:
-        if self.groups == 1:
-            return super()._needed(max_clients)
-        return ring.signed_bits(max_clients)
+        return ring.signed_bits(max_clients) if self.hidden else super()._needed(max_clients)
 
     def dealing(self, dim: int, max_clients: int) -> Dealing | None:
         if self.uploads != "dealt":
@@ -153,11 +141,11 @@ class Bucketed(Counting):
         return index[None] if self.uploads == "dealt" else encode.cumulative(index, self.buckets)
 
     def in_group(self, encoded: Ring, group: int) -> Ring:
-        return encoded + encoded.dtype.type(group * self.buckets)
+        return encoded + encoded.dtype.type(group * self.buckets) if self.hidden else encoded
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
-        if self.groups > 1:
+        if self.hidden:
             return self._medians(party, chunk, bits)
         dealt = self.uploads == "dealt"
         counts = chunk.dealt_counts(party, bits) if dealt else chunk.weighted_sum(party)
@@ -197,22 +185,18 @@ class Bucketed(Counting):
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         bits = self.bits_for(max_clients)
+        if not self.hidden:
+            return demand(dim, self.buckets, bits, self.schedule)
         medians = demand(self.groups * dim, self.buckets, bits, self.schedule)
-        return medians + compare.msb_demand(self.groups, bits) if self.groups > 1 else medians
+        return medians + compare.msb_demand(self.groups, bits)
 
     def at_once(self, clients: int) -> int:
-        return self.groups * (self.buckets - 1 if self.schedule == "scan" else 1)
+        together = self.groups if self.hidden else 1
+        return together * (self.buckets - 1 if self.schedule == "scan" else 1)
 
     def opened_bits_for(self, max_clients: int) -> int:
         # one value more than buckets, for a group without a result
-        return steps(self.buckets + 1 if self.groups > 1 else self.buckets)
-
-    def opened_rows(self, total: int) -> int:
-        return self.groups
-
-    @property
-    def most_results(self) -> int:
-        return self.groups
+        return steps(self.buckets + 1 if self.hidden else self.buckets)
 
     def published_groups(self, values: PublicValues) -> list[int]:
         # what is no bucket at all is refused where it is decoded
@@ -220,7 +204,7 @@ class Bucketed(Counting):
 
     @property
     def opened(self) -> str:
-        if self.groups > 1:
+        if self.hidden:
             return "the bucket of each group's median, and whether a group has min_clients"
         return "the bucket of each median"
 

@@ -30,13 +30,14 @@ from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.methods import order
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published
+from securemedian.mpc.methods.groups import Grouped
 from securemedian.mpc.methods.reveal import open_ring
 from securemedian.mpc.options import as_written, option
 from securemedian.mpc.party import Party
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(FixedPoint):
+class TrimmedMean(Grouped, FixedPoint):
     """The mean of fixed-point values without the smallest and the largest."""
 
     name = "trimmed-mean"
