@@ -197,12 +197,11 @@ def test_a_client_that_names_different_groups_to_the_two_servers_is_left_out(
     coordinator.open(params, STARTS)
     ask = Connection.ask
 
-    def lying(
-        connection: Connection, op: str, fields: Any = None, *given: Any, **named: Any
-    ) -> Any:
+    def lying(connection: Connection, op: str, *given: Any, **named: Any) -> Any:
         if op == "upload" and connection.label == "S1":
-            fields = fields | {"group": 1 - fields["group"]}
-        return ask(connection, op, fields, *given, **named)
+            fields, *rest = given
+            given = fields | {"group": 1 - fields["group"]}, *rest
+        return ask(connection, op, *given, **named)
 
     liar = members[5]
     liar.wait_for_round()
@@ -232,7 +231,7 @@ def test_a_group_that_there_is_not_is_refused_by_the_servers(
 def test_groups_are_no_way_around_a_servers_floor(tmp_path: Path) -> None:
     settings = SETTINGS | {"min_clients": 3}
     with running(Pair(tmp_path / "keys", clients=6, settings=settings)) as pair:
-        params = {"method": "bucketed", "groups": 2, "dim": DIM, "max_clients": 6}
+        params: dict[str, Any] = {"method": "bucketed", "groups": 2, "dim": DIM, "max_clients": 6}
         with pytest.raises(ConfigError, match="min_clients is 2 for each group, and s0 asks for"):
             pair.open(STARTS, **params)
         assert pair.open(STARTS, min_clients=3, **params)
