@@ -25,6 +25,7 @@ from securemedian.clients.flags import (
     round_params,
 )
 from securemedian.mpc.errors import InputError, UnknownRound
+from securemedian.settings.public_metrics import check_public_metrics
 
 if TYPE_CHECKING:
     from securemedian.clients.client import Client, Coordinator
@@ -68,8 +69,29 @@ def _add_submit(subparsers: "Verbs") -> None:
         metavar="FILE",
         help="wait for the result and write it in the same form",
     )
+    verb.add_argument(
+        "--public-metric",
+        type=_public_metric,
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help=(
+            "a number to send along in the clear, for everybody in the training to read, such as "
+            "examples=120; can be given again"
+        ),
+    )
     _add_receipt(verb)
     verb.set_defaults(run=_submit)
+
+
+def _public_metric(text: str) -> tuple[str, float]:
+    """Return the name and the number in NAME=NUMBER."""
+    name, _, number = text.rpartition("=")
+    try:
+        ((name, value),) = check_public_metrics({name: float(number)}).items()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like examples=120: {error}") from error
+    return name, value
 
 
 def _add_receipt(verb: argparse.ArgumentParser) -> None:
@@ -101,7 +123,7 @@ def _submit(options: argparse.Namespace) -> None:
                 raise InputError("say with --group which group's result you want")
             result = unflatten(results[options.group or 0], flatten(update)[1])
         else:
-            _submit_and_warn(client, update, options.group)
+            _submit_and_warn(client, update, dict(options.public_metric), options.group)
             print(f"submitted to round {current.round_id}")
             if not wanted:
                 return
@@ -115,14 +137,16 @@ def _tell(text: str) -> None:
     print(f"securemedian: {text}", file=sys.stderr, flush=True)
 
 
-def _submit_and_warn(client: "Client", update: Any, group: int | None) -> None:
+def _submit_and_warn(
+    client: "Client", update: Any, metrics: dict[str, float], group: int | None
+) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
     from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
 
     with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
-        client.submit(update, progress=progress, group=group)
+        client.submit(update, progress=progress, public_metrics=metrics, group=group)
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 
@@ -156,6 +180,7 @@ def _add_round(subparsers: "Verbs") -> None:
     _add_open(actions)
     for name, act, summary in (
         ("status", _status, "print a round's state, clients and cost as JSON"),
+        ("metrics", _metrics, "print the public metrics that clients have sent, as JSON"),
         ("close", _close, "close a round now and compute with the complete uploads"),
         ("abort", _abort, "fail a round on purpose"),
         ("result", _result, "wait for a round's result and write it"),
@@ -203,6 +228,11 @@ def _add_open(actions: "Verbs") -> None:
     )
     action.add_argument(
         "--reset", action="store_true", help="start a new training run from the model that S0 has"
+    )
+    action.add_argument(
+        "--keep-range",
+        action="store_true",
+        help="go on with the last run, its range and its number, from the model given",
     )
     action.add_argument(
         "--dim", type=int, help="values of an update (default: those of the model, given or kept)"
@@ -253,7 +283,9 @@ def _open(options: argparse.Namespace) -> None:
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
         asked = params if dim is not None else replace(params, dim=coordinator.dim())
-        round_id = coordinator.open(asked, model, policy, options.reset, chosen)
+        round_id = coordinator.open(
+            asked, model, policy, options.reset, chosen, keep_range=options.keep_range
+        )
         if asked.max_clients < FEW_CLIENTS:
             print(
                 f"securemedian: warning: the result of at most {asked.max_clients} clients tells "
@@ -268,6 +300,10 @@ def _open(options: argparse.Namespace) -> None:
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:
     print(json.dumps(coordinator.status(options.round), indent=2))
+
+
+def _metrics(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+    print(json.dumps(coordinator.public_metrics(_round(coordinator, options)), indent=2))
 
 
 def _close(coordinator: "Coordinator", options: argparse.Namespace) -> None:
@@ -297,8 +333,10 @@ def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
 
 _COORDINATE = """Run a training unattended, from its first round to its last: open each round, close
 it when its quorum is there, try failed ones again, and write what comes out. TRAINING.toml says
-what to do (docs/samples/training.toml). In the folder that it names are then model-NUMBER.npy and
-receipt-NUMBER.json for each published round, and rounds.jsonl with a line per attempt at a round.
+what to do (docs/samples/training.toml). In the folder that it names are then, for each published
+round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
+the result is another vector than that model (with an optimiser, or of several ranks),
+result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
 The same command goes on with a training that was interrupted, also with a round that is still
 open."""
 

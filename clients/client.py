@@ -14,6 +14,7 @@ sent again, the same bytes (`clients.memory`). With a `state_dir` this holds for
 restarted, too.
 """
 
+import json
 import logging
 import os
 import time
@@ -30,12 +31,7 @@ from numpy.typing import NDArray
 from securemedian.clients import results, upload
 from securemedian.clients import update as updates
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import (
-    Connection,
-    Progress,
-    Report,
-    unseen,
-)
+from securemedian.clients.connection import Connection, Progress, Report, connect, unseen
 from securemedian.clients.memory import Memory, Submission, fingerprint
 from securemedian.clients.results import Trainings
 from securemedian.clients.sender import REFUSED, Sender
@@ -48,6 +44,7 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotStored,
+    PeerProtocolError,
     RoundClosed,
     RoundFailed,
     ServerUnreachable,
@@ -60,6 +57,7 @@ from securemedian.mpc.prg import Entropy
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.training import Training, finish
 from securemedian.settings.keys import load_keys
+from securemedian.settings.public_metrics import check_public_metrics
 from securemedian.settings.receipts import Receipt
 
 T = TypeVar("T")
@@ -164,22 +162,7 @@ class _Member:
 
     def _connect(self) -> tuple[Connection, ...]:
         """Return new connections to S0 and S1."""
-        config = self.config
-        return tuple(
-            Connection(
-                label,
-                server,
-                self._keys,
-                config.reply_timeout_s,
-                other,
-                lambda text: self.report(text),
-                config.training,
-            )
-            for label, server, other in (
-                ("S0", config.s0, config.s1),
-                ("S1", config.s1, config.s0),
-            )
-        )
+        return connect(self.config, self._keys, report=lambda text: self.report(text))
 
     @classmethod
     def from_config(cls, path: str | Path, training: str = "", **options: Any) -> Self:
@@ -271,14 +254,25 @@ class _Member:
 
         Those of a round that is for the clients alone are float64.
         """
-        private = params.result_to == "clients"
-        answers = self._answers(round_id, limit, both=private)
+        if params.result_to != "clients":
+            # the new model may be a part of them
+            return self._finish(round_id, limit, params)[1].copy()
+        answers = self._answers(round_id, limit, both=True)
         record = self._checked(round_id, answers, params).record
-        if private:
-            if start := self._trainings.find(record.start):
-                self._trainings.keep(start.counted())
-            one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
-            return upload.combine(one, other, params)[None]
+        if start := self._trainings.find(record.start):
+            self._trainings.keep(start.counted())
+        one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
+        return upload.combine(one, other, params)[None]
+
+    def _finish(
+        self, round_id: str, limit: _Limit, params: RoundParams
+    ) -> tuple[Training, NDArray[np.float32]]:
+        """Wait for what a round has opened, and return the training run after it and its results.
+
+        Both are checked; the results have shape (results, d).
+        """
+        answers = self._answers(round_id, limit)
+        record = self._checked(round_id, answers, params).record
         start = self._training(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
@@ -288,8 +282,22 @@ class _Member:
         every = range(params.method.groups)
         self._kept_groups = round_id, [group for group in every if group not in with_result]
         self._trainings.keep(after)
-        # the new model may be a part of it
-        return published.copy()
+        return after, published
+
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        """Return the public metrics that clients have sent along, by the name of the client.
+
+        They are what the clients claim: S0 passes them on, and nobody vouches for them.
+        """
+        fields, patience_s = {"round": round_id}, self.config.retry_limit_s
+        answer = self.servers[0].ask("metrics", fields, patience_s=patience_s)
+        try:
+            said = json.loads(answer.arrays["metrics"].tobytes())
+            return {name: check_public_metrics(metrics) for name, metrics in said.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PeerProtocolError(
+                f"S0 sent no public metrics of round {round_id}: {error!r:.200}"
+            ) from error
 
     def kept_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
         """Return the groups, 0-based, without a result: fewer than `min_clients` chose them.
@@ -460,6 +468,7 @@ class Client(_Member):
         update: Any,
         round_id: str = "",
         progress: Progress = unseen,
+        public_metrics: Mapping[str, float] | None = None,
         group: int | None = None,
     ) -> None:
         """Share the trained parameters between the servers.
@@ -472,6 +481,11 @@ class Client(_Member):
         not answer gets the same bytes again, for `retry_limit_s` of the configuration. If that ends
         with ServerUnreachable, another call with the same update goes on with them. If a server
         refuses them, this client is left out of the round, and the next call goes to the next one.
+
+        `public_metrics` are finite numbers by name, such as that of the examples and the loss. They
+        go to S0 in the clear, before the upload, and everybody who takes part in the training may
+        read them (the method `public_metrics`). A round takes them once, and goes on without them
+        if S0 refuses them, which is reported.
 
         Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
         and then sends the few bits that are left to send.
@@ -486,6 +500,7 @@ class Client(_Member):
         have found the dealing wrong.
         """
         vector, spec = updates.flatten(update)
+        metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
         group = _group_of(current, group)
         made = self._sender.made(current.round_id)
@@ -498,6 +513,8 @@ class Client(_Member):
                 values = self.encode(vector, current.of_group(group))
                 values = current.params.method.in_group(values, group)
                 made = self._sender.make(vector, values, current, progress, group)
+            if metrics:
+                self._tell(current.round_id, metrics)
             self._send(made, current.params, spec, group, progress=progress, again=again)
         except REFUSED:
             self._open = None
@@ -512,6 +529,7 @@ class Client(_Member):
         timeout_s: float | None = None,
         report: Report = _say,
         progress: Progress = unseen,
+        public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
@@ -521,7 +539,8 @@ class Client(_Member):
         `model`. With an optimiser, the model of the next round is another than this result. Where a
         round publishes no model, training starts from the parameters that `model` has. For a round
         that has an upload of this client already, from before a restart, `train` is not called.
-        `report` gets a line per step, and `progress` what `submit` gives it.
+        `report` gets a line per step, and `progress` what `submit` gives it. `public_metrics` is
+        called with the trained model, and what it returns is sent along in the clear (`submit`).
 
         In rounds of several groups each published model is loaded into `model` in turn, and the one
         with the smallest `loss(model)` on this client's own data is trained (`Round.choose`); the
@@ -535,7 +554,7 @@ class Client(_Member):
         `rounds` come, and InputError if `model` does not fit the round.
         """
         with self._reporting(report):
-            return self._fit(model, train, rounds, timeout_s, progress, loss)
+            return self._fit(model, train, rounds, timeout_s, progress, public_metrics, loss)
 
     @contextmanager
     def _reporting(self, report: Report) -> Iterator[None]:
@@ -553,6 +572,7 @@ class Client(_Member):
         rounds: int | None,
         timeout_s: float | None,
         progress: Progress,
+        public_metrics: Callable[[Any], Mapping[str, float]] | None,
         loss: Callable[[Any], float] | None,
     ) -> int:
         # whether `model` holds a result, which is known to the clients alone in some rounds
@@ -581,10 +601,12 @@ class Client(_Member):
                         f"{name}: an upload of yours is stored already, waiting for the result"
                     )
                 else:
+                    metrics: Mapping[str, float] = {}
                     if not current.dealing_lost:
                         self.report(f"{name}: training")
                         train(model)
-                    self.submit(model, current.round_id, progress, group)
+                        metrics = public_metrics(model) if public_metrics else {}
+                    self.submit(model, current.round_id, progress, metrics, group)
                     self.report(f"{name}: submitted, waiting for the result")
                 vectors = self._vectors(current.round_id, None)
                 updates.load(vectors[group], model)
@@ -601,6 +623,17 @@ class Client(_Member):
                 else f"{name}: the result is loaded"
             )
         return done
+
+    def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
+        """Send public metrics to S0, and report it if it does not take them.
+
+        Raises ServerUnreachable if S0 does not answer.
+        """
+        fields, patience_s = {"round": round_id, "metrics": metrics}, self.config.retry_limit_s
+        try:
+            self.servers[0].ask("tell", fields, patience_s=patience_s)
+        except (DuplicateUpload, NotStored) as error:
+            self.report(f"round {round_id} goes on without these public metrics: {error}")
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
@@ -727,7 +760,7 @@ class Client(_Member):
             )
         if found["state"] != "open":
             raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
-        return self._round(found, self.config.retry_limit_s)
+        return self._round(found, self.config.retry_limit_s, trained=True)
 
     def _look_for_round(self) -> Round | None:
         try:
@@ -741,14 +774,19 @@ class Client(_Member):
         except (UnknownRound, RoundClosed):
             return None
 
-    def _round(self, found: dict[str, Any], patience_s: float) -> Round:
-        """Return the round that S0 describes, with its model and range."""
+    def _round(self, found: dict[str, Any], patience_s: float, trained: bool = False) -> Round:
+        """Return the round that S0 describes, with its model and range.
+
+        If the caller has `trained` already, it gets no model that the upload does not need.
+        """
         self._forget_ended(found["round"], patience_s)
         submitted = bool(found.get("submitted"))
         kept = found["round"] in self._sender.rounds
         params = RoundParams.from_dict(found["params"])
-        training = self._training(found["round"], bytes.fromhex(found["start"]), patience_s)
-        published = training.published_for(params)
+        start, published = bytes.fromhex(found["start"]), Published(None)
+        if params.uses_range or not trained:
+            training = self._training(found["round"], start, patience_s)
+            published = training.published_for(params)
         return Round(
             found["round"],
             found["number"],
@@ -758,7 +796,7 @@ class Client(_Member):
             published.scale,
             published.policy,
             published.groups,
-            training.digest,
+            start,
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
@@ -787,6 +825,7 @@ class Coordinator(_Member):
         reset: bool = False,
         optimiser: Optimiser | None = None,
         request: str = "",
+        keep_range: bool = False,
     ) -> str:
         """Open a round and return its id.
 
@@ -795,7 +834,8 @@ class Coordinator(_Member):
         answer, or after its own restart: S0 answers a request in the same way each time.
 
         A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. Without a `range_policy` or an `optimiser` the current one is kept.
+        training run goes on. With `keep_range` it goes on as well, with the `model` in place of its
+        own. Without a `range_policy` or an `optimiser` the current one is kept.
         The optimiser makes the next round's model of this one's result.
         """
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
@@ -804,6 +844,7 @@ class Coordinator(_Member):
             "range": range_policy.to_dict() if range_policy else {},
             "optimiser": optimiser.to_dict() if optimiser else {},
             "reset": reset,
+            "keep_range": keep_range,
             "request": request or os.urandom(16).hex(),
         }
         answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
@@ -858,3 +899,18 @@ class Coordinator(_Member):
         limit = self._limit(timeout_s)
         fetched = self._fetch(round_id, limit, self._params(round_id, limit.left_s))
         return np.asarray(fetched, np.float32)
+
+    def outcome(
+        self, round_id: str, timeout_s: float | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Wait for a round's result, and return the model that the next round starts from with it.
+
+        The model has shape (d,). It is the first of the results, shape (ranks, d), unless the round
+        has an optimiser. With several groups both have a row per group. Raises what `results`
+        raises.
+        """
+        limit = self._limit(timeout_s)
+        after, published = self._finish(round_id, limit, self._params(round_id, limit.left_s))
+        # every published round leads to a model
+        models = after.models
+        return np.stack(models) if after.groups else models[0].copy(), published.copy()

@@ -16,7 +16,7 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
-from securemedian.clients.config import ServerAddress
+from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     ConfigError,
@@ -326,6 +326,23 @@ class Connection:
             f"{self._where} could not be reached within {self._timeout_s:g} s: "
             "is it running, and is its address right here?"
         )
+
+
+def connect(
+    config: ClientConfig,
+    keys: KeyPair,
+    timeout_s: float = float("inf"),
+    report: Report = lambda text: None,
+) -> tuple[Connection, Connection]:
+    """Return new connections to S0 and S1; an answer may take as long as the configuration says.
+
+    It may not take longer than `timeout_s` either.
+    """
+    limit_s = min(config.reply_timeout_s, timeout_s)
+    return (
+        Connection("S0", config.s0, keys, limit_s, config.s1, report, config.training),
+        Connection("S1", config.s1, keys, limit_s, config.s0, report, config.training),
+    )
 
 
 def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:

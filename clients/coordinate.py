@@ -1,11 +1,12 @@
 """The coordination of a training, unattended from its first round to its last.
 
-What it leaves is in one folder: model-NUMBER.npy and receipt-NUMBER.json for each published round,
-a line of JSON per attempt at a round in rounds.jsonl, and open.json while a round is under way,
-from which the next call goes on.
+What it leaves is in one folder. For each published round there are model-NUMBER.npy, the model that
+the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
+else than that model: with an optimiser, or of several ranks. rounds.jsonl has a line of JSON per
+attempt at a round, and open.json, while a round is under way, says where the next call goes on.
 """
 
-import fcntl
+import io
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import files, receipts
+from securemedian.clients import files
 from securemedian.clients.client import Coordinator
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.mpc.canonical import build
@@ -36,7 +37,7 @@ from securemedian.mpc.optimiser import Optimiser, optimiser_from
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
-from securemedian.settings.durable import ANYBODY, replace_file
+from securemedian.settings.durable import ANYBODY, lock_folder, replace_file
 from securemedian.settings.toml import read_toml
 from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
@@ -157,10 +158,8 @@ class Journal:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another process coordinates the training in {folder}") from error
+            refusal = f"another process coordinates the training in {folder}"
+            self._lock = lock_folder(folder, refusal)
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
         self.folder = folder
@@ -227,7 +226,14 @@ class Training:
         self._start = plan.start()
         # mistakes are found before anything is asked
         self._policy, self._step = plan.policy, plan.step
-        plan.params(1 if self._start is None else self._start.shape[-1])
+        params = plan.params(1 if self._start is None else self._start.shape[-1])
+        # the result is for the clients alone, and so is every model
+        self._private = params.result_to == "clients"
+        if self._private and plan.evaluate:
+            raise ConfigError(
+                f"{plan.evaluate} would have nothing to measure, because the result is for the "
+                "clients alone: leave `evaluate` out"
+            )
         self._measure = function_of(plan.evaluate) if plan.evaluate else None
         self._journal = Journal(Path(plan.output))
 
@@ -346,23 +352,42 @@ class Training:
             pass
 
     def _keep(self, round_id: str) -> dict[str, Any]:
-        """Write the model of a published round and its receipt, and return what was measured."""
-        model = self._patiently(lambda: self._coordinator.result(round_id))
-        receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
+        """Write what a published round leaves, and return what its line says of that."""
         number = round_id.partition("-")[0]
-        receipts.save(receipt, self._journal.folder / f"receipt-{number}.json")
-        file = self._journal.folder / f"model-{number}.npy"
-        new = file.with_suffix(".new")
-        files.write(new, model)
-        new.replace(file)
-        if self._measure is None:
-            return {"model": file.name}
+        receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
+        self._write(f"receipt-{number}.json", receipt.to_json().encode())
+        metrics = self._patiently(lambda: self._coordinator.public_metrics(round_id))
+        kept: dict[str, Any] = {"public_metrics": metrics} if metrics else {}
+        if self._private:
+            return kept
+        model, found = self._patiently(lambda: self._coordinator.outcome(round_id))
+        kept["model"] = self._write(f"model-{number}.npy", _npy(model))
+        result = found if len(found) > 1 else found[0]
+        if not np.array_equal(result, model):
+            kept["result"] = self._write(f"result-{number}.npy", _npy(result))
+        return kept | self._evaluation(model)
+
+    def _write(self, name: str, data: bytes | memoryview) -> str:
+        """Write a file of the folder so that a crash leaves all of it or none; return its name."""
         try:
-            return {"model": file.name, "evaluation": self._measured(model)}
+            replace_file(self._journal.folder / name, [data], ANYBODY)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {self._journal.folder / name}: {error.strerror}. "
+                "Mend that, and run the same command to go on"
+            ) from error
+        return name
+
+    def _evaluation(self, model: NDArray[np.float32]) -> dict[str, Any]:
+        """Return what the user's function measures of a model, if there is one."""
+        if self._measure is None:
+            return {}
+        try:
+            return {"evaluation": self._measured(model)}
         # it is the user's code, and may raise anything; the training goes on without a figure
         except Exception as error:
             self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
-            return {"model": file.name, "evaluation": {"error": in_one_line(error)}}
+            return {"evaluation": {"error": in_one_line(error)}}
 
     def _measured(self, model: NDArray[np.float32]) -> dict[str, float]:
         """Return what the user's function measures of a model, or by group of one per group."""
@@ -393,6 +418,13 @@ class Training:
                 if said:
                     self._report("going on")
                 return found
+
+
+def _npy(array: NDArray[np.float32]) -> memoryview:
+    """Return the content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getbuffer()
 
 
 def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str, Any]:

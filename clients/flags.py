@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_origin
 
+from securemedian.mpc.methods.base import Method
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.optimiser import OPTIMISERS, Optimiser, optimiser_from
 from securemedian.mpc.options import Option, options_of, refuse_foreign
@@ -28,13 +29,16 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 def add_method(parser: argparse.ArgumentParser) -> None:
     """Add --method."""
-    summaries = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
     parser.add_argument(
         "--method",
         choices=METHODS,
         default=DEFAULT_METHOD,
-        help=f"{summaries} (default: %(default)s)",
+        help=f"{_summaries(METHODS)} (default: %(default)s)",
     )
+
+
+def _summaries(registry: Mapping[str, type[Method] | type[RangePolicy]]) -> str:
+    return "; ".join(f"{name}: {cls.summary}" for name, cls in registry.items())
 
 
 def add_method_options(
@@ -161,7 +165,8 @@ def add_range_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--range",
         choices=POLICIES,
-        help=f"how the buckets lie around the model and follow it (default: {DEFAULT_POLICY})",
+        help=f"how the buckets lie around the model. {_summaries(POLICIES)} (default: as in the "
+        f"round before, and {DEFAULT_POLICY} in the first)",
     )
     for policies, options in _by_owners(POLICIES).items():
         group = parser.add_argument_group(f"options of the range {_listed(policies)}")

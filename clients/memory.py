@@ -12,14 +12,12 @@ A file is the SHA-256 of its content, and then the content: the parts of one fra
 msgpack list. Together its halves are the update, so it is for its owner alone (mode 0600).
 """
 
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgpack
 import numpy as np
@@ -37,7 +35,7 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.prg import Entropy, os_entropy
-from securemedian.settings.durable import replace_file
+from securemedian.settings.durable import lock_folder, replace_file
 
 SECRET_BYTES = 32
 _SUFFIX = ".kept"
@@ -107,7 +105,8 @@ class Memory:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder, self._lock = folder, -1
+        self._folder = folder
+        self._lock: IO[bytes] | None = None
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         # the rounds whose file has what is kept here
@@ -129,9 +128,8 @@ class Memory:
 
     def close(self) -> None:
         """Give the folder up, so that another process can use it."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock:
+            self._lock.close()
 
     @property
     def rounds(self) -> list[str]:
@@ -271,8 +269,8 @@ def _parts(data: bytes) -> Sequence[bytes]:
     return parts
 
 
-def _lock(folder: Path) -> int:
-    """Make the folder, for its owner alone, and return the descriptor that locks it.
+def _lock(folder: Path) -> IO[bytes]:
+    """Make the folder, for its owner alone, and lock it for this process.
 
     Raises ConfigError if others may look into it, or another process has it.
     """
@@ -282,12 +280,6 @@ def _lock(folder: Path) -> int:
             f"others may look into the state folder {folder}, which holds updates until both "
             f"servers have them: run chmod 700 {folder}"
         )
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise ConfigError(
-            f"another process runs on the state folder {folder}: one process per key"
-        ) from error
-    return lock
+    return lock_folder(
+        folder, f"another process runs on the state folder {folder}: one process per key"
+    )

@@ -327,7 +327,14 @@ class SecureMedian(Strategy):
         # Buckets lie around the model that S0 keeps. Other rounds need none.
         given = model if params.uses_range and not kept else None
         with Coordinator(self._config) as coordinator:
-            round_id = coordinator.open(params, given, self._policy, reset=first and given is None)
+            round_id = coordinator.open(
+                params,
+                given,
+                self._policy,
+                reset=first and given is None,
+                # a model that an optimiser has changed
+                keep_range=given is not None and not first,
+            )
         self._lease.round_id = round_id
         self._kept = model
         log.info("round %s is open for %d nodes", round_id, nodes)
@@ -358,7 +365,9 @@ class SecureMedian(Strategy):
             vector = coordinator.result(round_id)
             status = coordinator.status(round_id)
         self._forget()
-        self._kept = vector
+        result: Arrays = unflatten(vector, flatten(self._sent)[1])
+        # in float16 it is S0's model as far as that form can say
+        self._kept = flatten(result)[0].astype(np.float32)
         left_out = [f"{name} ({reason})" for name, reason in status["left_out"].items()]
         log.info(
             "round %s: the result of %d clients%s",
@@ -366,7 +375,6 @@ class SecureMedian(Strategy):
             len(status["included"]),
             f", without {_listed(left_out)}" if left_out else "",
         )
-        result: Arrays = unflatten(vector, flatten(self._sent)[1])
         return result
 
     def _next_model(self, server_round: int, result: Arrays) -> ArrayRecord | None:

@@ -559,7 +559,9 @@ def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        # bounded, because every wait inside a lane is a channel's, which has a limit
+        # Every wait inside a lane is a channel's, which has a limit. A limit here would have to
+        # leave a thread behind whose sockets the caller then frees: who cannot wait for a lane that
+        # hangs all the same leaves our thread behind, with all of them.
         thread.join()
     if errors:
         raise errors[0]

@@ -5,7 +5,6 @@ Every finding is a line. One that is not well says what to do.
 
 import argparse
 import errno
-import fcntl
 import os
 import resource
 import shutil
@@ -25,6 +24,7 @@ from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import limits_of
+from securemedian.settings.durable import is_locked
 from securemedian.settings.keys import fingerprint, load_keys, load_signing_key
 from securemedian.settings.toml import read_toml
 
@@ -155,7 +155,7 @@ def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
 
 
 def _server(config: ServerConfig) -> Iterator[Finding]:
-    running = _is_running(Path(config.state_dir))
+    running = is_locked(Path(config.state_dir))
     yield from _disk(Path(config.state_dir))
     ports = [("clients", config.listen)]
     if config.peer.listen:
@@ -166,18 +166,6 @@ def _server(config: ServerConfig) -> Iterator[Finding]:
         yield _reach("s1", config.peer.address)
     yield from _descriptors(config)
     yield from _processor(config)
-
-
-def _is_running(folder: Path) -> bool:
-    """Return whether a server is running on a state folder."""
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -286,29 +274,29 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 
 
 def _servers(config: ClientConfig) -> Iterator[Finding]:
-    from securemedian.clients.connection import Connection
+    from securemedian.clients.connection import connect
 
-    keys = load_keys(config.key_file)
+    servers = connect(config, load_keys(config.key_file), REACH_S)
     answers: list[dict[str, Any]] = []
-    addresses = (("S0", config.s0, config.s1), ("S1", config.s1, config.s0))
-    for party, (label, server, other) in enumerate(addresses):
-        limit = min(REACH_S, config.reply_timeout_s)
-        connection = Connection(label, server, keys, limit, other)
-        try:
-            info, trip, clock = _ask(connection)
-            yield _well(
-                f"{label} at {server.address} knows {info['name']!r} as a {info['role']}; a round "
-                f"trip takes {1e3 * trip:,.1f} ms"
-            )
-            yield from _about(label, party, info)
-            yield _clock(label, clock, trip)
-            yield _bandwidth(label, connection, info["max_message_bytes"], trip)
-            answers.append(info)
-        except SecureMedianError as error:
-            yield _wrong(str(error))
-        finally:
-            connection.close()
-    if len(answers) == len(addresses):
+    try:
+        for party, server in enumerate(servers):
+            label = server.label
+            try:
+                info, trip, clock = _ask(server)
+                yield _well(
+                    f"{label} at {server.address} knows {info['name']!r} as a {info['role']}; a "
+                    f"round trip takes {1e3 * trip:,.1f} ms"
+                )
+                yield from _about(label, party, info)
+                yield _clock(label, clock, trip)
+                yield _bandwidth(label, server, info["max_message_bytes"], trip)
+                answers.append(info)
+            except SecureMedianError as error:
+                yield _wrong(str(error))
+    finally:
+        for server in servers:
+            server.close()
+    if len(answers) == len(servers):
         yield _link(answers)
 
 

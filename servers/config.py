@@ -19,9 +19,10 @@ from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 T = TypeVar("T")
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
-# which has room for this many names.
+# which has room for this many names, and for this many bytes of names in UTF-8.
 MAX_CLIENTS = 4096
 MAX_NAME = 40
+MAX_NAMES_BYTES = MAX_CLIENTS * MAX_NAME
 # Each training may have lanes and pools of its own.
 MAX_TRAININGS = 256
 WEEK_S = 7 * 86400
@@ -152,8 +153,8 @@ class ServerConfig:
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together; a longer part ends its connection
     max_message_bytes: int = 1 << 28
-    # the most bytes of correlations that a training makes while its clients train; the smaller of
-    # both servers' counts
+    # the most bytes of correlations that are made while clients train, with an even share for each
+    # training; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
     # which rounds this server takes part in, whatever the coordinator asks for
@@ -199,6 +200,11 @@ class ServerConfig:
             raise ConfigError(
                 f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}"
             )
+        if (size := sum(len(client.name.encode()) for client in self.clients)) > MAX_NAMES_BYTES:
+            raise ConfigError(
+                f"the names of the {len(self.clients):,} [[clients]] have {size:,} bytes in UTF-8, "
+                f"and a status has room for {MAX_NAMES_BYTES:,}: give them shorter names"
+            )
         callers = self.clients + self.coordinators
         for what, values in (
             ("name", [caller.name for caller in callers]),
@@ -223,6 +229,11 @@ class ServerConfig:
     @property
     def name(self) -> str:
         return f"s{self.party}"
+
+    @property
+    def pool_share_bytes(self) -> int:
+        """The most bytes of correlations that one training makes while its clients train."""
+        return self.pool_limit_bytes // len(self.members)
 
     @cached_property
     def members(self) -> dict[str, Members]:

@@ -1,9 +1,9 @@
 """The messages between the servers.
 
 Each message is a dataclass whose fields have the names that they have on the wire. A message about
-a round is also an event of `round_state`. Whatever the peer sends goes through `decode`, which
-checks types, round ids and lengths, so that every message behind it is well formed. Whether a
-message may come now is decided by the tables of `round_state`.
+a round is also one of its `events`. Whatever the peer sends goes through `decode`, which checks
+types, round ids and lengths, so that every message behind it is well formed. Whether a message may
+come now is decided by the tables of `round_state`.
 """
 
 import os
@@ -124,7 +124,7 @@ class Resume(RoundMessage):
     """
 
     session: bytes
-    # see `round_state.State`
+    # see `settings.states.State`
     state: str
     # the number of the latest run of the protocol, and the sender's signature of its record if it
     # has its result; otherwise empty
@@ -267,7 +267,7 @@ class Held(_Holding):
 class Run(RoundMessage):
     """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
 
-    # see `round_state.ServerRound.digest`
+    # see `RoundFacts.digest`
     digest: bytes
     # the number of this run, from 1 on
     attempt: int

@@ -88,7 +88,8 @@ class Daemon:
                 Engine,
                 config.party,
                 config.protocol,
-                config.pool_limit_bytes,
+                # it may have been reloaded
+                lambda: self._config.pool_share_bytes,
                 self._lane,
                 self._wake,
             )
@@ -177,6 +178,7 @@ class Daemon:
             wanted = self._read()
             check_own_key(wanted, *self._own_keys)
             reload = Reload.of(self._config, wanted)
+            self._rounds.register.check(reload.config)
         except ConfigError as error:
             logs.event("reload-failed", logging.ERROR, reason=str(error))
             return

@@ -71,6 +71,15 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (round, client)
     ) STRICT;
     """,
+    """
+    CREATE TABLE public_metrics (
+        round TEXT NOT NULL,
+        client TEXT NOT NULL,
+        -- numbers by name (JSON)
+        metrics TEXT NOT NULL,
+        PRIMARY KEY (round, client)
+    ) STRICT;
+    """,
 )
 # a commit is on the disk when it returns
 SYNCHRONOUS = "FULL"
@@ -266,6 +275,7 @@ class Database:
     def forget_round(self, round_id: str) -> None:
         """Delete a round and what its clients have sent."""
         self.drop_uploads(round_id)
+        self._connection.execute("DELETE FROM public_metrics WHERE round = ?", (round_id,))
         self._connection.execute("DELETE FROM rounds WHERE round = ?", (round_id,))
 
     # What clients have sent
@@ -304,6 +314,20 @@ class Database:
         """Delete what the clients of a round have sent, with the verdicts."""
         self._connection.execute("DELETE FROM uploads WHERE round = ?", (round_id,))
         self._connection.execute("DELETE FROM verdicts WHERE round = ?", (round_id,))
+
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        """Return the public metrics of a round's clients."""
+        rows = self._connection.execute(
+            "SELECT client, metrics FROM public_metrics WHERE round = ? ORDER BY rowid", (round_id,)
+        )
+        return {client: json.loads(metrics) for client, metrics in rows}
+
+    def add_public_metrics(self, round_id: str, client: str, metrics: Mapping[str, float]) -> None:
+        """Add the public metrics of a client."""
+        self._connection.execute(
+            "INSERT INTO public_metrics (round, client, metrics) VALUES (?, ?, ?)",
+            (round_id, client, json.dumps(metrics)),
+        )
 
     def verdicts(self, round_id: str) -> dict[str, Verdict]:
         """Return what is known of the clients' checks."""

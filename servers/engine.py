@@ -127,19 +127,20 @@ class Engine:
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
     `check_dealings` and `check_values` come between these two. A job calls `wake` when it has
-    ended. While `others_compute`, which any thread may call, no pools are filled.
+    ended. Pools take up to `pool_limit` bytes and are not filled while `others_compute`, which any
+    thread may call, both of them.
     """
 
     def __init__(
         self,
         party: int,
         protocol: ProtocolParams,
-        pool_limit_bytes: int,
+        pool_limit: Callable[[], int],
         open_lane: Callable[[bytes, int], ZmqLink],
         wake: Callable[[], None],
         others_compute: Callable[[], bool] = never,
     ) -> None:
-        self._party, self._protocol, self._pool_limit_bytes = party, protocol, pool_limit_bytes
+        self._party, self._protocol, self._pool_limit = party, protocol, pool_limit
         self._open_lane, self._wake, self._others_compute = open_lane, wake, others_compute
         self._lanes: _Lanes | None = None
         # the last job on the lanes, and the one on the stream for checks
@@ -403,7 +404,7 @@ class Engine:
             lanes.parties,
             params,
             self._protocol,
-            self._pool_limit_bytes,
+            self._pool_limit(),
             lambda: hurry.is_set() or self._others_compute(),
             partial(self._note, lanes),
         )

@@ -1,10 +1,14 @@
 """The keeper of the training runs: S0 keeps them on disk between rounds, S1 has none."""
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 import securemedian
 from securemedian.mpc import ring
 from securemedian.mpc.arrays import Float32s, PublicValues
+from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
 from securemedian.mpc.training import Training, finish
@@ -40,12 +44,17 @@ class TrainingKeeper:
         reset: bool,
         model: Float32s | None,
         optimiser_options: dict[str, Any],
+        keep_range: bool = False,
     ) -> Training:
         """Return the training run that a new round of a training starts from.
 
-        Once the round is open, `keep` makes it the current one.
+        Once the round is open, `keep` makes it the current one. With `keep_range` the training run
+        goes on with a given `model` in place of its own. Raises ConfigError unless there is a
+        model, and no `reset`, and InputError if the range is that of a model of another size.
         """
         kept = self.current(training)
+        if keep_range:
+            kept, model = _with_model(kept, model, reset), None
         return begin(kept, params, range_options, reset, model, optimiser_options)
 
     def keep(self, training: str, changed: Training) -> None:
@@ -89,3 +98,20 @@ class TrainingKeeper:
             opened=opened,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
+
+
+def _with_model(kept: Training, model: Float32s | None, reset: bool) -> Training:
+    if model is None or reset:
+        raise ConfigError(
+            "to keep the range, give the model that the training run goes on with, and no reset"
+        )
+    of = np.stack(kept.models) if kept.groups else kept.model
+    if of is not None and of.shape != model.shape:
+        raise InputError(
+            f"the range that is kept is that of a model of shape {of.shape}, and this one "
+            f"has shape {model.shape}: open without keeping the range"
+        )
+    if kept.groups:
+        runs = zip(kept.groups, model, strict=True)
+        return Training.of_groups([replace(run, model=row) for run, row in runs])
+    return replace(kept, model=model)

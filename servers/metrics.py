@@ -28,9 +28,9 @@ from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.engines import Engines
 from securemedian.servers.requests import Desk
-from securemedian.servers.round_state import LIVE, State
 from securemedian.servers.rounds import Rounds
 from securemedian.settings.addresses import host_and_port, is_loopback
+from securemedian.settings.states import LIVE, State
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -23,9 +23,9 @@ from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Bye, Hello, Message, Open, Resume, RoundMessage
 from securemedian.servers.engines import Engines
+from securemedian.servers.events import Failure, Unlinked
 from securemedian.servers.peer import Change, PeerWatch
 from securemedian.servers.register import Entry, Register
-from securemedian.servers.round_state import Failure, Unlinked
 from securemedian.servers.runner import RoundRunner
 
 # the time between two hellos of this server

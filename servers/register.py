@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 from securemedian.mpc.errors import (
     ConfigError,
+    DuplicateUpload,
     RoundBusy,
     SecureMedianError,
     UnknownRound,
-    UnknownTraining,
     quoted,
 )
 from securemedian.mpc.params import RoundParams
@@ -22,8 +22,10 @@ from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
 from securemedian.servers.database import Row, SavedRound, Verdict
+from securemedian.servers.events import Action, Effect
 from securemedian.servers.results import Result
-from securemedian.servers.round_state import Action, Effect, Limits, ServerRound
+from securemedian.servers.round_facts import Limits
+from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import DEALING, Spool, Store
 
 # the number of rounds of each training whose status and result can still be asked for
@@ -53,6 +55,8 @@ class Entry:
     after: Training | None = None
     # what the protocol has given
     result: Result | None = None
+    # the public metrics that clients have sent to S0, by their keys
+    public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
 
@@ -70,6 +74,7 @@ class Register:
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """Take up the rounds that the database has. Raises what `check` raises."""
         self._store, self._clock, self._wall = store, clock, wall
         self.reload(config)
         self._entries: dict[str, Entry] = {}
@@ -77,6 +82,20 @@ class Register:
         # when the rounds of the last hour began
         self._begun: deque[float] = deque()
         self._load()
+
+    def check(self, config: ServerConfig) -> None:
+        """Raise ConfigError if a configuration lacks the training of a live round.
+
+        Nobody could close, abort or fetch that round.
+        """
+        for entry in self.live:
+            training = entry.server_round.training
+            if training not in config.members:
+                raise ConfigError(
+                    f"round {entry.server_round.round_id} of training {training} has not ended, "
+                    f"and no table of [[trainings]] is called {quoted(training)}: put the table "
+                    "back, and let the round end, or abort it, before you remove the table"
+                )
 
     def reload(self, config: ServerConfig) -> None:
         """Take over a configuration for the rounds to come; those that there are keep theirs."""
@@ -193,6 +212,23 @@ class Register:
             self._begun.popleft()
         return len(self._begun)
 
+    def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
+        """Store the public metrics of a client for a round, which are taken once.
+
+        Raises DuplicateUpload if it has sent others before, and NotStored if there is no room.
+        """
+        round_id = entry.server_round.round_id
+        if (before := entry.public_metrics.get(key)) is not None:
+            if before != metrics:
+                raise DuplicateUpload(
+                    f"you have sent other public metrics for round {round_id}, which takes them "
+                    "once"
+                )
+            return
+        with self._store.database.transaction():
+            self._store.database.add_public_metrics(round_id, key, metrics)
+        entry.public_metrics[key] = metrics
+
     # The database
 
     def commit(
@@ -204,7 +240,7 @@ class Register:
     ) -> bool:
         """Store a round as an event leaves it, in one transaction, and make it the entry's.
 
-        With it go the effects that are `round_state.STORED`, and the `rows` of what clients have
+        With it goes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of what clients have
         sent. What the other server tells again on a new link is not worth a transaction of its own.
         Returns whether clients were released that an earlier attempt bound. Raises NotStored, and
         then nothing has changed.
@@ -319,12 +355,11 @@ class Register:
         """Take up the rounds that the database has."""
         for made in self._store.database.rounds():
             try:
-                if made.training not in self._config.members:
-                    raise UnknownTraining(f"{made.training!r} is none of [[trainings]] any more")
                 self._entries[made.round] = self._entry(made)
             except SecureMedianError as error:
                 # or of another release, whose parameters this one does not know
                 logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
+        self.check(self._config)
 
     def _entry(self, made: SavedRound) -> Entry:
         database = self._store.database
@@ -378,6 +413,7 @@ class Register:
             if server_round.live and "after" in files
             else None,
             result=result,
+            public_metrics=database.public_metrics(made.round),
             files=files,
         )
 

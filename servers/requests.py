@@ -4,6 +4,7 @@ docs/wire.md has them as a table. A new request is a line of `OPS`, a method of 
 dataclass for its fields, which have the names that they have on the wire.
 """
 
+import json
 import logging
 import re
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 import securemedian
@@ -37,8 +39,10 @@ from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import is_round_id
 from securemedian.servers.engines import Engines
 from securemedian.servers.register import Entry
-from securemedian.servers.round_state import ServerRound, State
+from securemedian.servers.round_state import ServerRound
 from securemedian.servers.rounds import Rounds, WhenStored
+from securemedian.settings.public_metrics import check_public_metrics
+from securemedian.settings.states import State
 from securemedian.settings.trainings import DEFAULT_TRAINING
 
 CLIENT, COORDINATOR = "client", "coordinator"
@@ -138,6 +142,18 @@ class DealFields(OneRound):
 
 
 @dataclass(frozen=True)
+class TellFields(OneRound):
+    """The fields of a client's public metrics."""
+
+    # numbers by name
+    metrics: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_public_metrics(self.metrics)
+
+
+@dataclass(frozen=True)
 class OpenFields:
     """The fields with which a coordinator opens a round."""
 
@@ -146,6 +162,8 @@ class OpenFields:
     range: dict[str, Any]
     # whether a new training run begins, from the model that S0 has
     reset: bool = False
+    # whether the training run goes on with the model given, and with its range
+    keep_range: bool = False
     # the optimiser and its options; {} keeps the current one
     optimiser: dict[str, Any] = field(default_factory=dict)
     # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
@@ -412,11 +430,7 @@ class Desk:
         if entry is None:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
         server_round = entry.server_round
-        if call.key not in server_round.names:
-            raise UnknownRound(
-                f"round {server_round.round_id} was opened before you were on the list of clients: "
-                "wait for the next one"
-            )
+        _check_listed(call, server_round)
         return Answer(
             {
                 "round": server_round.round_id,
@@ -477,6 +491,20 @@ class Desk:
 
         return answered
 
+    def _tell(self, call: Call) -> Answer:
+        entry = self._find(call)
+        _check_listed(call, entry.server_round)
+        metrics = check_public_metrics(call.fields.metrics)
+        self._rounds.register.take_public_metrics(entry, call.key, metrics)
+        return Answer()
+
+    def _metrics(self, call: Call) -> Answer:
+        entry = self._find(call)
+        names = entry.server_round.names
+        said = {names[key]: metrics for key, metrics in entry.public_metrics.items()}
+        # too long for a header where there are many clients
+        return Answer(arrays={"metrics": np.frombuffer(json.dumps(said).encode(), np.uint8)})
+
     def _result(self, call: Call) -> Answer:
         entry = self._find(call)
         server_round = entry.server_round
@@ -516,6 +544,7 @@ class Desk:
             call.fields.optimiser,
             when_opened,
             call.fields.request,
+            call.fields.keep_range,
         )
 
     def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -540,6 +569,15 @@ class Desk:
     def _abort(self, call: Call) -> Answer:
         self._rounds.abort(self._find(call), f"aborted by {call.name}: {call.fields.reason}")
         return Answer()
+
+
+def _check_listed(call: Call, server_round: ServerRound) -> None:
+    """Raise UnknownRound unless the round has the caller among its clients."""
+    if call.key not in server_round.names:
+        raise UnknownRound(
+            f"round {server_round.round_id} was opened before you were on the list of clients: "
+            "wait for the next one"
+        )
 
 
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
@@ -591,6 +629,8 @@ OPS: dict[str, Op] = {
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
+    "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
+    "metrics": Op(Desk._metrics, OneRound, leader_only=True),
     "result": Op(Desk._result, ResultFields, logged=False),
     "open": Op(Desk._open, OpenFields, (COORDINATOR,), frozenset({"model"}), leader_only=True),
     "close": Op(Desk._close, OneRound, (COORDINATOR,), leader_only=True),

@@ -39,38 +39,29 @@ Every pair of a state and an event is of one of three kinds:
 docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
 tries every order of events that two honest servers can meet.
 
-A new state is a member of `State` and its lines below; a new event is a class and its lines. The
-actions of a line are members of `Effect`, which `runner` does, or messages of `control`, which go
-to the peer. `runner` stores what a line changes before it does any of its actions.
+A new state is a member of `settings.states.State` and its lines below; a new event is a class of
+`events` and its lines. The actions of a line are members of `Effect`, which `runner` does, or
+messages of `control`, which go to the peer. `runner` stores what a line changes before it does any
+of its actions.
 """
 
 import copy
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
-    BadUpload,
     ChannelTimeout,
     ClientsDiffer,
     ConfigError,
-    DuplicateUpload,
     LocalProtocolError,
-    NotAllowed,
     ParametersDiffer,
     PeerProtocolError,
     PeerUnavailable,
     ReceiptInvalid,
-    RoundClosed,
     TooFewClients,
     cut,
-    quoted,
 )
-from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import (
-    SHA256_BYTES,
     Again,
     Check,
     Checked,
@@ -86,47 +77,29 @@ from securemedian.servers.control import (
     RoundMessage,
     Run,
     Uploaded,
-    group_of,
 )
-from securemedian.settings.receipts import Receipt
-from securemedian.settings.trainings import DEFAULT_TRAINING
-
-
-class State(StrEnum):
-    """The state of a round at one server."""
-
-    # The round is made, and nobody has been told of it; this state is never seen from outside.
-    NEW = "new"
-    # at S0: S1 has been asked to take part, and has not answered yet
-    OPENING = "opening"
-    # Uploads are taken.
-    OPEN = "open"
-    # Uploads are refused, and the servers tell each other which they hold.
-    CLOSING = "closing"
-    # What has not been checked yet is checked, by both servers.
-    CHECKING = "checking"
-    # What is computed on is fixed, and the protocol does not run, or no longer.
-    QUEUED = "queued"
-    # at S0: S1 has been asked to run the protocol, and has not answered yet
-    STARTING = "starting"
-    # The protocol runs on the shares of the clients that both servers hold.
-    RUNNING = "running"
-    # The result can be fetched.
-    PUBLISHED = "published"
-    # There is no result, and `reason` says why.
-    FAILED = "failed"
-
-
-# the states of a round that has begun and not ended
-LIVE = (
-    State.OPENING,
-    State.OPEN,
-    State.CLOSING,
-    State.CHECKING,
-    State.QUEUED,
-    State.STARTING,
-    State.RUNNING,
+from securemedian.servers.events import (
+    OF_A_LINK,
+    Action,
+    CheckEnded,
+    CloseAsked,
+    Computed,
+    DealingStored,
+    Effect,
+    Event,
+    Failure,
+    Interrupted,
+    OpenAsked,
+    Overdue,
+    Stored,
+    Tossed,
+    Turn,
+    Unlinked,
+    Use,
+    is_message,
 )
+from securemedian.servers.round_facts import RoundFacts
+from securemedian.settings.states import LIVE, State
 
 # by the state of S0, the states in which S1 may be when they tell each other on a new link
 BESIDE: dict[str, tuple[str, ...]] = {
@@ -142,306 +115,8 @@ BESIDE: dict[str, tuple[str, ...]] = {
 MOST_WAIT_S = 60.0
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The time limits of a round at a server, and how often what breaks off is tried."""
-
-    # for an answer of the peer, and for a run of the protocol
-    answer_s: float
-    run_s: float
-    # how long the other server may be away
-    resume_s: float
-    # the wait before the second attempt; it doubles with each further one
-    retry_wait_s: float
-    max_attempts: int
-
-
-# The events of this server itself. Those of the peer are the messages of `control`.
-
-
-@dataclass(frozen=True)
-class OpenAsked:
-    """The coordinator asks for the round."""
-
-
-@dataclass(frozen=True)
-class DealingStored:
-    """A client's whole dealing is stored here."""
-
-    client: str
-    # its SHA-256
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A client's upload is stored here."""
-
-    client: str
-    # its `control.upload_digest`
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The other server is there, and it is this round's turn to do what it waits for."""
-
-    # what the round is to use next, and whether it is a new one
-    session: bytes
-    new_session: bool
-
-
-@dataclass(frozen=True)
-class Tossed:
-    """The servers have tossed for the check of dealings that is under way."""
-
-    coin: bytes
-
-
-@dataclass(frozen=True)
-class CheckEnded:
-    """Our check has its verdicts."""
-
-    # the clients that were checked, and those of them that have failed
-    clients: list[str]
-    failed: list[str]
-
-
-@dataclass(frozen=True)
-class CloseAsked:
-    """The coordinator closes the round."""
-
-
-@dataclass(frozen=True)
-class Computed:
-    """Our run of the protocol has a result."""
-
-    # with the record of the round, and our signature of it
-    receipt: Receipt
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """What was under way here has broken off, and can be tried again."""
-
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Unlinked:
-    """The link to the other server is broken, or this server has been started."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The round cannot go on: there is an error here, or it is aborted."""
-
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """The present state has reached its time limit."""
-
-
-LocalEvent = (
-    OpenAsked
-    | DealingStored
-    | Stored
-    | Turn
-    | Tossed
-    | CheckEnded
-    | CloseAsked
-    | Computed
-    | Interrupted
-    | Unlinked
-    | Failure
-    | Overdue
-)
-Event = RoundMessage | LocalEvent
-
-
-class Use(StrEnum):
-    """What one round at a time does, of all that are live."""
-
-    # running the protocol, or checking values
-    PROTOCOL = "protocol"
-    # checking dealings, which may be beside another round's protocol
-    CHECK = "check"
-
-
-class Effect(StrEnum):
-    """What a line of the table does at this server.
-
-    `STORED` are those that are done in the transaction that stores the round. If another one fails,
-    the round fails or is interrupted.
-    """
-
-    # Log the new state.
-    LOG = "log"
-    # Keep the training run that the round starts from. If the coordinator starts over, forget whom
-    # an earlier attempt binds.
-    BEGIN = "begin"
-    # Open the lanes, make or keep the base OTs, and fill the pools.
-    PREPARE = "prepare"
-    # Remember that further attempts at this number are for these clients only: from here on values
-    # may be opened.
-    BIND = "bind"
-    # Check the clients of `under_check`, together with the other server. If they deal and there is
-    # no coin, toss for it first.
-    CHECK = "check"
-    # Run the protocol on the uploads of `included`.
-    START = "start"
-    # Keep the training run that the round ends with.
-    PUBLISH = "publish"
-    # Forget base OTs and pools, and end the running protocol and checks.
-    DROP_SESSION = "drop session"
-    # Delete the shares.
-    DROP_UPLOADS = "drop uploads"
-    # Tell the coordinator whether its round is open.
-    ANSWER = "answer"
-
-
-STORED = (Effect.BEGIN, Effect.BIND, Effect.PUBLISH)
-
-# What means nothing any more on a new link, before both servers have told where they are.
-OF_A_LINK = (Dealt, Uploaded, Check, Checked, Close, Held, Run, Ready, Done, Again)
-
-Action = RoundMessage | Effect
-
-
-@dataclass
-class ServerRound:
-    """A round at one server. Its clients are known by their public keys."""
-
-    party: int
-    # the message with which S0 asks S1 to take part
-    asked: Open
-    params: RoundParams
-    # the name of each client on this server's allow-list, by public key
-    names: Mapping[str, str]
-    # the fewest clients that this server ever computes with
-    floor: int
-    limits: Limits
-    # the clients of an earlier attempt at this number that may have opened values: only these may
-    # take part again. Empty if there was no such attempt.
-    repeats: frozenset[str] = frozenset()
-    state: State = State.NEW
-    # the time at which the present state has reached its limit
-    deadline: float = float("inf")
-    # the time before which nothing is tried again, and until which the other server may be away
-    retry_at: float = 0.0
-    away_until: float = float("inf")
-    # whether the two servers have yet to tell each other where they are, and at S0 whether S1 has
-    # been asked
-    adrift: bool = False
-    resuming: bool = False
-    # the session of what is under way or comes next
-    session: bytes = b""
-    new_session: bool = False
-    # the clients whose whole dealings are stored here, with their SHA-256, and at the other server
-    dealt_here: dict[str, bytes] = field(default_factory=dict)
-    dealt_there: set[str] = field(default_factory=set)
-    # the clients whose uploads are stored here, with their SHA-256, and at the other server, with
-    # what that server tells of them (`told`)
-    here: dict[str, bytes] = field(default_factory=dict)
-    there: dict[str, bytes] = field(default_factory=dict)
-    # clients that are not on this server's list, and whose uploads the other server holds
-    unlisted: list[str] = field(default_factory=list)
-    # what was tossed for the check of these clients' dealings
-    coins: dict[str, bytes] = field(default_factory=dict)
-    # the clients of the check that is under way, what was tossed for it, and which of them have
-    # failed it here and at S1
-    under_check: list[str] = field(default_factory=list)
-    coin: bytes = b""
-    failed_here: list[str] | None = None
-    failed_there: list[str] | None = None
-    # the verdicts: at S0 those of both servers, which are the same; at S1 its own
-    passed: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
-    # what the two servers do not agree on, though honest servers always do
-    discord: str = ""
-    # the clients that are computed on, in the order of their keys
-    included: list[str] = field(default_factory=list)
-    # the others, by name, and why they are left out
-    left_out: dict[str, str] = field(default_factory=dict)
-    # those of them that have failed a check or of whom a server holds an upload, on its list or
-    # not: their keys by the reason, alike at both servers
-    excluded: dict[str, list[str]] = field(default_factory=dict)
-    # why the round has failed
-    code: str = ""
-    reason: str = ""
-    # the number of the latest run of the protocol, and how often something has broken off
-    attempt: int = 0
-    setbacks: int = 0
-    # whether the other server was away for too long
-    abandoned: bool = False
-    computed_here: bool = False
-    computed_there: bool = False
-    # the public signing key of the other server
-    signing_key: str = ""
-    # the record that this server has of the round, once it has computed: signed by itself, and once
-    # the other server has computed by that one, too
-    receipt: Receipt | None = None
-    # the other server's signature, once it has computed
-    vouched: bytes = b""
-    # whether the round has ever been open, and running, here
-    begun: bool = False
-    ran: bool = False
-
-    def __post_init__(self) -> None:
-        self.session, self.new_session = self.asked.session, self.asked.new_session
-        most = self.params.max_clients
-        if self.floor > most:
-            raise ConfigError(
-                f"max_clients is {most}, and s{self.party} asks for at least {self.floor} clients"
-            )
-        if len(self.repeats) > most:
-            raise ClientsDiffer(f"max_clients is {most}: {self._repeats_whom()}")
-
-    @property
-    def round_id(self) -> str:
-        return self.asked.round
-
-    @property
-    def training(self) -> str:
-        """The name of the training."""
-        return self.asked.training
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the log says of the round in every line: its id, and its training if it has one."""
-        named = self.training != DEFAULT_TRAINING
-        return {"round": self.round_id} | ({"training": self.training} if named else {})
-
-    @property
-    def number(self) -> int:
-        return self.asked.number
-
-    @property
-    def live(self) -> bool:
-        """Whether the round has begun, and is neither published nor failed."""
-        return self.state in LIVE
-
-    @property
-    def opened(self) -> str:
-        """What the servers may have learned of values: "nothing", "maybe" or the "result".
-
-        It is "maybe" from the moment that this server runs the protocol, which is rather too early
-        than too late.
-        """
-        if self.state is State.PUBLISHED:
-            return "result"
-        return "maybe" if self.ran else "nothing"
-
-    @property
-    def attempts_left(self) -> int:
-        """How often what breaks off can still be tried."""
-        return max(0, self.limits.max_attempts - self.setbacks) if self.live else 0
+class ServerRound(RoundFacts):
+    """A round at one server, which takes events and says what to do."""
 
     def awaits_turn(self, now: float) -> bool:
         """Return whether S0 may let the round go on, if S1 is there and nobody else has `use`."""
@@ -464,167 +139,12 @@ class ServerRound:
             return None
         if self.state is State.QUEUED:
             return Use.PROTOCOL
-        checks = self.state in (State.OPEN, State.CHECKING) and self._unchecked()
+        checks = self.state in (State.OPEN, State.CHECKING) and self.unchecked()
         return self._use_of_checks if checks else None
 
     @property
     def _use_of_checks(self) -> Use:
         return Use.CHECK if self.dealt else Use.PROTOCOL
-
-    @property
-    def needed(self) -> int:
-        """The fewest clients that this server runs this round with."""
-        return max(self.floor, self.params.min_clients)
-
-    @property
-    def digest(self) -> bytes:
-        """The digest of what must be alike at both servers before they run."""
-        agreed = self.included, sorted(self.failed), sorted(self.excluded.items())
-        return digest(self.round_id, self.number, self.params.to_dict(), *agreed)
-
-    @property
-    def dealt(self) -> bool:
-        """Whether clients deal one-hot vectors ahead of their uploads."""
-        return self.params.dealing is not None
-
-    @property
-    def checks(self) -> bool:
-        """Whether the servers check what clients send."""
-        return self.dealt or self.params.method.checks_values
-
-    def whereabouts(self) -> dict[str, str]:
-        """Return by name where each client's upload is: "both", "here", "there" or "none"."""
-        return self._places(self.here, self.there)
-
-    def whereabouts_of_dealings(self) -> dict[str, str]:
-        """Return by name where each client's dealing is. It is empty where nobody deals."""
-        return self._places(self.dealt_here, self.dealt_there) if self.dealt else {}
-
-    def _places(self, here: Container[str], there: Container[str]) -> dict[str, str]:
-        words = {
-            (True, True): "both",
-            (True, False): "here",
-            (False, True): "there",
-            (False, False): "none",
-        }
-        return {name: words[key in here, key in there] for key, name in self.names.items()}
-
-    # Whether what is asked from outside may be done now
-
-    def told(self, digest: bytes) -> bytes:
-        """Return what this server tells the other one of an upload with this digest.
-
-        It is the SHA-256 where both get the upload alike, and its group where that is visible. The
-        SHA-256 of a share would let the other server try which update it is a share of.
-        """
-        return digest if self.dealt else digest[SHA256_BYTES:]
-
-    @property
-    def groups(self) -> list[int]:
-        """The groups of the clients that take part, where groups are visible."""
-        if not self.params.method.visible:
-            return []
-        return [group_of(self.here[key]) for key in self.included]
-
-    def check_dealing(self, client: str) -> None:
-        """Check that a dealing of this client may be stored now.
-
-        Raises BadUpload, RoundClosed or NotAllowed if it may not.
-        """
-        if not self.dealt:
-            raise BadUpload(f"nobody deals for round {self.round_id}: upload shares of your update")
-        self._check_sender(client, "dealings")
-
-    def repeats_upload(self, client: str, digest: bytes) -> bool:
-        """Return whether this client has uploaded exactly this before, in whatever state we are.
-
-        Raises DuplicateUpload if it has uploaded something else.
-        """
-        return self._is_repeated(self.here.get(client), digest, "upload")
-
-    def repeats_dealing(self, client: str, digest: bytes) -> bool:
-        """Return whether this client has dealt exactly this before, in whatever state we are.
-
-        Raises DuplicateUpload if it has dealt something else.
-        """
-        return self._is_repeated(self.dealt_here.get(client), digest, "dealing")
-
-    def _is_repeated(self, stored: bytes | None, digest: bytes, what: str) -> bool:
-        if stored not in (None, digest):
-            raise DuplicateUpload(
-                f"another {what} of yours for round {self.round_id} is stored already; "
-                "the first one counts"
-            )
-        return stored == digest
-
-    def check_group(self, group: int) -> bool:
-        """Return whether an upload for this group names it, because groups are visible.
-
-        Raises BadUpload if there is no such group, or none is visible and it is not 0.
-        """
-        visible = self.params.method.visible
-        groups = self.params.method.groups if visible else 1
-        if not 0 <= group < groups:
-            raise BadUpload(
-                f"an upload for round {self.round_id} names a group from 0 to {groups - 1}, "
-                f"not {quoted(group)}"
-            )
-        return visible
-
-    def check_upload(self, client: str) -> None:
-        """Check that an upload of this client may be stored now.
-
-        Raises RoundClosed, NotAllowed or BadUpload if it may not.
-        """
-        self._check_sender(client, "uploads")
-        if self.dealt and client not in self.dealt_here:
-            raise BadUpload(
-                f"no whole dealing of yours for round {self.round_id} is stored here: "
-                "deal before you upload"
-            )
-
-    def _check_sender(self, client: str, what: str) -> None:
-        """Check that this client may send `what` now. Raises RoundClosed or NotAllowed."""
-        if self.state is not State.OPEN:
-            raise RoundClosed(f"round {self.round_id} is {self.state} and takes no {what}")
-        if client not in self.names:
-            raise NotAllowed(f"round {self.round_id} was opened before you were on the list")
-        if self.params.weights and client not in self.params.weights:
-            raise NotAllowed(
-                f"round {self.round_id} is weighted, and its coordinator gave you no weight"
-            )
-        if self.repeats and client not in self.repeats:
-            raise NotAllowed(
-                f"round {self.round_id} takes no upload of yours: {self._repeats_whom()}"
-            )
-        if client in self.failed:
-            raise NotAllowed(
-                f"your dealing for round {self.round_id} failed the check: "
-                "you are left out of this round"
-            )
-
-    @property
-    def closed(self) -> bool:
-        """Whether the round takes no more uploads, and has not failed."""
-        return self.state not in (State.NEW, State.OPENING, State.OPEN, State.FAILED)
-
-    def check_close(self) -> None:
-        """Raise RoundClosed unless the coordinator may close the round now."""
-        if self.state is not State.OPEN:
-            raise RoundClosed(f"round {self.round_id} is {self.state} and cannot be closed")
-
-    def check_abort(self) -> None:
-        """Raise RoundClosed unless the coordinator may abort the round now.
-
-        Once the round may have opened values, it may not.
-        """
-        if not self.live:
-            raise RoundClosed(f"round {self.round_id} is {self.state} already")
-        if self.state in (State.STARTING, State.RUNNING) or self.ran:
-            raise RoundClosed(
-                f"round {self.round_id} is {self.state} and may have opened values: "
-                "wait for its end"
-            )
 
     def told_again(self) -> RoundMessage | None:
         """Return what S0 says on a new link of a round that has ended; S1 may not know it."""
@@ -632,36 +152,6 @@ class ServerRound:
         if self.party == 1 or self.state not in kinds:
             return None
         return self._message(kinds[self.state], Unlinked(""))
-
-    # What survives a restart
-
-    def saved(self) -> dict[str, Any]:
-        """Return as plain values what is to survive a restart.
-
-        Of a live round that is all but what has rows of its own (`dealt_here`, `here`, `coins` and
-        the verdicts), the times, and what the other server tells again on a new link.
-        """
-        kept = {name: getattr(self, name) for name in _SAVED}
-        if not self.live:
-            for name in _SAVED_AT_THE_END:
-                value = getattr(self, name)
-                kept[name] = (
-                    {key: text.hex() for key, text in value.items()}
-                    if isinstance(value, dict)
-                    else sorted(value)
-                )
-        return kept
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `saved` returned."""
-        for name, value in saved.items():
-            if name in _SAVED:
-                setattr(self, name, value)
-            elif isinstance(value, dict):
-                setattr(self, name, {key: bytes.fromhex(text) for key, text in value.items()})
-            else:
-                setattr(self, name, set(value))
-        self.state = State(self.state)
 
     # One event
 
@@ -695,7 +185,7 @@ class ServerRound:
         if self.live and line.to is State.FAILED and (cause := self._obstacle(event)):
             self.code, self.reason = cut(cause.code), cut(cause.reason)
         if Check in line.actions:
-            self.under_check = self._unchecked()
+            self.under_check = self.unchecked()
             self.coin = self.coins.get(self.under_check[0], b"")
         if line.to is not self.state:
             self._enter(line.to, now)
@@ -788,8 +278,8 @@ class ServerRound:
                 self.discord = "s0 closes a round that has run already"
             case Close() | Held():
                 self._note_held(event.held)
-                self._choose()
-            case Check() if self._may_check(event.clients, event.coin):
+                self.choose()
+            case Check() if self.may_check(event.clients, event.coin):
                 self.under_check = event.clients
                 self._keep_coin(event.coin)
             case Check():
@@ -798,12 +288,12 @@ class ServerRound:
                 self._keep_coin(event.coin)
             case Checked() if event.clients == self.under_check and self.failed_there is None:
                 self.failed_there = event.failed
-                self._judge()
+                self.judge()
             case Checked():
                 self.discord = "s1 has checked other clients than it was asked to check"
             case CheckEnded():
                 self.failed_here = event.failed
-                self._judge()
+                self.judge()
             case Computed():
                 self.computed_here, self.receipt = True, event.receipt
                 self._countersign()
@@ -902,7 +392,7 @@ class ServerRound:
             self.passed &= set(said.passed)
             self.failed &= set(said.failed)
             if self.state is State.CHECKING:
-                self._choose()
+                self.choose()
 
     def _note_held(self, held: Mapping[str, bytes]) -> None:
         """Note all uploads that the other server holds."""
@@ -981,107 +471,6 @@ class ServerRound:
         if self.receipt and self.computed_there:
             self.receipt = self.receipt.with_signature(f"s{1 - self.party}", self.vouched)
 
-    def _judge(self) -> None:
-        """Take over the verdicts of the check under way, at S0 once both servers have theirs."""
-        if self.failed_here is None or (self.party == 0 and self.failed_there is None):
-            return
-        if self.party == 0 and self.failed_here != self.failed_there:
-            self.discord = "the two servers' checks have different verdicts"
-            return
-        self.failed |= set(self.failed_here)
-        self.passed |= set(self.under_check) - self.failed
-        self.under_check, self.failed_here, self.failed_there = [], None, None
-        if self.state is State.CHECKING:
-            self._choose()
-        else:
-            self.left_out = {self.names[key]: self._why_left_out(key) for key in self.failed}
-
-    def _complete(self) -> set[str]:
-        """Return the clients that both servers hold alike, and that have not failed a check."""
-        alike = {key for key in self.here if self.there.get(key) == self.told(self.here[key])}
-        if self.dealt:
-            alike &= self.dealt_here.keys() & self.dealt_there
-        if self.repeats:
-            alike &= self.repeats
-        return alike - self.failed
-
-    def _choose(self) -> None:
-        """Choose whom to compute on: complete clients, in the same order at both servers.
-
-        The verdicts may yet change the choice.
-        """
-        self.included = sorted(self._complete())[: self.params.max_clients]
-        self.left_out = {
-            name: self._why_left_out(key)
-            for key, name in self.names.items()
-            if key not in self.included
-        }
-        excluded = {
-            key: self._why_left_out(key)
-            for key in self.here.keys() | self.there.keys() | self.failed
-            if key not in self.included
-        }
-        # as the other server says it: nothing of them can be here
-        what = "dealing" if self.dealt else "upload"
-        excluded |= dict.fromkeys(self.unlisted, f"its {what} reached only s{1 - self.party}")
-        self.excluded = {
-            reason: sorted(key for key, why in excluded.items() if why == reason)
-            for reason in sorted(set(excluded.values()))
-        }
-
-    def _why_left_out(self, key: str) -> str:
-        if key in self.failed:
-            return (
-                "its dealing failed the check"
-                if self.dealt
-                else "a value of its update is out of range"
-            )
-        dealt = key in self.dealt_here, key in self.dealt_there
-        if self.dealt and not all(dealt):
-            return f"its dealing reached {self._whom(*dealt)}"
-        uploaded = key in self.here, key in self.there
-        if not all(uploaded):
-            return f"its upload reached {self._whom(*uploaded)}"
-        if self.told(self.here[key]) != self.there[key]:
-            return "it sent different uploads to the two servers"
-        return f"its upload is complete, but max_clients is {self.params.max_clients}"
-
-    def _whom(self, here: bool, there: bool) -> str:
-        if here or there:
-            return f"only s{self.party if here else 1 - self.party}"
-        return "neither server"
-
-    def _unchecked(self) -> list[str]:
-        """Return whom to check now, at S0: nobody while a check is under way.
-
-        The dealings of all of them were tossed for together, or those of none.
-        """
-        if self.under_check or self.adrift or not self.checks:
-            return []
-        if self.state is State.OPEN:
-            # uploads are fixed once the round is closed, and dealings as soon as they are whole
-            whole = self.dealt_here.keys() & self.dealt_there
-            unchecked = sorted(whole - self.passed - self.failed)
-        else:
-            unchecked = [key for key in self.included if key not in self.passed]
-        return [key for key in unchecked if self.coins.get(key) == self.coins.get(unchecked[0])]
-
-    def _may_check(self, clients: list[str], coin: bytes) -> bool:
-        """Return whether S1 can check these clients now, as S0 asks it to.
-
-        SECURITY: never under another coin than that of an earlier check of the same dealing.
-        """
-        if self.dealt:
-            held = set(self.dealt_here)
-        else:
-            held = set(self.here) if self.state is State.CHECKING else set()
-        known = {self.coins[key] for key in clients if key in self.coins}
-        return (
-            not self.under_check
-            and set(clients) <= held - self.passed - self.failed
-            and known <= {coin}
-        )
-
     # The conditions of the table. docs/wire.md shows what follows "Return whether".
 
     def checked(self, _: Event | None) -> bool:
@@ -1090,11 +479,11 @@ class ServerRound:
 
     def checkable(self, _: Event) -> bool:
         """Return whether no check is under way and there is something to check."""
-        return bool(self._unchecked())
+        return bool(self.unchecked())
 
     def incomplete(self, _: Event) -> bool:
         """Return whether a check is under way, or there is something to check."""
-        return bool(self.under_check or self._unchecked())
+        return bool(self.under_check or self.unchecked())
 
     def discordant(self, _: Event) -> bool:
         """Return whether the two servers do not agree on what to check or on the verdicts."""
@@ -1102,20 +491,13 @@ class ServerRound:
 
     def full(self, _: Event) -> bool:
         """Return whether both servers hold the uploads of all clients that the round can take."""
-        ready = self._complete()
+        ready = self.complete_clients()
         if self.dealt:
             ready &= self.passed
-        able = {key for key in self.names if not self._is_lost(key)}
+        able = {key for key in self.names if not self.is_lost(key)}
         if self.repeats:
             return ready >= self.repeats & able
         return len(ready) >= min(self.params.max_clients, len(able))
-
-    def _is_lost(self, key: str) -> bool:
-        """Return whether this client cannot be in the round, whatever it still sends."""
-        both = key in self.here and key in self.there
-        differ = both and self.told(self.here[key]) != self.there[key]
-        weights = self.params.weights
-        return differ or key in self.failed or (bool(weights) and key not in weights)
 
     def both_computed(self, _: Event) -> bool:
         """Return whether both servers have their result."""
@@ -1203,67 +585,10 @@ class ServerRound:
                 )
                 return Failure(ParametersDiffer.code, reason)
         try:
-            self._check_clients()
+            self.check_clients()
         except (ClientsDiffer, ConfigError, TooFewClients) as error:
             return Failure(error.code, str(error))
         return None
-
-    def _check_clients(self) -> None:
-        """Check the chosen clients by this server's own rules.
-
-        Raises ClientsDiffer, TooFewClients or ConfigError.
-        """
-        if self.repeats and set(self.included) != self.repeats:
-            raise ClientsDiffer(f"{len(self.included)} complete uploads: {self._repeats_whom()}")
-        if len(self.included) < self.needed:
-            raise TooFewClients(
-                f"{len(self.included)} complete uploads, "
-                f"and s{self.party} asks for at least {self.needed}. {self._reasons()}"
-            )
-        # the method's own rules, for so many clients with these weights
-        self.params.check_included(self.included)
-
-    def _reasons(self) -> str:
-        """Return who is left out and why, with the reasons of the fewest clients first."""
-        names: dict[str, list[str]] = {}
-        for name, why in self.left_out.items():
-            names.setdefault(why, []).append(name)
-        ordered = sorted(names.items(), key=lambda item: len(item[1]))
-        return cut("; ".join(f"{', '.join(who)}: {why}" for why, who in ordered))
-
-    def whom_it_repeats(self) -> list[str]:
-        """Return the names of the clients of the earlier attempt that may have opened values."""
-        return sorted(self.names.get(client, "one that left the list") for client in self.repeats)
-
-    def _repeats_whom(self) -> str:
-        names = self.whom_it_repeats()
-        return cut(
-            f"an earlier attempt at number {self.number} may have opened values of {len(names)} "
-            "clients. Only these may take part again, and all of them must, unless the coordinator "
-            f"starts over with reset or a model: {', '.join(names)}"
-        )
-
-
-_SAVED = (
-    "state",
-    "adrift",
-    "included",
-    "left_out",
-    "excluded",
-    "code",
-    "reason",
-    "attempt",
-    "setbacks",
-    "computed_here",
-    "begun",
-    "ran",
-)
-_SAVED_AT_THE_END = ("dealt_here", "dealt_there", "here", "there", "passed", "failed")
-
-
-def is_message(event: Event) -> bool:
-    """Return whether an event is a message of the peer."""
-    return isinstance(event, RoundMessage)
 
 
 # The table

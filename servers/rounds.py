@@ -40,11 +40,7 @@ from securemedian.servers.control import (
 from securemedian.servers.database import Row
 from securemedian.servers.engine import Coin, Result
 from securemedian.servers.engines import Engines
-from securemedian.servers.keeper import TrainingKeeper
-from securemedian.servers.peer import PeerWatch
-from securemedian.servers.peer_control import PeerControl
-from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.servers.round_state import (
+from securemedian.servers.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -54,16 +50,20 @@ from securemedian.servers.round_state import (
     Interrupted,
     OpenAsked,
     Overdue,
-    State,
     Stored,
     Tossed,
     Turn,
     Unlinked,
     Use,
 )
+from securemedian.servers.keeper import TrainingKeeper
+from securemedian.servers.peer import PeerWatch
+from securemedian.servers.peer_control import PeerControl
+from securemedian.servers.register import Entry, Register, WhenOpened
 from securemedian.servers.runner import RoundRunner, event_of
 from securemedian.servers.store import DEALING, Store, sha256
 from securemedian.settings.keys import SigningKey
+from securemedian.settings.states import State
 
 WhenStored = Callable[[SecureMedianError | None], None]
 
@@ -165,14 +165,16 @@ class Rounds:
         optimiser_options: dict[str, Any],
         when_opened: WhenOpened,
         request: str = "",
+        keep_range: bool = False,
     ) -> None:
         """Open a round of a training, at S0; `when_opened` is called once S1 has answered.
 
         A `request` that was made before is answered with the round that it has opened.
         `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
-        its options, or {} for the current one. Raises PeerUnavailable or ParametersDiffer if S1 is
-        not ready, RoundBusy if a round of the training is live, and InputError or ConfigError if
-        the round cannot be computed.
+        its options, or {} for the current one. With `keep_range` a `model` is that of the current
+        training run from now on, and begins no new one. Raises PeerUnavailable or ParametersDiffer
+        if S1 is not ready, RoundBusy if a round of the training is live, and InputError or
+        ConfigError if the round cannot be computed.
         """
         self.flush()
         if made := self.register.requested(training, request):
@@ -188,7 +190,7 @@ class Rounds:
                 "close or abort it, or wait for its end"
             )
         before = self._keeper.begin(
-            training, params, range_options, reset, model, optimiser_options
+            training, params, range_options, reset, model, optimiser_options, keep_range
         )
         kept = self._engines.of(training).session_id
         asked = Open(
@@ -197,7 +199,7 @@ class Rounds:
             params.to_dict(),
             kept or os.urandom(SESSION_BYTES),
             new_session=kept is None,
-            start_over=reset or model is not None,
+            start_over=reset or (model is not None and not keep_range),
             start=before.digest.hex(),
             training=training,
         )

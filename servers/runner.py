@@ -25,16 +25,10 @@ from securemedian.servers.control import Message
 from securemedian.servers.database import Row
 from securemedian.servers.engine import Engine
 from securemedian.servers.engines import Engines
+from securemedian.servers.events import Action, Effect, Event, Failure, Interrupted
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.servers.round_state import (
-    Action,
-    Effect,
-    Event,
-    Failure,
-    Interrupted,
-    State,
-)
+from securemedian.settings.states import State
 
 # how long an event waits that could not be stored
 AGAIN_S = 1.0
@@ -73,7 +67,6 @@ class RoundRunner:
             Effect.BEGIN: self._begin,
             Effect.PREPARE: self._prepare,
             Effect.CHECK: self._check,
-            Effect.BIND: self._bind,
             Effect.START: self._start,
             Effect.PUBLISH: self._publish,
             Effect.DROP_SESSION: lambda entry: self._engine(entry).drop(),
@@ -172,10 +165,11 @@ class RoundRunner:
                 )
 
     def _do(self, entry: Entry, action: Action) -> None:
-        if isinstance(action, Effect):
-            self._effects[action](entry)
-        else:
+        if not isinstance(action, Effect):
             self._send(action)
+        # the transaction has bound the clients
+        elif action is not Effect.BIND:
+            self._effects[action](entry)
 
     def _engine(self, entry: Entry) -> Engine:
         return self._engines.of(entry.server_round.training)
@@ -208,9 +202,6 @@ class RoundRunner:
         else:
             uploads = [spool.get(key) for key in clients]
             engine.check_values(server_round.params, uploads, spool.examination(clients))
-
-    def _bind(self, entry: Entry) -> None:
-        """`Register.commit` has bound the clients."""
 
     def _start(self, entry: Entry) -> None:
         server_round, engine = entry.server_round, self._engine(entry)

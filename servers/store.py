@@ -5,7 +5,6 @@ says whose they are: a share counts once it is on the disk and its row is commit
 and results are files that are named by their SHA-256, written beside, synchronised and renamed.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -42,7 +41,7 @@ from securemedian.mpc.training import Training
 from securemedian.servers.control import SHA256_BYTES, is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.results import Result
-from securemedian.settings.durable import replace_file, sync_folder
+from securemedian.settings.durable import lock_folder, replace_file, sync_folder
 from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # what earlier releases kept instead of a database
@@ -463,15 +462,13 @@ class Store:
         self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            refusal = f"another server is running on the state folder {folder}"
+            self._lock = lock_folder(folder, refusal)
             for inner in (self._spools, self._kept):
                 inner.mkdir(mode=0o700, exist_ok=True)
             # SQLite gives the files beside the database its mode
             os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
             sync_folder(folder)
-        except BlockingIOError as error:
-            raise ConfigError(f"another server is running on the state folder {folder}") from error
         except OSError as error:
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
         self.database = Database(folder / DATABASE)

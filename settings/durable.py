@@ -1,13 +1,21 @@
-"""The replacing of files such that a crash, or a power cut, leaves the old one or the new one."""
+"""Files that outlast a crash, and folders that one process at a time has.
 
+A file is replaced such that a crash, or a power cut, leaves the old one or the new one.
+"""
+
+import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from securemedian.mpc.errors import ConfigError
 
 # what the umask leaves of it, as for any new file
 ANYBODY = 0o666
 OWNER = 0o600
+# the file in a folder that its process has locked
+_LOCK = "lock"
 
 
 def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
@@ -37,3 +45,33 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_folder(folder: Path, refusal: str) -> IO[bytes]:
+    """Lock a folder for this process, and return the open file whose closing gives it up.
+
+    Raises ConfigError with `refusal` if another process has it, and OSError if it cannot be used.
+    """
+    lock = os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, OWNER), "r+b")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise ConfigError(refusal) from error
+    except OSError:
+        lock.close()
+        raise
+    return lock
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process has locked a folder, as far as we may look into it."""
+    try:
+        with (folder / _LOCK).open("rb") as lock:
+            # another one that only looks is not in the way
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -36,6 +36,7 @@ from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
 from securemedian.settings.keys import KeyPair, load_keys
 from securemedian.settings.receipts import Record
+from securemedian.settings.states import LIVE
 
 # the first start compiles
 START_S = 240.0
@@ -383,19 +384,8 @@ class Pair:
 
         def reached() -> dict[str, Any] | None:
             status = self.status(server)
-            assert status["state"] in (
-                state,
-                "opening",
-                "open",
-                "closing",
-                "checking",
-                "queued",
-                "starting",
-                "running",
-            ), (
-                status["state"],
-                status["reason"],
-            )
+            going_on = status["state"] in (state, *LIVE)
+            assert going_on, (status["state"], status["reason"])
             return status if status["state"] == state else None
 
         return wait_until(reached)

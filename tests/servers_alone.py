@@ -27,10 +27,10 @@ from securemedian.servers import config, control, database
 from securemedian.servers.control import Done, Hello, Message, Open, Opened
 from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
 from securemedian.servers.engines import Engines
+from securemedian.servers.events import Failure
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import Entry
 from securemedian.servers.requests import Desk
-from securemedian.servers.round_state import Failure
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
 from securemedian.settings.keys import SigningKey

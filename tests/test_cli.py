@@ -10,7 +10,6 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients import client, files
-from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods.pairwise import Pairwise
@@ -163,13 +162,7 @@ def test_submit_says_what_is_odd_about_an_update(
         def wait_for_round(self, timeout_s: float | None = None) -> Round:
             return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
 
-        def submit(
-            self,
-            update: object,
-            round_id: str = "",
-            progress: Progress = unseen,
-            group: int | None = None,
-        ) -> None:
+        def submit(self, update: object, *_: object, **__: object) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)
 
     monkeypatch.setattr(client.Client, "from_config", lambda _, training, report: Beyond())

@@ -104,9 +104,18 @@ class Fake:
     def close_round(self, round_id: str) -> None:
         self.closed.append(round_id)
 
-    def result(self, round_id: str) -> Any:
+    def outcome(self, round_id: str) -> Any:
         self._meet()
-        return START + np.float32(self.published)
+        model = START + np.float32(self.published)
+        return model, self.results(model)
+
+    def results(self, model: np.ndarray) -> np.ndarray:
+        """Without an optimiser the result is the model."""
+        return model[None]
+
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        # one round without any
+        return {} if round_id.startswith("2-") else {"a": {"examples": 5.0}}
 
     def receipt(self, round_id: str) -> Receipt:
         return Receipt(RECORD.encode())
@@ -154,10 +163,52 @@ def test_all_rounds_one_after_the_other(folder: Path) -> None:
         assert np.array_equal(model, START + number)
         assert line["evaluation"] == {"loss": float(model.sum())}
         assert line["left_out"] == {"c": "its upload reached neither server"}
+        assert line.get("public_metrics") == (None if number == 2 else {"a": {"examples": 5.0}})
     assert any("1-00000001 is published (1 of 3): 2 clients" in text for text in said)
     assert any("left out: c: its upload" in text for text in said)
     # and nothing is left to do
     assert "3 of 3 rounds are published already" in ran(folder, Fake())[0][0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_result_that_is_not_the_model_is_kept_beside_it(folder: Path, ranks: int) -> None:
+    fake = Fake("published", "published", "published")
+    # several ranks, the first of which is the model, or the result that an optimiser steps towards
+    fake.results = lambda model: np.stack([model, model + 9][-ranks:])  # type: ignore[method-assign]
+    ran(folder, fake, "tests.test_coordinate:loss")
+    for number, line in enumerate(lines(folder), 1):
+        model = START + number
+        assert np.array_equal(np.load(folder / "out" / line["model"]), model)
+        # the model is measured, which the next round starts from
+        assert line["evaluation"] == {"loss": float(model.sum())}
+        result = np.load(folder / "out" / line["result"])
+        assert np.array_equal(result, model + 9 if ranks == 1 else [model, model + 9])
+    names = {path.name for path in (folder / "out").glob("*.npy")}
+    assert names == {f"{what}-{t}.npy" for what in ("model", "result") for t in (1, 2, 3)}
+
+
+def test_results_for_the_clients_alone_leave_receipts(folder: Path) -> None:
+    path = folder / "plan.toml"
+    round_table = "[round]\nmethod = 'pairwise'\nresult_to = 'clients'\nmax_clients = 3\n"
+    path.write_text(f"model = 'start.npy'\n{PLAN}{round_table}")
+    ran(folder, Fake("published", "published", "published"))
+    assert not list((folder / "out").glob("*.npy"))
+    assert len(list((folder / "out").glob("receipt-*.json"))) == 3
+    with pytest.raises(ConfigError, match="loss would have nothing to measure"):
+        ran(folder, Fake(), "tests.test_coordinate:loss")
+
+
+def test_a_folder_that_cannot_be_written_ends_the_training(folder: Path) -> None:
+    # where the first receipt would be written first
+    (folder / "out/receipt-1.json.new").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"cannot write .*receipt-1.json: Is a dir.*Mend that"):
+        ran(folder, Fake("published"))
+    (folder / "out/receipt-1.json.new").rmdir()
+    # the round is published, and is not run again
+    fake = Fake("published", "published", "published")
+    fake.by_request = {}
+    ran(folder, fake)
+    assert len(fake.opened) == 2
 
 
 def test_a_failed_round_is_tried_again(folder: Path) -> None:
@@ -358,12 +409,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_the_command_runs_a_training(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     path = pair.folder / "training.toml"
     np.save(pair.folder / "start.npy", START)
-    path.write_text(f'model = "start.npy"\n{PLAN}{ROUND}'.replace("rounds = 3", "rounds = 2"))
+    # half of the step to the result
+    step = "[optimiser]\noptimiser = 'momentum'\ndecay = 0.0\nrate = 0.5\n"
+    path.write_text(f'model = "start.npy"\n{PLAN}{ROUND}{step}'.replace("rounds = 3", "rounds = 2"))
+    trained_from: list[np.ndarray] = []
 
     def take_part(name: str, shift: float) -> None:
         model = START.copy()
 
         def train(values: np.ndarray) -> None:
+            trained_from.append(values.copy())
             values += np.float32(shift)
 
         with Client.from_config(pair.folder / f"{name}.toml") as client:
@@ -379,7 +434,9 @@ def test_the_command_runs_a_training(pair: Pair, capsys: pytest.CaptureFixture[s
     for thread in threads:
         thread.join(WAIT_S)
     for number in (1, 2):
-        assert np.array_equal(np.load(pair.folder / f"out/model-{number}.npy"), START + 2 * number)
+        model = np.load(pair.folder / f"out/model-{number}.npy")
+        assert np.array_equal(model, START + number)
+        assert np.array_equal(np.load(pair.folder / f"out/result-{number}.npy"), model + 1)
         receipt = str(pair.folder / f"out/receipt-{number}.json")
         assert (
             cli.main(
@@ -394,5 +451,7 @@ def test_the_command_runs_a_training(pair: Pair, capsys: pytest.CaptureFixture[s
             )
             == 0
         )
-    assert lines(pair.folder)[1]["evaluation"] == {"loss": float((START + 4).sum())}
+    # the next round starts from the model that was written
+    assert np.array_equal(trained_from[3:], [START + 1] * 3)
+    assert lines(pair.folder)[1]["evaluation"] == {"loss": float((START + 2).sum())}
     assert "(2 of 2): 3 clients" in capsys.readouterr().out

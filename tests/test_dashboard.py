@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -22,16 +23,19 @@ import numpy as np
 import pytest
 
 from securemedian import cli
+from securemedian.clients import receipts
 from securemedian.clients.coordinate import LINES
-from securemedian.clients.dashboard import watch
 from securemedian.clients.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
 from securemedian.mpc import wire
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.scripts import keygen
 from securemedian.servers.control import Dealt, Held, Uploaded
 from securemedian.servers.requests import NO_ROUND
+from securemedian.settings.receipts import Receipt
+from securemedian.settings.states import LIVE
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
+from tests.test_receipts import PUBLIC, RECORD, signed
 
 LIMIT_S = 10.0
 PAGE = ROOT / "clients" / "dashboard" / "page.html"
@@ -62,11 +66,22 @@ class Fake:
         self.rounds = {each["round"]: each for each in rounds}
         self.asked: list[str] = []
         self.error: Exception | None = None
+        # receipts by round, and the rounds of which they were asked for
+        self.receipts: dict[str, Receipt] = {}
+        self.asked_for_receipts: list[str] = []
 
     def tell(self, said: dict[str, Any]) -> None:
         self.rounds[said["round"]] = said
 
     def ask(self, op: str, fields: Mapping[str, Any]) -> wire.Message:
+        if op == "result":
+            assert not fields["values"]
+            self.asked_for_receipts.append(fields["round"])
+            if fields["round"] not in self.receipts:
+                raise UnknownRound("S0: s0 knows no such round")
+            receipt = self.receipts[fields["round"]]
+            said = {"record": receipt.encoded, "signatures": dict(receipt.signatures)}
+            return wire.Message("result", {"form": "opened", **said})
         assert op == "status"
         self.asked.append(fields["round"])
         if self.error:
@@ -82,6 +97,11 @@ class Fake:
 
     def close(self) -> None:
         """Nothing is open here."""
+
+
+def receipt_of(round_id: str, *clients: str) -> Receipt:
+    """Return a receipt that both servers have signed."""
+    return signed(replace(RECORD, round=round_id, included=list(clients)))
 
 
 def seen(one: Watch) -> dict[str, Any]:
@@ -124,7 +144,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     }
     for why, kind in words.items():
         assert kind_of("a", status("1-00000000", "published", left_out={"a": why})) == kind, why
-    code = (ROOT / "servers" / "round_state.py").read_text()
+    code = (ROOT / "servers" / "round_facts.py").read_text()
     assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
 
 
@@ -143,21 +163,27 @@ def test_both_servers_are_asked_once_a_second_together() -> None:
 
 
 def test_requests_do_not_depend_on_who_looks() -> None:
-    """At a hundred views a second, a watch asks as often as with none."""
-    servers = Fake(status("1-00000000", "open")), Fake(status("1-00000000", "open"))
-    with Watch(servers, periods_s=(0.1, 0.5)) as one:
+    """At a hundred views a second, a watch asks as often as with none, for receipts as well."""
+    servers = Fake(), Fake(status("1-00000000", "open"))
+    for number in range(1, 4):
+        servers[0].tell(status(f"{number}-00000000", "published"))
+    # ten times as fast as it is
+    with Watch(servers, PUBLIC, periods_s=[period_s / 10 for period_s in PERIODS_S]) as one:
         begun = time.monotonic()
         while time.monotonic() < begun + 1.0:
             one.view()
             time.sleep(0.01)
-    asked = len(servers[0].asked), len(servers[1].asked)
-    assert 2 <= asked[0] <= 12 and 1 <= asked[1] <= 4
+        took_s = time.monotonic() - begun
+    asked = [len(each.asked) + len(each.asked_for_receipts) for each in servers]
+    assert servers[0].asked_for_receipts
+    # the first requests are at once
+    assert 4 <= sum(asked) <= 10 * took_s + 2
     assert not [each for each in threading.enumerate() if each.name.startswith("watch-")]
 
 
 def test_a_round_that_ended_unseen_is_asked_for_once_more() -> None:
     server = Fake(status("1-00000000", "running"))
-    one = Watch([server, Fake()])
+    one = Watch([server, Fake()], PUBLIC)
     one.look(0)
     server.tell(status("1-00000000", "published", included=["a", "b"], clients={"a": "both"}))
     server.tell(status("2-00000000", "open"))
@@ -173,7 +199,7 @@ def test_a_round_that_ended_unseen_is_asked_for_once_more() -> None:
 
 def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
     server = Fake(status("1-00000000", "open"))
-    one = Watch([server, Fake()])
+    one = Watch([server, Fake()], PUBLIC)
     one.look(0)
     server.rounds = {"2-00000000": status("2-00000000", "open")}
     for _ in range(4):
@@ -186,9 +212,9 @@ def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     server = Fake()
-    one = Watch([server, Fake()])
+    one = Watch([server, Fake()], PUBLIC)
     for number in range(1, KEPT_ROUNDS + 20):
-        server.tell(status(f"{number}-00000000", "published", included=["a"]))
+        server.tell(status(f"{number}-00000000", "failed", included=["a"]))
         one.look(0)
     rounds = seen(one)["rounds"]
     assert len(rounds) == KEPT_ROUNDS and rounds[-1]["number"] == KEPT_ROUNDS + 19
@@ -196,7 +222,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_what_servers_say_of_themselves_and_do_not_say() -> None:
     zero, one_ = Fake(), Fake()
-    one = Watch([zero, one_])
+    one = Watch([zero, one_], PUBLIC)
     assert [link["answers"] for link in seen(one)["servers"]] == [None, None]
     one.look(0)
     one_.error = ServerUnreachable("S1 at tcp://x could not be reached")
@@ -227,7 +253,7 @@ def test_what_servers_say_of_themselves_and_do_not_say() -> None:
 
 def test_weights_are_left_out_and_the_view_is_made_once_per_answer() -> None:
     server = Fake(status("1-00000000", "open", params={"method": "mean", "weights": {"key": 3}}))
-    one = Watch([server, Fake()])
+    one = Watch([server, Fake()], PUBLIC)
     one.look(0)
     assert seen(one)["rounds"][0]["params"] == {"method": "mean"}
     assert one.view() is one.view()
@@ -252,7 +278,7 @@ LINE = {
 def test_a_training_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / LINES
     server = Fake(status("2-00000000", "open", clients=dict.fromkeys("cba", "none")))
-    one = Watch([server, Fake()], tmp_path)
+    one = Watch([server, Fake()], PUBLIC, tmp_path)
     # nothing is there yet
     one.look(0)
     file.write_text(
@@ -282,6 +308,71 @@ def test_a_training_brings_its_past_and_what_was_measured(tmp_path: Path) -> Non
         one.look(0)
         assert message in seen(one)["training"]["problem"]
         assert len(seen(one)["rounds"]) == 2
+
+
+# Receipts
+
+
+def test_the_receipt_of_a_published_round_is_verified() -> None:
+    server = Fake(status("1-00000000", "running"))
+    one = Watch([server, Fake()], PUBLIC)
+    one.look(0)
+    assert server.asked_for_receipts == []
+    server.tell(status("1-00000000", "published", included=["a", "b"]))
+    server.receipts["1-00000000"] = receipt_of("1-00000000", "key-a", "key-b")
+    for _ in range(4):
+        one.look(0)
+    # once, and in place of one request for the status
+    assert server.asked_for_receipts == ["1-00000000"] and len(server.asked) == 4
+    assert seen(one)["rounds"][0]["receipt"] == {
+        "valid": True,
+        "says": "both servers have signed it, for 2 clients",
+        "opened": bytes(32).hex(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("receipt", "says"),
+    [
+        (receipt_of("2-00000000", "key-a"), "it is that of round 2-00000000"),
+        (receipt_of("1-00000000", "key-a", "key-b"), "of 2 clients"),
+        (Receipt(RECORD.encode()), "not signed by s0 and s1"),
+        (Receipt(b"nothing"), "this is no record of a round"),
+    ],
+)
+def test_a_receipt_that_does_not_hold_is_told_apart(receipt: Receipt, says: str) -> None:
+    server = Fake(status("1-00000000", "published", included=["a"]))
+    server.receipts["1-00000000"] = receipt
+    one = Watch([server, Fake()], PUBLIC)
+    one.look(0)
+    one.look(0)
+    shown = seen(one)
+    assert shown["rounds"][0]["receipt"]["valid"] is False
+    assert says in shown["rounds"][0]["receipt"]["says"]
+    # that is about the round: S0 has answered
+    assert shown["servers"][0]["answers"]
+
+
+def test_a_receipt_that_is_not_kept_any_more_is_not_asked_for_again() -> None:
+    server = Fake(status("1-00000000", "published", included=["a"]))
+    one = Watch([server, Fake()], PUBLIC)
+    for _ in range(4):
+        one.look(0)
+    assert server.asked_for_receipts == ["1-00000000"]
+    shown = seen(one)["rounds"][0]
+    assert (shown["state"], shown["receipt"]["valid"]) == ("published", None)
+
+
+def test_a_training_brings_its_receipts(tmp_path: Path) -> None:
+    lines = [LINE | {"round": f"{number}-00000000"} for number in (1, 2, 3)]
+    (tmp_path / LINES).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    receipts.save(receipt_of("1-00000000", "key-a", "key-b"), tmp_path / "receipt-1.json")
+    (tmp_path / "receipt-2.json").write_text("{}")
+    one = Watch([Fake(), Fake()], PUBLIC, tmp_path)
+    one.look(0)
+    found = [each["receipt"] for each in seen(one)["rounds"]]
+    assert [each and each["valid"] for each in found] == [True, False, None]
+    assert "this is no receipt" in found[1]["says"]
 
 
 # What is served
@@ -360,7 +451,7 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 def test_the_page_knows_the_phases_and_states() -> None:
     text = PAGE.read_text("utf-8")
     steps = text[text.index("const STEPS") : text.index("const PHASES")]
-    assert set(re.findall(r'"([a-z]+)"', steps)) >= set(watch.LIVE)
+    assert set(re.findall(r'"([a-z]+)"', steps)) >= set(LIVE)
     assert len({sign for sign, _, _ in KINDS.values()}) == len(KINDS)
 
 
@@ -424,9 +515,8 @@ def test_a_real_round_is_shown(tmp_path: Path) -> None:
         assert state()["rounds"][0]["closes"] > time.time()
         pair.submit(three, np.ones(10, np.float32))
         pair.caller("coordinator", "s0").ask("close", round=round_id)
-        shown = wait_until(
-            lambda: (found := state()["rounds"][0])["state"] == "published" and found
-        )
+        shown = wait_until(lambda: (found := state()["rounds"][0])["receipt"] and found)
+        assert shown["state"] == "published" and shown["receipt"]["valid"]
         assert shown["cells"] == "ioi" and shown["cost"]["ots"] > 0
         assert shown["left_out"] == {two: "its upload reached only s0"}
         pair.stop("s1")
@@ -455,7 +545,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 def training() -> bytes:
     """Return the view of a training with failures in it, and of a round under way."""
     server = Fake()
-    one = Watch([server, Fake()])
+    one = Watch([server, Fake()], PUBLIC)
     places = {"a": "both", "b": "here", HOSTILE: "none"}
     out = {"b": "its upload reached only s0", HOSTILE: "its upload reached neither server"}
     cost = {"ots": 5000, "bytes_sent": 2e6, "bytes_received": 2e6, "seconds": 1.5} | {
@@ -464,6 +554,10 @@ def training() -> bytes:
     for number in range(1, 31):
         said = status(f"{number}-00000000", "published", cost=cost, left_out=out, clients=places)
         server.tell(said | {"included": ["a"]})
+        # the last one's receipt is another round's
+        number = min(number, 29)
+        server.receipts[said["round"]] = receipt_of(f"{number}-00000000", "key-a")
+        one.look(0)
         one.look(0)
     server.tell(status("31-00000000", "failed", reason="too few", clients=places, left_out=out))
     one.look(0)
@@ -531,6 +625,12 @@ def test_in_a_browser(width: int, dark: bool) -> None:
             "return document.getElementById('round-31-00000001').getBoundingClientRect().right"
             " <= box.right + 1"
         )
+        # the steps' names do not run into each other
+        overlaps = (
+            "return [...document.querySelectorAll('#steps li')]"
+            ".filter(e => e.scrollWidth > e.clientWidth).length"
+        )
+        assert run(overlaps) == 0
         assert run("return document.getElementById('headline').textContent") == (
             "Round 31-00000001 is running"
         )
@@ -550,6 +650,11 @@ def test_in_a_browser(width: int, dark: bool) -> None:
         assert run("return document.activeElement.getAttribute('aria-pressed')") == "true"
         facts = run("return document.getElementById('facts').textContent")
         assert "failed: too few" in facts and "its upload reached neither server" in facts
+        for number, sign in ((29, "✓"), (30, "✕")):
+            run(f"document.getElementById('round-{number}-00000000').click()")
+            found = run("return document.getElementById('facts').textContent")
+            assert f"receipt{sign} " in found
+        assert run("return document.querySelectorAll('#facts dd.bad').length") == 1
         assert "[object" not in run("return document.body.innerText")
         # every sign has a word for those who do not see it
         assert run(

@@ -9,7 +9,7 @@ import pytest
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.peer import Change
 from securemedian.servers.policy import Policy
-from securemedian.servers.round_state import State
+from securemedian.settings.states import State
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploying.md").read_text("utf-8")
@@ -61,7 +61,7 @@ def test_what_a_dealing_takes_is_what_the_round_says() -> None:
 
 
 def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
-    code = SERVERS["round_state.py"]
+    code = SERVERS["round_facts.py"]
     shown = [reason for row in rows("| reason | cause | do |") for reason in quoted(row[0])]
     names = {
         "its dealing reached only s0": "its dealing reached {",

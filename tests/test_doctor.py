@@ -151,3 +151,11 @@ def test_servers_that_are_exchanged(pair: Pair, tmp_path: Path) -> None:
     shutil.copy2(pair.folder / "client-1.key_secret", tmp_path)
     wrong = found(path, Level.WRONG)
     assert one(wrong, "S0 answers as party 1") and one(wrong, "S1 answers as party 0")
+
+
+@pytest.mark.slow
+def test_a_training_that_the_servers_do_not_have(pair: Pair) -> None:
+    path = pair.folder / "elsewhere.toml"
+    path.write_text('training = "elsewhere"\n' + (pair.folder / "client-1.toml").read_text())
+    wrong = found(path, Level.WRONG)
+    assert len([text for text in wrong if "elsewhere" in text]) == 2

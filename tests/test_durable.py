@@ -24,7 +24,8 @@ from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.servers import control
 from securemedian.servers.control import Bye, Hello, RoundMessage
 from securemedian.servers.database import MIGRATIONS, Database
-from securemedian.servers.round_state import ServerRound, State
+from securemedian.servers.round_state import ServerRound
+from securemedian.settings.states import State
 from tests.servers_alone import DEALT, DIM, PARAMS, Server
 
 KINDS = [

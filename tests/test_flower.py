@@ -40,6 +40,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from securemedian.clients.client import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
 from securemedian.flower.lease import Lease
+from securemedian.flower.records import ARRAYS
 from securemedian.mpc.errors import ConfigError, InputError, RoundBusy
 from tests.daemons import ROOT, Pair, running, wait_until
 
@@ -56,6 +57,8 @@ START: dict[str, np.ndarray] = {
 SHIFTS = {1: 0.5, 2: -0.25, 3: 4.0}
 # per node
 TRAINING_S = 2.0
+# the most that a round may take beyond FedMedian's
+OVERHEAD_S = 1.0
 
 
 def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
@@ -325,9 +328,33 @@ def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> Non
     # evaluation is skipped by sending nothing
     assert numbers[::2] == [1, 2]
     numbers.clear()
-    # an optimiser's model is another one than S0 has
-    run(secure(pair, FedAdam(fraction_evaluate=0.0), **options), grid, rounds=2)
-    assert numbers[::2] == [1, 1]
+    # an optimiser's model is another one than S0 has: S0 takes it, and goes on with its range
+    adam = secure(pair, FedAdam(fraction_evaluate=0.0), **options)
+    result = run(adam, grid, rounds=2)
+    assert numbers[::2] == [1, 2]
+    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
+        start = coordinator.model(pair.status()["round"])
+    sent = arrays_of(grid.sent[-1].content[ARRAYS])
+    assert start.model is not None and np.array_equal(start.model[:6], sent["w"].reshape(-1))
+    assert start.policy is not None and start.scale is not None
+    assert np.all(start.scale < start.policy.start())
+
+
+def test_halves_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:
+    """S0's model is float32, and the nodes' is the nearest that float16 can say."""
+    start = {"w": np.linspace(-1, 1, 6).astype(np.float16)}
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # a few of the smallest steps of float16 next to 1
+        return {"w": (model["w"] + np.float16(0.002 * node)).astype(np.float16)}
+
+    strategy = secure(pair, FedAvg(fraction_evaluate=0.0), method="bucketed", buckets=16)
+    grid = grid_of(pair, train)
+    result = strategy.start(grid, record(start), num_rounds=2, timeout=60)
+    assert pair.status()["number"] == 2
+    model = result.arrays["w"].numpy()
+    assert model.dtype == np.float16
+    assert np.abs(model - start["w"] - 0.008).max() < 0.02
 
 
 # What may go wrong in a round
@@ -659,7 +686,7 @@ def test_a_lease_is_for_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["radix", "bucketed"])
-def test_the_overhead_is_measured_at_the_size_of_a_network(method: str, pair: Pair) -> None:
+def test_the_overhead_is_a_second_at_the_size_of_a_network(method: str, pair: Pair) -> None:
     """Prints the seconds per round (pytest -s), for docs/flower.md; the results are compared."""
     start = {"w": np.random.default_rng(1).normal(size=199_210).astype(np.float32) * 0.1}
 
@@ -687,5 +714,8 @@ def test_the_overhead_is_measured_at_the_size_of_a_network(method: str, pair: Pa
         )
         seconds[name] = np.diff(ends).round(3).tolist()
     print(f"\nseconds per round, {method}: {seconds}, of which the servers' protocol: {servers}")
+    fedmedian, securemedian = map(min, seconds.values())
+    # the fastest round counts: others may use this machine, too
+    assert securemedian - fedmedian <= OVERHEAD_S
     plain, private = (results[name].arrays["w"].numpy() for name in seconds)
     assert np.abs(private - plain).max() <= (0 if method == "radix" else 0.1)

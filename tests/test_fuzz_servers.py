@@ -289,6 +289,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "reset": draw(st.booleans()),
         "values": draw(st.booleans()),
         "request": draw(st.sampled_from(["", "0123456789abcdef" * 2])),
+        "metrics": draw(st.sampled_from([{}, {"loss": 0.5}, {"loss": 1}, {"": 1}, {"loss": "x"}])),
     }
     op = draw(st.sampled_from(sorted(OPS)))
     takes = {name: fields[name] for name in get_type_hints(OPS[op].fields)}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from securemedian.benchmarks.soak.proxy import CALM, LOOPBACK, Proxies, Trouble
 from securemedian.clients import dealer
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
@@ -22,11 +23,12 @@ from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import DuplicateUpload, ServerUnreachable
 from securemedian.mpc.params import RoundParams
 from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, running, wait_until
-from tests.proxy import proxied
 
 pytestmark = pytest.mark.slow
 
 DIM = 20_000
+# the bytes that a line takes ahead, few enough that an upload can be seen on its way
+ROOM = 1 << 12
 MODEL = np.zeros(DIM, np.float32)
 KINDS: dict[str, dict[str, Any]] = {
     "dealt": {"method": "bucketed", "uploads": "dealt"},
@@ -57,13 +59,19 @@ class Line:
 
     def __init__(self, pair: Pair, opened: ExitStack, **settings: Any) -> None:
         loaded = ClientConfig.load(pair.folder / "client-1.toml")
-        self.s0, self.s1 = (opened.enter_context(proxied(one)) for one in (loaded.s0, loaded.s1))
+        proxies = opened.enter_context(closing(Proxies()))
+        ports = [int(one.address.rpartition(":")[2]) for one in (loaded.s0, loaded.s1)]
+        self.s0, self.s1 = (proxies.add(port, ROOM) for port in ports)
         settings = {
             "poll_interval_s": 0.02,
             "reply_timeout_s": 0.5,
             "retry_limit_s": WAIT_S,
         } | settings
-        self.config = replace(loaded, s0=self.s0.address, s1=self.s1.address, **settings)
+        s0, s1 = (
+            replace(server, address=f"tcp://{LOOPBACK}:{proxy.port}")
+            for server, proxy in ((loaded.s0, self.s0), (loaded.s1, self.s1))
+        )
+        self.config = replace(loaded, s0=s0, s1=s1, **settings)
         self.told: list[str] = []
         self._opened = opened
 
@@ -109,9 +117,9 @@ def test_a_connection_that_is_cut_costs_nothing(
     client = line.client()
     client.wait_for_round()
     # within the dealing or the rotations; of shares one server gets a seed, which is 16 bytes
-    proxy.cut_after = proxy.sent + (5_000 if kind == "dealt" else 100)
+    proxy.cut_at = proxy.received + (5_000 if kind == "dealt" else 100)
     client.submit(update(1), round_id)
-    assert proxy.cut_after is None, "nothing was cut"
+    assert proxy.cut_at is None, "nothing was cut"
     finish(pair, client, round_id)
 
 
@@ -141,12 +149,12 @@ def test_a_connection_that_stalls_is_replaced(
     client.wait_for_round()
 
     def release() -> None:
-        wait_until(lambda: line.s1.stall)
+        wait_until(lambda: line.s1.trouble.stalled)
         before = line.s1.connections
         wait_until(lambda: line.s1.connections > before)
-        line.s1.stall = False
+        line.s1.put(CALM)
 
-    at_upload(monkeypatch, "S1", lambda: setattr(line.s1, "stall", True))
+    at_upload(monkeypatch, "S1", lambda: line.s1.put(Trouble(stalled=True)))
     released = in_background(release)
     client.submit(update(1), round_id)
     released()
@@ -168,9 +176,9 @@ def test_an_answer_that_is_lost_costs_nothing(
     def release() -> None:
         wait_until(lambda: pair.status()["clients"]["client-1"] != "none")
         wait_until(lambda: line.told)
-        line.s0.mute = False
+        line.s0.put(CALM)
 
-    at_upload(monkeypatch, "S0", lambda: setattr(line.s0, "mute", True))
+    at_upload(monkeypatch, "S0", lambda: line.s0.put(Trouble(muted=True)))
     released = in_background(release)
     client.submit(update(1), round_id)
     released()
@@ -184,13 +192,13 @@ def test_submit_goes_on_where_it_ended_and_takes_no_other_update(
     round_id = open_round(pair, "shares")
     client = line.client()
     client.wait_for_round()
-    sent = at_upload(monkeypatch, "S1", lambda: setattr(line.s1, "refuse", True))
+    sent = at_upload(monkeypatch, "S1", lambda: line.s1.put(Trouble(cut=True)))
     for _ in range(2):
         with pytest.raises(ServerUnreachable, match="S1 at"):
             client.submit(update(1))
     with pytest.raises(DuplicateUpload, match="another update of yours is on its way"):
         client.submit(update(3))
-    line.s1.refuse = False
+    line.s1.put(CALM)
     # the round is not over for this client
     assert client.wait_for_round(WAIT_S).submitted
     seed, words, again = sent
@@ -204,7 +212,7 @@ def test_fit_goes_on_with_the_update_that_it_has_trained(
     """The server is away for longer than `retry_limit_s`, and the round is still open after it."""
     line = Line(pair, opened, retry_limit_s=0.2)
     round_id = open_round(pair, "shares")
-    at_upload(monkeypatch, "S1", lambda: setattr(line.s1, "refuse", True))
+    at_upload(monkeypatch, "S1", lambda: line.s1.put(Trouble(cut=True)))
     model, trained, said = np.zeros(DIM, np.float32), list[int](), list[str]()
 
     def train(model: NDArray[np.float32]) -> None:
@@ -214,7 +222,7 @@ def test_fit_goes_on_with_the_update_that_it_has_trained(
     def report(text: str) -> None:
         said.append(text)
         if text.startswith("going on to the next round: S1"):
-            line.s1.refuse = False
+            line.s1.put(CALM)
         if "stored already" in text:
             finish(pair, client, round_id)
 
@@ -232,13 +240,13 @@ def test_waits_outlast_a_server_that_is_away_and_say_so_once(pair: Pair, line: L
     client = line.client()
     assert client.wait_for_round().round_id == before
     pair.caller("coordinator", "s0").ask("abort", round=before, reason="enough seen")
-    line.s0.refuse = True
+    line.s0.put(Trouble(cut=True))
 
     def come_back() -> None:
         wait_until(lambda: line.told)
         # for several requests
         time.sleep(1.5)
-        line.s0.refuse = False
+        line.s0.put(CALM)
 
     returned = in_background(come_back)
     round_id = open_round(pair, "shares")
@@ -255,12 +263,14 @@ def test_a_slow_line_is_no_server_that_is_away(pair: Pair, line: Line) -> None:
     round_id = open_round(pair, "shares")
     client = line.client()
     client.wait_for_round()
-    line.s0.slow = line.s1.slow = True
+    for proxy in (line.s0, line.s1):
+        proxy.put(Trouble(delay_s=0.02, piece_bytes=ROOM))
     seen: list[tuple[int, int]] = []
     start = time.monotonic()
     client.submit(update(1), progress=lambda sent, total: seen.append((sent, total)))
     assert time.monotonic() - start > line.config.reply_timeout_s
-    line.s0.slow = line.s1.slow = False
+    for proxy in (line.s0, line.s1):
+        proxy.put(CALM)
     assert line.told == []
     sent, totals = zip(*seen, strict=True)
     assert len(set(sent)) > 3 and list(sent) == sorted(sent)

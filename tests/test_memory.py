@@ -14,6 +14,7 @@ from securemedian.clients.upload import ShareHalf
 from securemedian.mpc import dealing
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
+from securemedian.settings import durable
 
 ROUND, PARAMS, START = "7-3fa9c1d2", bytes(range(32)), bytes(range(32, 64))
 VECTOR = np.arange(5, dtype=np.float32)
@@ -147,7 +148,7 @@ def test_what_cannot_be_written_is_not_sent(folder: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", full)
         with pytest.raises(ConfigError, match="No space left on device. Nothing was sent"):
             kept.keep(SUBMISSION)
     # the next attempt writes the same

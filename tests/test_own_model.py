@@ -17,6 +17,7 @@ import pytest
 from securemedian import Client, Coordinator, RoundParams, cli, flatten, unflatten
 from securemedian.clients import files, update
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import Connection
 from securemedian.clients.upload import Round
 from securemedian.mpc.errors import (
     ChannelTimeout,
@@ -26,6 +27,7 @@ from securemedian.mpc.errors import (
     RoundClosed,
     ServerUnreachable,
 )
+from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
@@ -243,6 +245,31 @@ def test_the_size_and_the_round_of_a_result_are_those_of_the_coordinator_s_verbs
 
 
 @pytest.mark.slow
+def test_a_model_is_downloaded_only_where_it_is_needed(
+    pair: Pair, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has trained already gets no model of a round without buckets, and asks for none."""
+    asked: list[str] = []
+    real = Connection.ask
+
+    def ask(self: Connection, op: str, *rest: Any, **more: Any) -> Any:
+        asked.append(op)
+        return real(self, op, *rest, **more)
+
+    monkeypatch.setattr(Connection, "ask", ask)
+    for method, needed in ((Radix(), 0), (Bucketed(), 1)):
+        params = RoundParams(method, 5, 2)
+        round_id = coordinator.open(params, START, reset=True)
+        asked.clear()
+        with Client.from_config(toml(pair, "client-1")) as client:
+            client.submit(START + 1, round_id)
+            assert asked.count("model") == needed
+            pair.submit("client-2", START + 2)
+            # decoded against the training run that the round started from
+            assert (client.result(round_id) > START).all()
+            assert asked.count("model") == 1
+
+
 def test_five_clients_are_not_warned_of(
     pair: Pair, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -447,7 +474,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
+# a dozen programs, each of which imports PyTorch, take long on a machine that is busy
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> None:
     """Its servers are those of these tests; its files and all its other commands run as printed."""
     torch = pytest.importorskip("torch")
@@ -476,7 +505,7 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
         text=True,
     )
     try:
-        output, _ = script.communicate(timeout=240)
+        output, _ = script.communicate(timeout=840)
     finally:
         if script.poll() is None:
             os.killpg(script.pid, signal.SIGKILL)

@@ -227,7 +227,9 @@ class Servers:
         self._sessions = itertools.count(1)
         self._session: bytes | None = None
         self._ended = threading.Event()
-        self.engines = [Engine(j, SMALL, PLENTY, self._opener(j), self._ended.set) for j in (0, 1)]
+        self.engines = [
+            Engine(j, SMALL, lambda: PLENTY, self._opener(j), self._ended.set) for j in (0, 1)
+        ]
 
     def _opener(self, party: int) -> Any:
         def open_lane(session: bytes, lane: int) -> Pipe:
@@ -331,7 +333,11 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
 def test_no_pools_are_filled_while_another_training_computes() -> None:
     """And an engine that drops its session leaves those of the others alone."""
     servers = Servers()
-    makers = [partial(Engine, j, SMALL, PLENTY, servers._opener(j), lambda: None) for j in (0, 1)]
+    limits = [PLENTY, PLENTY]
+    makers = [
+        partial(Engine, j, SMALL, partial(limits.__getitem__, j), servers._opener(j), lambda: None)
+        for j in (0, 1)
+    ]
     both = [Engines(make) for make in makers]
     params = ROUNDS["pairwise"]
     uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
@@ -351,6 +357,10 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
         assert lanes is not None
         return lanes.ahead.ots
 
+    # the limit of today counts, and the smaller one
+    limits[1] = 0
+    assert prepared("default", bytes(16)) == 0
+    limits[1] = PLENTY
     assert prepared("default", bytes(16)) > 0
     both[0].of("default").start(params, uploads, [1] * CLIENTS)
     assert both[0].of("default").computes and not both[0].of("stroke").computes

@@ -70,7 +70,9 @@ def test_every_field_of_a_record_is_signed() -> None:
     signed().check(PUBLIC)
     others: dict[type, Any] = {str: "x", int: 8, bytes: b"x", list: ["key-x"], dict: {"x": ["y"]}}
     for field in fields(Record):
-        other = [1] if field.name == "groups" else others[type(getattr(RECORD, field.name))]
+        other: Any = others[type(getattr(RECORD, field.name))]
+        if field.name == "groups":
+            other = [1]
         changed = replace(RECORD, **{field.name: other})
         assert differences(RECORD, changed) == field.name
         forged = replace(signed(), encoded=changed.encode())

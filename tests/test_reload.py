@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from securemedian.servers.control import Held, Ready, Uploaded
 from securemedian.servers.policy import Policy
 from securemedian.servers.reload import CHANGEABLE, Reload
 from securemedian.settings.keys import load_keys
-from tests.daemons import ROOT, Pair, running, wait_until
+from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
 from tests.servers_alone import DIM, SAMPLES, Server, held
 
 SAMPLE = config.load(SAMPLES / "s0.toml")
@@ -189,6 +191,31 @@ def test_real_servers_reload(tmp_path: Path) -> None:
         pair.tell("s0", signal.SIGHUP)
         assert "is not TOML" in wait_until(lambda: _last(pair, "s0", "reload-failed"))["reason"]
         assert pair.caller("joiner", "s0").ask("info").fields["name"] == "joiner"
+
+
+@pytest.mark.slow
+def test_a_table_whose_round_has_not_ended_stays(tmp_path: Path) -> None:
+    """It cannot be removed from a server that runs, nor from one that starts."""
+    pair = Pair(tmp_path, clients=2)
+    without = (tmp_path / "s0.toml").read_text()
+    for name in ("s0", "s1"):
+        pair.configure(name, f'\n[[trainings]]\nname = "stroke"\nclients = {pair.names}\n')
+    with running(pair):
+        params = {"method": "radix", "dim": 10, "max_clients": 2}
+        asked: dict[str, Any] = {"params": params, "range": {}, "training": "stroke"}
+        opened = pair.caller("coordinator", "s0").ask("open", **asked).fields["round"]
+        (tmp_path / "s0.toml").write_text(without)
+        pair.tell("s0", signal.SIGHUP)
+        refused = wait_until(lambda: _last(pair, "s0", "reload-failed"))["reason"]
+        assert refused.startswith(f"round {opened} of training stroke has not ended")
+        again = pair.caller("client-1", "s0").ask("status", training="stroke").fields
+        assert (again["round"], again["state"]) == (opened, "open")
+        assert pair.stop("s0") == 0
+        program = [sys.executable, "-m", "securemedian", "serve", str(tmp_path / "s0.toml")]
+        started = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+        assert started.returncode == 2
+        refusal = f"securemedian: round {opened} of training stroke has not ended"
+        assert refusal in started.stderr, started.stderr
 
 
 def _last(pair: Pair, server: str, event: str) -> Any:

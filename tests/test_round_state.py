@@ -53,11 +53,7 @@ from securemedian.servers.control import (
     Run,
     Uploaded,
 )
-from securemedian.servers.peer import Change, PeerWatch, differences
-from securemedian.servers.round_state import (
-    LATE,
-    LIVE,
-    TABLE,
+from securemedian.servers.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -66,21 +62,20 @@ from securemedian.servers.round_state import (
     Event,
     Failure,
     Interrupted,
-    Limits,
     OpenAsked,
     Overdue,
-    ServerRound,
-    State,
     Stored,
     Tossed,
-    Transition,
     Turn,
     Unlinked,
-    always,
     is_message,
 )
+from securemedian.servers.peer import Change, PeerWatch, differences
+from securemedian.servers.round_facts import Limits
+from securemedian.servers.round_state import LATE, TABLE, ServerRound, Transition, always
 from securemedian.settings.keys import SigningKey
 from securemedian.settings.receipts import Receipt, Record
+from securemedian.settings.states import LIVE, State
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}

@@ -22,6 +22,7 @@ from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
     MAX_TEXT,
     ChannelTimeout,
+    ConfigError,
     PeerProtocolError,
     RoundBusy,
     SecureMedianError,
@@ -508,9 +509,13 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
 
 
 def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> None:
-    """With names as long as they may be (in ASCII), weights, and the longest reasons."""
+    """With names as long as they may be together, weights, and the longest reasons."""
     keys = sorted(z85.encode(number.to_bytes(32, "big")).decode() for number in range(MAX_CLIENTS))
     clients = tuple(Caller(f"{at:0{MAX_NAME}}", key) for at, key in enumerate(keys))
+    # as many bytes as characters in these, but for this one
+    longer = replace(clients[0], name="\u00e9" + clients[0].name[1:])
+    with pytest.raises(ConfigError, match=r"163,841 bytes in UTF-8.*shorter names"):
+        Server(1, tmp_path, clients=(longer, *clients[1:]))
     params = RoundParams(Bucketed(weights=dict.fromkeys(keys, 1000)), DIM, MAX_CLIENTS)
     s1 = Server(1, tmp_path, params, clients=clients)
     round_id = "1-0000000a"

@@ -34,7 +34,7 @@ from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.params import RoundParams
 from securemedian.servers.control import Held
-from securemedian.servers.round_state import State
+from securemedian.settings.states import State
 from tests.daemons import wait_until
 from tests.servers_alone import Server
 

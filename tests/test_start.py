@@ -45,7 +45,7 @@ def an_engine() -> Engine:
     def open_lane(session_id: bytes, lane: int) -> Any:
         raise AssertionError("no lane is needed")
 
-    return Engine(0, ProtocolParams(), 1 << 20, open_lane, lambda: None)
+    return Engine(0, ProtocolParams(), lambda: 1 << 20, open_lane, lambda: None)
 
 
 def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(

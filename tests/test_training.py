@@ -20,6 +20,7 @@ from securemedian.mpc.ranges.mean import MeanRange
 from securemedian.mpc.training import Training, finish
 from securemedian.servers.store import Store
 from securemedian.servers.training import begin
+from tests.servers_alone import Server
 
 DIM = 5
 BUCKETED = RoundParams(Bucketed(buckets=8), DIM, 3)
@@ -44,6 +45,34 @@ def test_a_new_model_starts_with_the_initial_range() -> None:
         and started.scale == np.float32(0.5)
         and started.policy == MeanRange(0.5, 0.2)
     )
+
+
+def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
+    """Its number goes on, too, so that a failed attempt at it binds as before."""
+    server = Server(0, tmp_path, BUCKETED)
+    keeper = server.rounds._keeper
+    first = begin(Training(), BUCKETED, COORDINATE, False, MODEL)
+    after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
+    keeper.keep("default", after)
+
+    def opened(model: np.ndarray | None, **more: Any) -> Any:
+        arrays = {} if model is None else {"model": model}
+        fields = {"params": BUCKETED.to_dict(), "range": {}, "keep_range": True} | more
+        return server.ask(server.coordinator, "open", arrays, **fields)
+
+    for refused, said in (
+        (opened(None), "give the model"),
+        (opened(MODEL, reset=True), "no reset"),
+        (opened(MODEL[1:]), "open without keeping the range"),
+    ):
+        assert said in refused.fields["message"]
+    opened(MODEL + 3)
+    entry = server.latest
+    assert np.array_equal(model_of(entry.before), MODEL + 3)
+    assert np.array_equal(entry.before.scale, after.scale)
+    assert (entry.before.number, entry.before.policy) == (2, after.policy)
+    assert entry.server_round.asked.start_over is False
+    assert entry.before.digest.hex() == entry.server_round.asked.start != after.digest.hex()
 
 
 def test_rounds_follow_each_other_and_reset_starts_again() -> None:

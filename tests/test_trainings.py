@@ -27,9 +27,10 @@ from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.servers import config, control
 from securemedian.servers.config import Caller, TrainingTable
 from securemedian.servers.control import Failed, Open
+from securemedian.servers.events import Use
 from securemedian.servers.register import KEPT_ROUNDS, Entry, Register
 from securemedian.servers.requests import COORDINATOR, OPS
-from securemedian.servers.round_state import State, Use
+from securemedian.settings.states import State
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.
@@ -469,28 +470,6 @@ def test_an_attempt_binds_the_clients_of_its_own_training_alone(world: World) ->
         assert world.latest(name).server_round.repeats == bound
 
 
-def test_a_training_that_left_the_configuration_keeps_its_model_and_loses_its_round(
-    tmp_path: Path,
-) -> None:
-    world = World(tmp_path)
-    for name in ("default", "lung.2"):
-        world.open(name)
-    world.send_all("lung.2")
-    world.settle()
-    world.open("lung.2")
-    everything = world.servers[0].config
-    for server in world.servers:
-        server.config = replace(server.config, trainings=everything.trainings[:1])
-        server.restart()
-    world.queues = [[], []]
-    world.run(world.linked)
-    assert world.states("default") == ("open", "open")
-    assert len(world.servers[0].rounds.live) == 1
-    world.servers[0].config = everything
-    world.servers[0].restart()
-    assert world.servers[0].rounds.dim("lung.2") == 6
-
-
 def test_s1_refuses_a_training_that_it_does_not_have_by_its_name(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, **SETTINGS)
     params = KINDS["default"].to_dict()
@@ -525,6 +504,7 @@ def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None
     world.send("stroke", keys("stroke")[0], 0)
     params, share = KINDS["stroke"], {"share": np.zeros(16, np.uint8)}
     fields = {"params": params.digest, "form": "seed", "piece": 0, "pieces": 1, "reason": "why"}
+    fields["metrics"] = {"examples": 1}
     strangers = keys("default")[0], coordinator("default"), keys("lung.2")[0]
     asked = set()
     for op, line in OPS.items():
@@ -593,6 +573,45 @@ def test_members_are_told_of_their_own_trainings(world: World) -> None:
     assert "client-1" in refused["message"]
 
 
+def test_a_training_is_removed_only_once_its_round_has_ended(world: World) -> None:
+    world.open("lung.2")
+    world.send_all("lung.2")
+    world.settle()
+    stroke, heart = world.open("stroke"), world.open("heart")
+    everything = world.servers[0].config
+    less = tuple(table for table in SETTINGS["trainings"] if table.name not in ("stroke", "lung.2"))
+    for server in world.servers:
+        register, kept = server.rounds.register, server.config
+        removed = replace(kept, trainings=less)
+        refusal = (
+            rf"{stroke} of training stroke has not ended.*\[\[trainings\]\].*put the table back"
+        )
+        with pytest.raises(ConfigError, match=refusal):
+            register.check(removed)
+        server.config = removed
+        with pytest.raises(ConfigError, match=refusal):
+            server.restart()
+        # with the table the round is there as it was
+        server.config = kept
+        server.restart()
+        assert {one.server_round.round_id for one in server.rounds.live} == {stroke, heart}
+        server.rounds.register.check(kept)
+    world.run(world.linked)
+    assert world.states("stroke") == ("open", "open")
+    world.ask(0, coordinator("stroke"), "abort", round=stroke, reason="enough seen")
+    world.run(lambda: world.states("stroke") == ("failed", "failed"))
+    for server in world.servers:
+        server.config = replace(server.config, trainings=less)
+        server.restart()
+        assert [one.server_round.round_id for one in server.rounds.live] == [heart]
+    # what has ended is kept for when the table comes back, and so is the model
+    world.servers[0].config = everything
+    world.servers[0].restart()
+    assert world.states("lung.2")[0] == "published"
+    assert world.states("stroke")[0] == "failed"
+    assert world.servers[0].rounds.dim("lung.2") == 6
+
+
 # The configuration
 
 
@@ -607,6 +626,7 @@ def test_everybody_takes_part_in_the_default_training_unless_it_is_narrowed(tmp_
     one = '[[trainings]]\nname = "{}"\nclients = ["client-3", "client-1"]\n'
     loaded = load(tmp_path, one.format("stroke.2-b"))
     assert list(loaded.members["default"].clients.values()) == names
+    assert loaded.pool_share_bytes == loaded.pool_limit_bytes // 2
     members = loaded.members["stroke.2-b"]
     assert list(members.clients.values()) == ["client-1", "client-3"]
     assert members.coordinators == {loaded.coordinators[0].public_key}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection
+from securemedian.clients.connection import connect
 from securemedian.clients.dashboard.watch import ANSWER_S, Watch
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.settings.addresses import host_and_port, is_loopback
@@ -154,10 +154,8 @@ def serve(
 
 def _watch(config: ClientConfig, output: Path | None) -> Watch:
     """Return a watch that asks with the coordinator's key."""
-    keys = load_keys(config.key_file)
-    timeout_s = min(config.reply_timeout_s, ANSWER_S)
-    servers = [
-        Connection("S0", config.s0, keys, timeout_s, config.s1, training=config.training),
-        Connection("S1", config.s1, keys, timeout_s, config.s0, training=config.training),
-    ]
-    return Watch(servers, output)
+    return Watch(
+        connect(config, load_keys(config.key_file), ANSWER_S),
+        [config.s0.signing_key, config.s1.signing_key],
+        output,
+    )

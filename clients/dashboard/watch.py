@@ -1,8 +1,9 @@
 """The watch over a service: what both servers say, and the rounds that were seen, bounded.
 
 One thread per server asks `status`, all together at most once a second, however many look at it.
-Rounds of a training that `coordinate` runs come from its folder too, with what was measured of
-their models.
+Once a round is published, S0 is asked for its receipt in place of one `status`. Rounds of a
+training that `coordinate` runs come from its folder too, with their receipts and what was measured
+of their models.
 """
 
 import calendar
@@ -16,10 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from securemedian.clients import receipts, results
 from securemedian.clients.coordinate import LINES, attempts
 from securemedian.clients.start import in_one_line
 from securemedian.mpc import wire
-from securemedian.mpc.errors import SecureMedianError, UnknownRound
+from securemedian.mpc.errors import ReceiptInvalid, SecureMedianError, UnknownRound
+from securemedian.settings.receipts import Receipt
+from securemedian.settings.states import LIVE
 
 # The time between two requests to S0 and to S1: 0.8 and 0.2 per second.
 PERIODS_S = (1.25, 5.0)
@@ -29,8 +33,6 @@ ANSWER_S = 5.0
 KEPT_ROUNDS = 50
 # how long the end of a thread is waited for
 END_S = 2.0
-
-LIVE = ("opening", "open", "closing", "checking", "queued", "starting", "running")
 
 # What a client is in a round, by letter: a sign, a word and what it means.
 KINDS = {
@@ -90,6 +92,33 @@ def kind_of(name: str, status: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
+class Vouching:
+    """Says whether both servers vouch for a round, as far as its receipt is known."""
+
+    # None where the receipt cannot be had any more
+    valid: bool | None
+    says: str
+    # the SHA-256 of the opened values, in hex digits
+    opened: str = ""
+
+
+def vouching(receipt: Receipt, signing_keys: Sequence[str], status: Mapping[str, Any]) -> Vouching:
+    """Return what a receipt says, once it is verified, of the round with this status."""
+    try:
+        receipt.check(signing_keys)
+        record = receipt.record
+        about = record.round, len(record.included)
+        if about != (status["round"], len(status["included"])):
+            raise ReceiptInvalid(
+                f"it is that of round {record.round} of {len(record.included)} clients"
+            )
+    except ReceiptInvalid as error:
+        return Vouching(False, str(error))
+    says = f"both servers have signed it, for {len(record.included)} clients"
+    return Vouching(True, says, record.opened.hex())
+
+
+@dataclass(frozen=True)
 class Seen:
     """A round as it was seen last. Times are seconds of Unix time."""
 
@@ -102,10 +131,16 @@ class Seen:
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     # when it takes no more uploads
     closes: float | None = None
+    # what its receipt says, once that has been looked at
+    receipt: Vouching | None = None
 
     @property
     def live(self) -> bool:
         return self.status["state"] in LIVE
+
+    @property
+    def lacks_receipt(self) -> bool:
+        return self.status["state"] == "published" and self.receipt is None
 
     def to_dict(self, clients: Sequence[str]) -> dict[str, Any]:
         """Return what the page shows, with a letter for each of the clients or a blank."""
@@ -134,6 +169,7 @@ class Seen:
             "ended": self.ended,
             "closes": self.closes,
             "evaluation": dict(self.evaluation),
+            "receipt": vars(self.receipt) if self.receipt else None,
         }
 
 
@@ -156,6 +192,19 @@ class History:
     def live(self) -> list[str]:
         """Return the ids of the rounds that have not been seen to end."""
         return [round_id for round_id, seen in self._seen.items() if seen.live]
+
+    def without_receipt(self) -> list[str]:
+        """Return the ids of the published rounds whose receipts have not been looked at."""
+        return [round_id for round_id, seen in self._seen.items() if seen.lacks_receipt]
+
+    def find(self, round_id: str) -> Seen | None:
+        """Return a round, or None if it is not remembered."""
+        return self._seen.get(round_id)
+
+    def vouch(self, round_id: str, receipt: Vouching) -> None:
+        """Take what the receipt of a round says."""
+        if seen := self.find(round_id):
+            self._seen[round_id] = replace(seen, receipt=receipt)
 
     def take(self, status: Mapping[str, Any], now: float) -> None:
         """Take what S0 says of a round."""
@@ -222,16 +271,20 @@ class Watch:
     def __init__(
         self,
         servers: Sequence[Server],
+        signing_keys: Sequence[str],
         folder: Path | None = None,
         periods_s: Sequence[float] = PERIODS_S,
     ) -> None:
-        """Prepare to watch S0 and S1, and the folder of a training that `coordinate` runs."""
-        self._servers, self._folder = servers, folder
+        """Prepare to watch S0 and S1, and the folder of a training that `coordinate` runs.
+
+        `signing_keys` are the public ones of S0 and S1, by which receipts are verified.
+        """
+        self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._history = History()
         self._links = [Link(f"s{i}", server.address) for i, server in enumerate(servers)]
-        # rounds that were live when another one began: how did they end?
-        self._open_ends: list[str] = []
+        # what S0 is asked before its latest round again: requests, and the rounds they are about
+        self._errands: list[tuple[str, str]] = []
         self._read: tuple[int, int] = (0, 0)
         self._problem = ""
         self._view: bytes | None = None
@@ -268,15 +321,18 @@ class Watch:
 
     def look(self, party: int) -> None:
         """Ask one server once."""
-        wanted = self._open_ends.pop(0) if party == 0 and self._open_ends else ""
+        op, round_id = self._errands.pop(0) if party == 0 and self._errands else ("status", "")
         now = time.time()
         try:
-            status = self._servers[party].ask("status", {"round": wanted}).fields
-            with self._lock:
-                self._take(party, wanted, status, now)
+            if op == "result":
+                self._look_at_receipt(round_id)
+            else:
+                status = self._servers[party].ask("status", {"round": round_id}).fields
+                with self._lock:
+                    self._take(party, round_id, status, now)
         except UnknownRound as error:
             with self._lock:
-                self._history.lose(wanted, str(error), now)
+                self._history.lose(round_id, str(error), now)
         except SecureMedianError as error:
             self._lose(party, str(error))
         # an answer that this release does not understand
@@ -286,6 +342,23 @@ class Watch:
             self._read_training(now)
         with self._lock:
             self._view = None
+
+    def _look_at_receipt(self, round_id: str) -> None:
+        """Ask S0 for the receipt of a published round, and verify it."""
+        with self._lock:
+            seen = self._history.find(round_id)
+        if seen is None:
+            return
+        try:
+            answer = self._servers[0].ask("result", {"round": round_id, "values": False})
+            found = vouching(results.receipt_of(answer), self._signing_keys, seen.status)
+        # S0 keeps the latest rounds alone
+        except UnknownRound as error:
+            found = Vouching(None, str(error))
+        except ReceiptInvalid as error:
+            found = Vouching(False, str(error))
+        with self._lock:
+            self._history.vouch(round_id, found)
 
     def _lose(self, party: int, problem: str) -> None:
         with self._lock:
@@ -303,8 +376,10 @@ class Watch:
         if party == 0 and status["round"]:
             self._history.take(status, now)
         if party == 0 and not wanted:
+            # rounds that were live when another one began: how did they end?
             others = [each for each in self._history.live() if each != status["round"]]
-            self._open_ends = others
+            self._errands = [("status", each) for each in others]
+            self._errands += [("result", each) for each in self._history.without_receipt()]
 
     def _read_training(self, now: float) -> None:
         """Read what `coordinate` has written, if it has written since the last time."""
@@ -323,12 +398,26 @@ class Watch:
             try:
                 for line in attempts(self._folder)[-KEPT_ROUNDS:]:
                     self._history.remember(line, now)
+                    self._read_receipt(str(line["round"]))
             except SecureMedianError as error:
                 problem = str(error)
             # lines of another release
             except Exception as error:
                 problem = f"{self._folder / LINES}: {in_one_line(error)}"
             self._read, self._problem = state, problem
+
+    def _read_receipt(self, round_id: str) -> None:
+        """Verify the receipt that `coordinate` has kept of a round, if it has."""
+        assert self._folder
+        seen = self._history.find(round_id)
+        file = self._folder / f"receipt-{round_id.partition('-')[0]}.json"
+        if seen is None or not seen.lacks_receipt or not file.exists():
+            return
+        try:
+            found = vouching(receipts.load(file), self._signing_keys, seen.status)
+        except ReceiptInvalid as error:
+            found = Vouching(False, str(error))
+        self._history.vouch(round_id, found)
 
     def _watch(self, party: int, period_s: float) -> None:
         while not self._stopped.is_set():

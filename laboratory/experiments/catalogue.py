@@ -131,6 +131,15 @@ Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
 
 
 @dataclass(frozen=True)
+class Analysis:
+    """What is found out and drawn in place of training runs."""
+
+    # a row per measurement, for the table and the JSON
+    find: Callable[[Design], list[dict[str, Any]]]
+    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], list[Path]]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """An experiment with its defaults, which hold wherever the user chooses nothing else."""
 
@@ -158,6 +167,8 @@ class Experiment:
     first: int = 3
     # through S0 and S1, or in the clear
     secure: bool = True
+    # None: the runs of its curves are carried out
+    analysis: Analysis | None = None
 
     def default_methods(self) -> list[str]:
         """Return the methods to compare unless the user chooses others."""
@@ -289,6 +300,11 @@ def _panel(design: Design, attack: str) -> str:
         return "no fault"
     who = "one client" if design.attackers == 1 else f"{design.attackers} clients"
     return f"{attack}: {who} from round {design.first}"
+
+
+def _no_curves(_: Design) -> list[Curve]:
+    """Return no curves, for an analysis."""
+    return []
 
 
 # How they are drawn

@@ -149,18 +149,26 @@ def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
 
 
 @kernel
+def gather(values: NDArray[np.uint64], bit: int) -> np.uint64:
+    """Return bit `bit` of each of 64 values, as one word.
+
+    The values stand side by side, so that all planes are taken from the registers.
+    """
+    word = np.uint64(0)
+    for j in range(64):
+        word |= ((values[j] >> np.uint64(bit)) & np.uint64(1)) << np.uint64(j)
+    return word
+
+
+@kernel
 def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
     """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
     near = np.empty(64, np.uint64)
     for i in range(planes.shape[1]):
-        # side by side, so that all planes are taken from the registers
         for j in range(64):
             near[j] = keys[64 * i + j, 0]
         for k in range(planes.shape[0]):
-            word = np.uint64(0)
-            for j in range(64):
-                word |= ((near[j] >> np.uint64(k)) & np.uint64(1)) << np.uint64(j)
-            planes[k, i] = word
+            planes[k, i] = gather(near, k)
 
 
 @kernel

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.kernels.jit import kernel
+from securemedian.mpc.kernels.packing import gather
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Words of a plane that are added at once: few enough for the first-level cache, in all planes.
@@ -30,10 +31,7 @@ def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
         for j in range(count):
             near[j] = values[64 * i + j]
         for k in range(planes.shape[0]):
-            word = np.uint64(0)
-            for j in range(64):
-                word |= ((near[j] >> np.uint64(k)) & np.uint64(1)) << np.uint64(j)
-            planes[k, i] = word
+            planes[k, i] = gather(near, k)
 
 
 @kernel

@@ -27,6 +27,8 @@ class RangePolicy(ABC):
     """
 
     name: ClassVar[str]
+    # how the buckets lie, in a few words for --help
+    summary: ClassVar[str]
 
     @abstractmethod
     def start(self) -> Float32s:

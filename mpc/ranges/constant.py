@@ -14,6 +14,7 @@ class ConstantRange(UniformRange):
     """The first round's B in every round."""
 
     name = "constant"
+    summary = "over the same range in every round"
 
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int

@@ -13,6 +13,7 @@ class CoordinateRange(Following):
     """A range per coordinate: twice the distance that it moved."""
 
     name = "coordinate"
+    summary = "per coordinate over twice the distance that it moved"
 
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
         return distance

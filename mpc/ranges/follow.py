@@ -43,6 +43,7 @@ class FollowRange(LogRange):
     VALUE_AT: ClassVar[Decimal] = Decimal("0.3")
 
     name = "follow"
+    summary = "in units of a scale per coordinate, which follows the results"
     lowest: float = option(
         1e-4,
         text="in the first round: the innermost edge of the logarithmic buckets (default: 1e-4)",

@@ -16,6 +16,7 @@ class L1Range(Following):
     """One range for all coordinates: twice the L1 distance of the two models."""
 
     name = "l1"
+    summary = "over twice the distance of all coordinates together"
 
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(distance.sum())

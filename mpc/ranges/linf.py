@@ -13,6 +13,7 @@ class LinfRange(Following):
     """One range for all coordinates: twice the distance of the one that moved most."""
 
     name = "linf"
+    summary = "over twice the distance of the coordinate that moved most"
 
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(distance.max())

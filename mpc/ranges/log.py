@@ -54,6 +54,7 @@ class LogRange(RangePolicy):
     VALUE_AT: ClassVar[Decimal] = Decimal("0.5")
 
     name = "log"
+    summary = "the same in every round, each wider than the one before by the same factor"
     lowest: float = option(
         1e-6, text="the innermost edge of the logarithmic buckets (default: 1e-6)", metavar="X"
     )

@@ -13,6 +13,7 @@ class MeanRange(Following):
     """One range for all coordinates: twice the distance that they moved on average."""
 
     name = "mean"
+    summary = "over twice the distance that coordinates moved on average"
 
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(distance.mean())
