@@ -8,7 +8,7 @@ from typing import Any
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES, Dataset, split
-from securemedian.laboratory.experiments import aggregation
+from securemedian.laboratory.experiments import aggregation, mixture, rotated
 from securemedian.laboratory.experiments.runs import Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
@@ -42,6 +42,9 @@ class Design:
     secure: bool
     extensions: dict[str, str]
     optimiser: Optimiser = field(default=NoOptimiser())
+    # of experiments on groups of clients: how many groups, and of which dimensions
+    groups: Sequence[int] = ()
+    dims: Sequence[int] = ()
 
     def run(
         self, seed: int, method: str, attack: str = "none", policy: RangePolicy | None = None
@@ -169,6 +172,8 @@ class Experiment:
     secure: bool = True
     # None: the runs of its curves are carried out
     analysis: Analysis | None = None
+    groups: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
 
     def default_methods(self) -> list[str]:
         """Return the methods to compare unless the user chooses others."""
@@ -197,6 +202,8 @@ def design(
         "attackers": experiment.attackers,
         "first": experiment.first,
         "secure": experiment.secure,
+        "groups": experiment.groups,
+        "dims": experiment.dims,
     } | {name: value for name, value in chosen.items() if value is not None}
     for name in ("seeds", "methods", "attacks"):
         # a value that is named twice counts once
@@ -438,6 +445,37 @@ EXPERIMENTS = {
             attacks=("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
             first=1,
             secure=False,
+        ),
+        Experiment(
+            "ifca",
+            "IFCA, Figure 1",
+            "none",
+            "2 min",
+            _no_curves,
+            _accuracy_by_round,
+            clients=2,
+            images=1,
+            rounds=100,
+            seeds=(1, 2, 3),
+            methods=("mean",),
+            attackers=0,
+            analysis=Analysis(mixture.by_dimension, mixture.draw),
+            groups=(2, 5),
+            dims=(20, 50, 100),
+        ),
+        Experiment(
+            "ifca-rotated",
+            "IFCA on rotated images",
+            "MNIST",
+            "10 min",
+            _no_curves,
+            _accuracy_by_round,
+            clients=20,
+            images=100,
+            methods=("mean",),
+            attackers=2,
+            analysis=Analysis(rotated.by_round, rotated.draw),
+            groups=(4,),
         ),
         Experiment(
             "attacks",

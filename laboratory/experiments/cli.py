@@ -35,6 +35,8 @@ CHOSEN = (
     "attacks",
     "attackers",
     "first",
+    "groups",
+    "dims",
 )
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
@@ -108,6 +110,18 @@ def add_verbs(verbs: "Verbs") -> None:
         "--split",
         metavar="HOW",
         help="iid (default), dirichlet:ALPHA, or labels:C for C labels per client",
+    )
+    verb.add_argument(
+        "--groups",
+        type=_list_of(int),
+        metavar="K,..",
+        help="where clients are in groups: how many (default: the experiment's)",
+    )
+    verb.add_argument(
+        "--dims",
+        type=_list_of(int),
+        metavar="D,..",
+        help="and of which dimensions their models are (default: the experiment's)",
     )
     verb.add_argument(
         "--with",
