@@ -1,5 +1,7 @@
 """Byzantine-robust IFCA in the laboratory: mixtures of linear models, and rotated images."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
