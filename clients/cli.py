@@ -27,7 +27,7 @@ from securemedian.clients.flags import (
     range_policy,
     round_params,
 )
-from securemedian.mpc.errors import UnknownRound
+from securemedian.mpc.errors import InputError, UnknownRound
 from securemedian.settings.public_metrics import check_public_metrics
 
 if TYPE_CHECKING:
@@ -62,6 +62,12 @@ def _add_submit(subparsers: "Verbs") -> None:
     add_training(verb)
     verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
     add_public(verb)
+    verb.add_argument(
+        "--group",
+        type=int,
+        metavar="J",
+        help="in a round of several groups: the one, from 0 on, whose model was trained",
+    )
     verb.add_argument(
         "--result",
         type=Path,
@@ -121,9 +127,12 @@ def _submit(options: argparse.Namespace) -> None:
             print(
                 f"round {current.round_id} has an upload of this client already, and takes no other"
             )
-            result = unflatten(client.result(), flatten(update)[1])
+            results = client.results()
+            if len(results) > 1 and current.params.method.groups > 1 and options.group is None:
+                raise InputError("say with --group which group's result you want")
+            result = unflatten(results[options.group or 0], flatten(update)[1])
         else:
-            _submit_and_warn(client, update, dict(options.public_metric))
+            _submit_and_warn(client, update, dict(options.public_metric), options.group)
             print(f"submitted to round {current.round_id}")
             if not wanted:
                 return
@@ -137,14 +146,16 @@ def _tell(text: str) -> None:
     print(f"securemedian: {text}", file=sys.stderr, flush=True)
 
 
-def _submit_and_warn(client: "Client", update: Any, metrics: dict[str, float]) -> None:
+def _submit_and_warn(
+    client: "Client", update: Any, metrics: dict[str, float], group: int | None
+) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
     from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
 
     with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
-        client.submit(update, progress=progress, public_metrics=metrics)
+        client.submit(update, progress=progress, public_metrics=metrics, group=group)
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 
@@ -156,6 +167,11 @@ def _say_result(member: "Client | Coordinator", round_id: str, options: argparse
     if options.receipt:
         receipts.save(member.receipt(round_id), options.receipt)
         print(f"receipt of round {round_id} in {options.receipt}")
+    for group in member.kept_groups(round_id):
+        print(
+            f"group {group} of round {round_id} keeps its model: too few clients have chosen it",
+            file=sys.stderr,
+        )
     names: dict[str, list[str]] = {}
     for name, why in member.left_out(round_id).items():
         names.setdefault(why, []).append(name)
@@ -198,7 +214,8 @@ def _add_round(subparsers: "Verbs") -> None:
                 "result",
                 type=Path,
                 metavar="file",
-                help="the .npy file to write: the model as one float32 vector, or one row per rank",
+                help="the .npy file to write: the model as one float32 vector, or one row per rank "
+                "or group",
             )
             _add_receipt(action)
 
@@ -215,7 +232,8 @@ def _add_open(actions: "Verbs") -> None:
         "--model",
         type=Path,
         metavar="FILE.npy",
-        help="start a new training run from this flat model (default: go on with the last run)",
+        help="start a new training run from this flat model, or from one per group as rows "
+        "(default: go on with the last run)",
     )
     action.add_argument(
         "--reset", action="store_true", help="start a new training run from the model that S0 has"
@@ -267,9 +285,9 @@ def _as_coordinator(
 
 def _open(options: argparse.Namespace) -> None:
     """Open a round. Mistakes in its options are reported before anything connects."""
-    model = files.read_vector(options.model) if options.model else None
+    model = files.read_models(options.model) if options.model else None
     exchange = exchange_of(options)
-    dim = options.dim if options.dim is not None or model is None else model.size
+    dim = options.dim if options.dim is not None or model is None else model.shape[-1]
     dim = exchange.get("dim", dim)
     # until S0 is asked for the size, any size does for the check of the other options
     others = {"dim": 1 if dim is None else dim} | exchange

@@ -86,11 +86,43 @@ class _Shared:
     spec: updates.Spec | None
     # the digest of the training run that it was trained from
     start: bytes
+    # the group it is for, 0-based, or None if an earlier process chose it
+    group: int | None
 
 
-def _check_same(made: Submission, vector: NDArray[Any]) -> None:
-    """Raise DuplicateUpload unless an upload is that of this flat update."""
-    if made.update != fingerprint(vector):
+def _group_of(current: Round, group: int | None) -> int:
+    """Return the group that an update is for. Raises InputError if it must be said and is not."""
+    if group is None:
+        if current.params.method.groups > 1:
+            raise InputError(
+                f"round {current.round_id} has {current.params.method.groups} groups: say which "
+                "one's model you have trained (group, from Round.choose)"
+            )
+        return 0
+    current.of_group(group)
+    return group
+
+
+def _chosen(current: Round, model: Any, loss: Callable[[Any], float] | None) -> int:
+    """Return the group whose model has the smallest loss, which `model` is used to compute."""
+    if current.params.method.groups == 1:
+        return 0
+    if loss is None:
+        raise InputError(
+            f"round {current.round_id} has {current.params.method.groups} groups: give fit() the "
+            "function `loss`, which says how well a model fits your data"
+        )
+
+    def loss_of(vector: NDArray[np.float32]) -> float:
+        updates.load(vector, model)
+        return loss(model)
+
+    return current.choose(loss_of)
+
+
+def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
+    """Raise DuplicateUpload unless an upload is that of this flat update for this group."""
+    if made.update != fingerprint(vector, group):
         raise DuplicateUpload(
             f"another update of yours is on its way to round {made.round_id}, which takes one: "
             "submit that one again, or wait for the next round"
@@ -127,6 +159,8 @@ class _Member:
         # which server is asked for values: one or the other, as the key has it, so that both
         # servers' links carry the same load
         self._source = self._keys.public[-1] % 2
+        # of the round whose results were fetched last, the groups without one
+        self._kept_groups: tuple[str, list[int]] = "", []
 
     def _connect(self) -> tuple[Connection, ...]:
         """Return new connections to S0 and S1."""
@@ -244,7 +278,11 @@ class _Member:
         start = self._training(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
-        after, published = finish(start, params, opened, results.total_of(record, params))
+        total = results.total_of(record, params)
+        after, published = finish(start, params, opened, total, record.groups)
+        with_result = params.published_groups(opened, record.groups)
+        every = range(params.method.groups)
+        self._kept_groups = round_id, [group for group in every if group not in with_result]
         self._trainings.keep(after)
         return after, published
 
@@ -262,6 +300,16 @@ class _Member:
             raise PeerProtocolError(
                 f"S0 sent no public metrics of round {round_id}: {error!r:.200}"
             ) from error
+
+    def kept_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
+        """Return the groups, 0-based, without a result: fewer than `min_clients` chose them.
+
+        Their models stay, and `results` has these in their place. Waits as `results` does.
+        """
+        if self._kept_groups[0] != round_id:
+            limit = self._limit(timeout_s)
+            self._fetch(round_id, limit, self._params(round_id, limit.left_s))
+        return list(self._kept_groups[1])
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
@@ -430,6 +478,7 @@ class Client(_Member):
         round_id: str = "",
         progress: Progress = unseen,
         public_metrics: Mapping[str, float] | None = None,
+        group: int | None = None,
     ) -> None:
         """Share the trained parameters between the servers.
 
@@ -450,6 +499,9 @@ class Client(_Member):
         Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
         and then sends the few bits that are left to send.
 
+        In a round of several groups `group` is the one, 0-based, whose model was trained
+        (`Round.choose`). Nobody else learns it, unless `membership` is visible.
+
         Before the first upload both servers are asked which party they are. Raises ConfigError
         unless [s0] names S0 and [s1] names S1, and if the round exchanges predictions on a public
         set that this client does not have, InputError if the update does not fit the round,
@@ -461,18 +513,20 @@ class Client(_Member):
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
         self._check_form(spec, current)
+        group = _group_of(current, group)
         made = self._sender.made(current.round_id)
         again = made is not None
         if made is not None:
-            _check_same(made, vector)
+            _check_same(made, vector, group)
         try:
             if made is None:
                 self._check_free(current)
-                values = self.encode(vector, current)
-                made = self._sender.make(vector, values, current, progress)
+                values = self.encode(vector, current.of_group(group))
+                values = current.params.method.in_group(values, group)
+                made = self._sender.make(vector, values, current, progress, group)
             if metrics:
                 self._tell(current.round_id, metrics)
-            self._send(made, current.params, spec, progress=progress, again=again)
+            self._send(made, current.params, spec, group, progress=progress, again=again)
         except REFUSED:
             self._open = None
             raise
@@ -487,6 +541,7 @@ class Client(_Member):
         report: Report = _say,
         progress: Progress = unseen,
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+        loss: Callable[[Any], float] | None = None,
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -498,6 +553,11 @@ class Client(_Member):
         `report` gets a line per step, and `progress` what `submit` gives it. `public_metrics` is
         called with the trained model, and what it returns is sent along in the clear (`submit`).
 
+        In rounds of several groups each published model is loaded into `model` in turn, and the one
+        with the smallest `loss(model)` on this client's own data is trained (`Round.choose`); the
+        result is that of its group. If that has fewer than `min_clients`, this is reported and its
+        model stays.
+
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
         one that this client is left out of, is reported and does not count, and `model` gets back
@@ -506,7 +566,7 @@ class Client(_Member):
         does not exchange parameters.
         """
         with self._reporting(report):
-            return self._fit(model, train, rounds, timeout_s, progress, public_metrics)
+            return self._fit(model, train, rounds, timeout_s, progress, public_metrics, loss)
 
     @contextmanager
     def _reporting(self, report: Report) -> Iterator[None]:
@@ -525,6 +585,7 @@ class Client(_Member):
         timeout_s: float | None,
         progress: Progress,
         public_metrics: Callable[[Any], Mapping[str, float]] | None,
+        loss: Callable[[Any], float] | None,
     ) -> int:
         # whether `model` holds a result, which is known to the clients alone in some rounds
         trained = False
@@ -546,8 +607,10 @@ class Client(_Member):
                 )
             private = current.params.result_to == "clients"
             goes_on = private and trained and current.number > 1
-            if current.model is not None and not goes_on:
-                current.load_into(model)
+            group = _chosen(current, model, loss)
+            mine = current.of_group(group)
+            if mine.model is not None and not goes_on:
+                mine.load_into(model)
             start, _ = updates.flatten(model)
             try:
                 if current.submitted:
@@ -560,16 +623,22 @@ class Client(_Member):
                         self.report(f"{name}: training")
                         train(model)
                         metrics = public_metrics(model) if public_metrics else {}
-                    self.submit(model, current.round_id, progress, metrics)
+                    self.submit(model, current.round_id, progress, metrics, group)
                     self.report(f"{name}: submitted, waiting for the result")
-                updates.load(self._vectors(current.round_id, None)[0], model)
+                vectors = self._vectors(current.round_id, None)
+                updates.load(vectors[group], model)
             except _ROUND_LOST as error:
                 updates.load(start, model)
                 self.report(f"going on to the next round: {error}")
                 continue
             trained = True
             done += 1
-            self.report(f"{name}: the result is loaded")
+            stays = group in self.kept_groups(current.round_id)
+            self.report(
+                f"{name}: too few clients have chosen group {group}, its model stays"
+                if stays
+                else f"{name}: the result is loaded"
+            )
         return done
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
@@ -619,12 +688,13 @@ class Client(_Member):
         made: Submission,
         params: RoundParams,
         spec: updates.Spec | None = None,
+        group: int | None = None,
         **options: Any,
     ) -> None:
         """Send an upload (`Sender.send`), and note what its result will have to fit."""
         self._seen, self._submitted = made.round_id, ""
         if spec is not None or made.round_id not in self._shared:
-            self._shared[made.round_id] = _Shared(params, spec, made.start)
+            self._shared[made.round_id] = _Shared(params, spec, made.start, group)
         while len(self._shared) > _KEPT_ROUNDS:
             del self._shared[next(iter(self._shared))]
         self._sender.send(made, **options)
@@ -637,14 +707,30 @@ class Client(_Member):
         restart (`unflatten` gives it a form). Servers keep their last four rounds. Raises
         RoundFailed, with the reason, if there will be no result, UnknownRound if the servers do
         not know the round, and InputError if no round is named and none was submitted to.
+
+        In a round of several groups it is that of the group submitted to. Raises InputError if an
+        earlier process chose it: `results` has all of them.
         """
-        return self.results(round_id, timeout_s)[0]
+        round_id = round_id or self._submitted or self._submitted_before()
+        results = self.results(round_id, timeout_s)
+        if len(results) == 1 or round_id not in self._shared:
+            return results[0]
+        shared = self._shared[round_id]
+        if shared.params.method.groups == 1:
+            return results[0]
+        if shared.group is None:
+            raise InputError(
+                f"the group of your upload for round {round_id} was chosen before a restart: "
+                "take it from results()"
+            )
+        return results[shared.group]
 
     def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:
         """Wait for all results of a round and return them.
 
-        There is one per rank, in the order in which the coordinator asked for the ranks. Otherwise
-        this is `result`.
+        There is one per rank, in the order in which the coordinator asked for the ranks, or one per
+        group: of a group without a result (`kept_groups`) the model that stays. Otherwise this is
+        `result`.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         vectors = self._vectors(round_id, timeout_s)
@@ -745,6 +831,7 @@ class Client(_Member):
             published.model,
             published.scale,
             published.policy,
+            published.groups,
             start,
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
@@ -829,17 +916,21 @@ class Coordinator(_Member):
         self.servers[0].ask("abort", {"round": round_id, "reason": reason})
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for a round's result and return it: the published model.
+        """Wait for a round's result and return it: the published model, or one row per group.
 
         Raises RoundFailed, with the reason, if there will be none.
         """
-        model: NDArray[np.float32] = self.results(round_id, timeout_s)[0]
+        limit = self._limit(timeout_s)
+        params = self._params(round_id, limit.left_s)
+        fetched = np.asarray(self._fetch(round_id, limit, params), np.float32)
+        model: NDArray[np.float32] = fetched if params.method.groups > 1 else fetched[0]
         return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for all results of a round and return them, shape (ranks, d).
+        """Wait for all results of a round and return them, shape (ranks or groups, d).
 
-        They are in the order in which the ranks were asked for. Otherwise this is `result`.
+        They are in the order in which the ranks were asked for, or in that of the groups. Otherwise
+        this is `result`.
         """
         limit = self._limit(timeout_s)
         fetched = self._fetch(round_id, limit, self._params(round_id, limit.left_s))
@@ -851,10 +942,12 @@ class Coordinator(_Member):
         """Wait for a round's result, and return the model that the next round starts from with it.
 
         The model has shape (d,). It is the first of the results, shape (ranks, d), unless the round
-        has an optimiser. Raises what `results` raises.
+        has an optimiser. With several groups both have a row per group. Raises what `results`
+        raises, and ConfigError where the round exchanges no parameters.
         """
         limit = self._limit(timeout_s)
         after, published = self._finish(round_id, limit, self._params(round_id, limit.left_s))
-        # every published round leads to a model
-        assert after.model is not None
-        return after.model.copy(), published.copy()
+        models = after.models
+        if not models:
+            raise ConfigError(f"round {round_id} has no model: ask for its results")
+        return np.stack(models) if after.groups else models[0].copy(), published.copy()

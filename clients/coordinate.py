@@ -118,8 +118,11 @@ class TrainingPlan:
         )
 
     def start(self) -> NDArray[np.float32] | None:
-        """Return the model to start from, if there is a file. Raises InputError if it is none."""
-        return files.read_vector(Path(self.model)).astype(np.float32) if self.model else None
+        """Return the model to start from, or one per group, if there is a file.
+
+        Raises InputError if it is none.
+        """
+        return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
 
     def params(self, dim: int) -> RoundParams:
         """Return the parameters of every round, for updates of `dim` values unless it says so."""
@@ -237,7 +240,7 @@ class Training:
         self._start = plan.start()
         # mistakes are found before anything is asked
         self._policy, self._step = plan.policy, plan.step
-        params = plan.params(1 if self._start is None else self._start.size)
+        params = plan.params(1 if self._start is None else self._start.shape[-1])
         # the result is for the clients alone, and so is every model
         self._private = params.result_to == "clients"
         if self._private and plan.evaluate:
@@ -310,7 +313,7 @@ class Training:
 
         def ask() -> str:
             dim = (self._plan.round | self._plan.exchange).get("dim") or (
-                self._coordinator.dim() if self._start is None else self._start.size
+                self._coordinator.dim() if self._start is None else self._start.shape[-1]
             )
             request = self._journal.under_way.get("request") or os.urandom(16).hex()
             self._journal.begin(request)
@@ -398,11 +401,22 @@ class Training:
         if self._measure is None:
             return {}
         try:
-            return {"evaluation": _numbers(self._measure(model))}
+            return {"evaluation": self._measured(model)}
         # it is the user's code, and may raise anything; the training goes on without a figure
         except Exception as error:
             self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
             return {"evaluation": {"error": in_one_line(error)}}
+
+    def _measured(self, model: NDArray[np.float32]) -> dict[str, float]:
+        """Return what the user's function measures of a model, or by group of one per group."""
+        assert self._measure is not None
+        if model.ndim == 1:
+            return _numbers(self._measure(model))
+        return {
+            f"{name}.{group}": value
+            for group, one in enumerate(model)
+            for name, value in _numbers(self._measure(one)).items()
+        }
 
     def _patiently(self, act: Callable[[], T]) -> T:
         """Return what `act` returns, and try again while a server is away."""
@@ -433,7 +447,17 @@ def _npy(array: NDArray[np.float32]) -> memoryview:
 
 def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """Return the line of an attempt at a round, from the last status of the round."""
-    wanted = ("number", "state", "reason", "included", "left_out", "opened", "outermost", "cost")
+    wanted = (
+        "number",
+        "state",
+        "reason",
+        "included",
+        "left_out",
+        "opened",
+        "outermost",
+        "kept_groups",
+        "cost",
+    )
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "round": round_id,
@@ -447,6 +471,9 @@ def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
     measured = [f"{name} {value:g}" for name, value in _measured(line).items()]
     parts = [f"{len(line['included'])} clients", f"{line['seconds']:.1f} s", *measured]
     sentence = f"round {line['round']} is published ({which} of {rounds}): {', '.join(parts)}"
+    if kept := line.get("kept_groups"):
+        numbers = ", ".join(map(str, kept))
+        sentence += f"; too few chose group {numbers}, whose model stays"
     return f"{sentence}; left out: {'; '.join(left_out)}" if left_out else sentence
 
 

@@ -85,11 +85,16 @@ class Submission:
     update: bytes
     # for S0 and for S1
     halves: tuple[ShareHalf, ShareHalf]
+    # the group that both are told, where groups are visible; 0 otherwise
+    group: int = 0
 
 
-def fingerprint(vector: NDArray[Any]) -> bytes:
-    """Return what tells one flat update from another."""
-    return hashlib.sha256(np.ascontiguousarray(vector).data.cast("B")).digest()
+def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
+    """Return what tells one flat update, for a group, from another."""
+    data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
+    if group:
+        data.update(group.to_bytes(8, "little"))
+    return data.digest()
 
 
 class Memory:
@@ -170,6 +175,7 @@ class Memory:
             "start": submission.start,
             "update": submission.update,
             "forms": [one.form, other.form],
+            "group": submission.group,
         }
         self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
 
@@ -250,6 +256,7 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
         message.fields["start"],
         message.fields["update"],
         (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
+        message.fields["group"],
     )
 
 

@@ -45,9 +45,8 @@ class Trainings:
         Nobody can write to its arrays any more: a caller that is handed its model must not change
         what the next rounds start from.
         """
-        for array in (training.model, training.scale, training.moments):
-            if array is not None:
-                array.flags.writeable = False
+        for array in training.arrays.values():
+            array.flags.writeable = False
         self._kept.pop(training.digest, None)
         self._kept[training.digest] = training
         while len(self._kept) > _KEPT_TRAININGS:
@@ -61,13 +60,11 @@ def training_of(answer: wire.Message, round_id: str, digest: bytes) -> Training:
     """
     fields, arrays = answer.fields, answer.arrays
     try:
-        training = Training(
+        training = Training.of_arrays(
             policy_from(fields["policy"]),
-            arrays.get("model"),
-            arrays["range"],
             int(fields["number"]) - 1,
             optimiser_from(fields["optimiser"]),
-            arrays.get("moments"),
+            arrays,
         )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise PeerProtocolError(f"S0 sent no model of round {round_id}: {error!r:.200}") from error
@@ -160,6 +157,19 @@ def check_record(
             f"ask for at least {params.min_clients}"
         )
     params.check_included(record.included)
+    _check_groups(record, params)
+
+
+def _check_groups(record: Record, params: RoundParams) -> None:
+    """Raise ReceiptInvalid unless a record says the group of each client, if groups are visible."""
+    expected = len(record.included) if params.method.visible else 0
+    if len(record.groups) != expected or not {*record.groups} <= {*range(params.method.groups)}:
+        raise ReceiptInvalid(
+            f"round {record.round} has {params.method.groups} groups, and its receipt does not say "
+            "which one each client is in"
+            if expected
+            else f"the receipt of round {record.round} tells groups that nobody should know"
+        )
 
 
 def _left_out(record: Record) -> set[str]:

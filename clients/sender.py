@@ -72,6 +72,7 @@ class Sender:
         values: NDArray[Any],
         current: Round,
         progress: Progress = unseen,
+        group: int = 0,
     ) -> Submission:
         """Return the upload of a flat update and its encoded `values`, ready to be sent.
 
@@ -82,8 +83,14 @@ class Sender:
             ask_parties(self._servers, self._patience_s)
             self._parties_known = True
         halves = self._halves(values, current, progress)
+        update = fingerprint(vector, group)
         submission = Submission(
-            current.round_id, current.params.digest, current.start, fingerprint(vector), halves
+            current.round_id,
+            current.params.digest,
+            current.start,
+            update,
+            halves,
+            group if current.params.method.visible else 0,
         )
         self._memory.keep(submission)
         self._stop_dealing()
@@ -110,7 +117,12 @@ class Sender:
                 if not (again and _is_uploaded(server, made.round_id, patience_s)):
                     server.ask(
                         "upload",
-                        {"round": made.round_id, "params": made.params, "form": half.form},
+                        {
+                            "round": made.round_id,
+                            "params": made.params,
+                            "form": half.form,
+                            "group": made.group,
+                        },
                         {"share": half.share},
                         patience_s,
                         partial(_part_sent, progress, before, half.share.nbytes, total),

@@ -4,7 +4,8 @@ docs/protocols.md, section 2.
 """
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class Round:
     # and what the next scale is; only rounds on buckets around a model have them
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     policy: RangePolicy | None = None
+    # in a round of several groups, what was published for each; model, scale and policy are None
+    groups: tuple[Published, ...] = ()
     # the digest of the training run that the round starts from
     start: bytes = b""
     # whether S0 has an upload of this client already, for example from before a restart
@@ -58,7 +61,44 @@ class Round:
     @property
     def published(self) -> Published:
         """Return what the values of the round lie around."""
-        return self.params.exchange.fixed or Published(self.model, self.scale, self.policy)
+        fixed = self.params.exchange.fixed
+        return fixed or Published(self.model, self.scale, self.policy, self.groups)
+
+    @property
+    def models(self) -> list[NDArray[np.float32]]:
+        """Return the published global models (d,): one per group, one, or none."""
+        each = self.groups or (self.published,)
+        return [published.model for published in each if published.model is not None]
+
+    def of_group(self, group: int) -> "Round":
+        """Return the round as a client of a group, 0-based, sees it: with that group's model.
+
+        Raises InputError if there is no such group.
+        """
+        count = self.params.method.groups
+        if not 0 <= group < count:
+            raise InputError(
+                f"round {self.round_id} has no group {group}: its groups are 0 to {count - 1}"
+            )
+        published = self.published.of_group(group)
+        return replace(
+            self,
+            model=published.model,
+            scale=published.scale,
+            policy=published.policy,
+            groups=(),
+        )
+
+    def choose(self, loss: Callable[[NDArray[np.float32]], float]) -> int:
+        """Return the group, 0-based, whose model has the smallest loss: the first of equals.
+
+        `loss` gets each of `models` and returns its loss on this client's own data; NaN counts as
+        the greatest. Raises ConfigError if the round publishes no model.
+        """
+        if not self.models:
+            raise ConfigError(f"round {self.round_id} publishes no models to choose from")
+        losses = [float(loss(model)) for model in self.models]
+        return int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
 
     def next_scale(self, result: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the scale that S0 publishes for the next round, once this one had `result`.

@@ -7,6 +7,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from securemedian.clients import files
 from securemedian.clients.flags import add_training
 from securemedian.clients.public import PublicSet
@@ -58,11 +60,21 @@ def _add_init(subparsers: "Verbs") -> None:
     verb.add_argument(
         "--seed", type=int, default=1, help="seed of the initialisation (default: %(default)s)"
     )
+    verb.add_argument(
+        "--groups",
+        type=int,
+        default=1,
+        metavar="K",
+        help="write K start models as rows, of this seed and the next ones, for rounds of K groups "
+        "(default: %(default)s)",
+    )
     verb.set_defaults(run=_init)
 
 
 def _init(options: argparse.Namespace) -> None:
     files.check_writable(options.file)
+    if options.groups < 1:
+        raise ConfigError(f"--groups must be 1 or more, not {options.groups}")
     if (options.network is None) == (options.source is None):
         raise ConfigError(
             f"name what {options.file} is to start: either a NETWORK before the file, "
@@ -71,14 +83,18 @@ def _init(options: argparse.Namespace) -> None:
     if options.source is not None:
         from securemedian.clients.start import start_model
 
-        model = start_model(options.source, options.seed)
+        starts = [
+            start_model(options.source, options.seed + group) for group in range(options.groups)
+        ]
+        model = np.stack(starts) if len(starts) > 1 else starts[0]
         files.write(options.file, model)
-        print(f"{options.file}: {model.size:,} values of {options.source}")
+        rows = f"{options.groups} models of " if options.groups > 1 else ""
+        print(f"{options.file}: {rows}{model.shape[-1]:,} values of {options.source}")
         return
     from securemedian.laboratory import models
 
     name = options.network if options.network in MODELS else SOURCES[options.network].model
-    files.write(options.file, models.start(MODELS[name], options.seed))
+    files.write(options.file, models.starts(MODELS[name], options.seed, options.groups))
 
 
 def _add_public_set(subparsers: "Verbs") -> None:

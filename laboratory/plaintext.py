@@ -16,16 +16,35 @@ def published(
     params: RoundParams,
     before: Published,
     weights: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
     """Return the results that a round must publish, of shape (ranks, d).
 
     `updates` (n, d) are those of the included clients, `weights` their weights (1 each if None),
-    and `before` is what was published for the round.
+    and `before` is what was published for the round. In a round of several groups `groups` says
+    which one each client chose; one of fewer than `min_clients` keeps its model.
     """
+    if params.method.groups > 1:
+        chosen = np.asarray(groups)
+        return np.concatenate(
+            [
+                _of_group(updates[chosen == group], params, before.of_group(group))
+                for group in range(params.method.groups)
+            ]
+        )
     results = params.method.in_the_clear(
         updates, weights or [1] * len(updates), before, params.max_clients
     )
     return np.asarray(params.exchange.result(results), np.float32)
+
+
+def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:
+    if len(updates) >= params.min_clients:
+        alone = [1] * len(updates)
+        results = params.method.in_the_clear(updates, alone, before, params.max_clients)
+        return np.asarray(results, np.float32)
+    assert before.model is not None
+    return before.model[None]
 
 
 def mean(updates: NDArray[Any]) -> NDArray[np.float32]:

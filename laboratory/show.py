@@ -81,6 +81,10 @@ class DemoBoard(Live):
             str(len(measured.left_out) or "-"),
             "yes" if measured.matches_plaintext else "[bold red]NO",
         )
+        for group in measured.kept_groups:
+            self.console.print(
+                f"round {measured.number}: too few clients chose group {group}, its model stays"
+            )
         if self._done == self._rounds:
             self.update(self._table)
 

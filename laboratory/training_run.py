@@ -19,6 +19,7 @@ from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.data.rotate import rotate
 from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
@@ -82,11 +83,29 @@ class Scenario:
             self.fault_of(index),
             self.split,
             self.model,
+            self.quarters(index),
         )
 
-    def accuracy(self, model: NDArray[Any]) -> float:
-        """Return a model's accuracy on the test images."""
-        return models.accuracy(self.model, model, self.data.test_images, self.data.test_labels)
+    def quarters(self, index: int) -> int:
+        """Return by how many times 90 degrees the images of client `index` (0-based) are turned.
+
+        Without groups they are as they are.
+        """
+        return index % self.params.method.groups
+
+    def accuracy(self, results: NDArray[Any]) -> float:
+        """Return the accuracy on the test images of a model (d,), or of the best of several.
+
+        In a training of several groups it is the mean over the test images of all of them, of each
+        of which the model with the smallest loss is taken.
+        """
+        found = []
+        for quarters in range(self.params.method.groups):
+            turned = rotate(self.data.test_images, quarters)
+            test = turned, self.data.test_labels
+            best = min(np.atleast_2d(results), key=lambda one: models.loss(self.model, one, *test))
+            found.append(models.accuracy(self.model, best, *test))
+        return float(np.mean(found))
 
 
 @dataclass(frozen=True)
@@ -98,7 +117,7 @@ class MeasuredRound:
     says whether the published float32 vector equals the one computed in the clear, bit by bit.
     `seconds` are those from opening to publishing, training included; `protocol_seconds` are the
     servers' once the uploads were in, and `ahead_seconds` theirs before that, for correlations made
-    while the clients trained.
+    while the clients trained. `kept_groups` are the groups, 0-based, that too few clients chose.
     """
 
     number: int
@@ -114,6 +133,7 @@ class MeasuredRound:
     bytes_s1_to_s0: int
     included: list[str]
     left_out: dict[str, str]
+    kept_groups: list[int]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as the demo's JSON has them, with the number under "round"."""
@@ -130,7 +150,9 @@ class TrainingRun:
         self._scenario, self._directory = scenario, directory
         self._processes, self._coordinator = processes, coordinator
         # the start model, which is sent with the first round and then forgotten
-        self._start: NDArray[np.float32] | None = models.start(scenario.model, scenario.seed)
+        groups = scenario.params.method.groups
+        self._start: NDArray[np.float32] | None
+        self._start = models.starts(scenario.model, scenario.seed, groups)
 
     def run_round(self, show: ShowStatus) -> MeasuredRound:
         """Open a round, wait for its result, and compare it with what the workers recorded."""
@@ -144,21 +166,25 @@ class TrainingRun:
         status = daemons.until_published(self._processes, self._coordinator, round_id, show)
         results = self._coordinator.results(round_id)
         seconds = time.monotonic() - began
-        updates = np.stack(
-            [
-                np.load(self._directory / f"round-{status['number']}-{name}.npy")
-                for name in status["included"]
-            ]
+        updates, groups = (
+            np.stack(
+                [
+                    np.load(self._directory / f"{kind}-{status['number']}-{name}.npy")
+                    for name in status["included"]
+                ]
+            )
+            for kind in ("round", "group")
         )
         accuracy = scenario.accuracy
         cost = status["cost"]
         return MeasuredRound(
             number=status["number"],
-            accuracy=accuracy(results[0]),
+            accuracy=accuracy(results if scenario.params.method.groups > 1 else results[0]),
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
             matches_plaintext=np.array_equal(
-                results, plaintext.published(updates, scenario.params, before)
+                results,
+                plaintext.published(updates, scenario.params, before, groups=groups.tolist()),
             ),
             seconds=seconds,
             protocol_seconds=cost["seconds"],
@@ -168,6 +194,7 @@ class TrainingRun:
             bytes_s1_to_s0=cost["bytes_received"],
             included=status["included"],
             left_out=status["left_out"],
+            kept_groups=status["kept_groups"],
         )
 
 
@@ -194,7 +221,7 @@ def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]
     arguments += ["--fault", fault.name, "--fault-from", str(fault.first)]
-    arguments += ["--dataset", scenario.data.name]
+    arguments += ["--dataset", scenario.data.name, "--quarters", str(scenario.quarters(index))]
     arguments += ["--network", scenario.model.name, "--split", scenario.split]
     if scenario.directory is not None:
         arguments += ["--data", str(scenario.directory)]

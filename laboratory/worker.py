@@ -24,6 +24,7 @@ from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, split, without
+from securemedian.laboratory.data.rotate import rotate
 from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.malformed import MalformedClient
 from securemedian.laboratory.worker_options import (
@@ -65,18 +66,25 @@ class Trainer:
         attack: Attack = NO_ATTACK,
         how: str = "iid",
         model: models.Model | None = None,
+        quarters: int = 0,
     ) -> Self:
         """Return the trainer of client `index` (0-based) of `parts`.
 
-        The images are split among the clients as `how` says (`data.split`). The model is by default
-        the data set's own. Raises ConfigError if there is no such part.
+        The images are split among the clients as `how` says (`data.split`), and this client's are
+        turned by `quarters` times 90 degrees. The model is by default the data set's own. Raises
+        ConfigError if there is no such part.
         """
         if not 0 <= index < parts:
             raise ConfigError(f"there is no part {index + 1} of {parts}: parts are counted from 1")
         model = model or models.MODELS[SOURCES[data.name].model]
         models.check_fits(model, data)
         mine = split(data.labels, parts, seed, how, images)[index]
-        return cls(model, data.images[mine], data.labels[mine], (seed, index), attack)
+        images_here = rotate(data.images[mine], quarters)
+        return cls(model, images_here, data.labels[mine], (seed, index), attack)
+
+    def loss(self, start: NDArray[np.float32]) -> float:
+        """Return the loss of a model (d,) on this client's images."""
+        return models.loss(self.model, start, self.images, self.labels)
 
     def update(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
         """Return the parameters (d,) that this client sends in round `number` after `start`.
@@ -110,7 +118,10 @@ class Trainer:
 
 
 def trainer(
-    options: argparse.Namespace, attack: Attack = NO_ATTACK, public: PublicSet | None = None
+    options: argparse.Namespace,
+    attack: Attack = NO_ATTACK,
+    public: PublicSet | None = None,
+    quarters: int = 0,
 ) -> Trainer:
     """Return the trainer that the options of `add_worker_options` describe.
 
@@ -129,6 +140,7 @@ def trainer(
         attack,
         options.split,
         network(options, images),
+        quarters,
     )
 
 
@@ -144,7 +156,8 @@ def run(
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
     what `Client.submit` gives it. `record` is for
     the laboratory alone: a directory that receives every update IN THE CLEAR as
-    round-NUMBER-NAME.npy, to compare results with. Never use it with private data.
+    round-NUMBER-NAME.npy, and the group that was chosen as group-NUMBER-NAME.npy, to compare
+    results with. Never use it with private data.
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
@@ -153,16 +166,21 @@ def run(
         if current.dealing_lost:
             print(f"round {current.number}: it goes on without this client, which was restarted")
             continue
+        group = 0
         if current.submitted:
             # by this client, before it was restarted
             update = None
         else:
-            update = _update(current, trainer, private)
+            if current.params.method.groups > 1:
+                group = current.choose(trainer.loss)
+            update = _update(current.of_group(group), trainer, private)
             if record is not None:
-                np.save(record / f"round-{current.number}-{client.config.name}.npy", update)
+                name = f"{current.number}-{client.config.name}"
+                np.save(record / f"round-{name}.npy", update)
+                np.save(record / f"group-{name}.npy", group)
         try:
             if update is not None:
-                client.submit(update, progress=progress)
+                client.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
             print(f"round {current.number}: update {done}", flush=True)
             private = client.result() if current.params.result_to == "clients" else None
@@ -262,10 +280,18 @@ def main() -> None:
         metavar="DIR",
         help="write every update there IN THE CLEAR, as round-NUMBER-NAME.npy",
     )
+    parser.add_argument(
+        "--quarters",
+        type=int,
+        default=0,
+        metavar="N",
+        help="turn the images by so many times 90 degrees (default: %(default)s)",
+    )
     options = parser.parse_args()
     try:
         public = public_set(options)
-        trains, config = trainer(options, fault(options), public), ClientConfig.load(options.config)
+        trains = trainer(options, fault(options), public, options.quarters)
+        config = ClientConfig.load(options.config)
         attack = trains.attack
         malformed = isinstance(attack, Malformed)
         with (

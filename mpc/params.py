@@ -68,6 +68,10 @@ class RoundParams:
             )
         self.method.check_round(self.max_clients)
         self.exchange.check_round(self.dim)
+        if self.method.groups > 1 and self.exchange.fixed is not None:
+            raise ConfigError(
+                f"a round of {self.exchange.name} has no models to choose from: leave groups out"
+            )
 
     # What the method says of a round of these numbers
 
@@ -158,9 +162,24 @@ class RoundParams:
         begin: int,
         end: int,
         batch: int,
+        groups: Sequence[int] = (),
     ) -> Chunk:
-        """Return coordinates [begin, end) of a round on these uploads."""
-        return Chunk(uploads, weights, self.layout, self.max_clients, begin, end, batch)
+        """Return coordinates [begin, end) of a round on these uploads.
+
+        `groups` are those of the clients, where they are visible.
+        """
+        sizes = self.layout, self.max_clients, self.min_clients
+        return Chunk(uploads, weights, groups, *sizes, begin, end, batch)
+
+    def published_groups(self, values: PublicValues, groups: Sequence[int]) -> list[int]:
+        """Return the groups, 0-based, that have a result: all of those with `min_clients`.
+
+        `values` are the opened values, `groups` those of the clients where they are visible.
+        """
+        if not self.method.visible:
+            return self.method.published_groups(values)
+        sizes = [groups.count(group) for group in range(self.method.groups)]
+        return [group for group, size in enumerate(sizes) if size >= self.min_clients]
 
     def unpack_opened(self, words: Words, total: int) -> PublicValues:
         """Return the opened values, shape (results, d), of a round whose clients weigh `total`.

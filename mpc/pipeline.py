@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import dealing, share
+from securemedian.mpc import dealing, ring, share
 from securemedian.mpc.arrays import Result, Words
 from securemedian.mpc.channel import Channel, Traffic, local_pair
 from securemedian.mpc.correlations.base import Demand
@@ -205,11 +205,13 @@ def run_round(
     uploads: Sequence[share.Upload],
     progress: Progress | None = None,
     weights: Sequence[int] | None = None,
+    groups: Sequence[int] = (),
 ) -> Outcome:
     """Compute the result of a round, while the other party does the same.
 
     `parties` are this party's lanes. `uploads` are its shares of all clients, in the order that
-    both parties agreed on, and `weights` the public weights in the same order, by default 1. Blocks
+    both parties agreed on, `weights` the public weights in the same order, by default 1, and
+    `groups` the groups of the clients, where they are visible. Blocks
     until the round is done. The first error of any lane is raised after the channels of all lanes
     are closed. Raises InputError for no uploads or too many.
     """
@@ -223,7 +225,7 @@ def run_round(
 
     def lane(number: int) -> None:
         for begin, end in chunks[number :: len(parties)]:
-            piece = params.chunk(uploads, weights, begin, end, batch)
+            piece = params.chunk(uploads, weights, begin, end, batch, groups)
             results[begin] = compute(parties[number], params, piece)
             report.add(end - begin)
 
@@ -358,14 +360,55 @@ def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
     Where the comparisons of many clients are cut into groups (`Method.group`), each group makes its
     own correlations, so that the memory of a lane stays bounded.
     """
-    if params.method.group(chunk) is None:
-        party.pool.reserve(demand(params, chunk.weights, chunk.dim))
-    return params.method.compute(party, chunk)
+    if params.method.visible:
+        return _compute_groups(party, params, chunk)
+    return _compute(party, params, chunk)
+
+
+def _compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
+    method = params.method
+    if method.group(chunk) is None:
+        party.pool.reserve(method.demand(chunk.weights, chunk.dim, chunk.max_clients))
+    return method.compute(party, chunk)
+
+
+def _compute_groups(party: Party, params: RoundParams, chunk: Chunk) -> Result:
+    """Return the result of each group of a chunk, computed on its own clients, as a row.
+
+    The row of a group of fewer than `min_clients` is zeros, and nothing is computed for it.
+    """
+    bits = params.opened_bits
+    results = np.zeros((params.method.groups, chunk.dim), ring.dtype(bits))
+    for group in range(params.method.groups):
+        members = [place for place, own in enumerate(chunk.groups) if own == group]
+        if len(members) >= chunk.min_clients:
+            part = replace(
+                chunk,
+                uploads=[chunk.uploads[place] for place in members],
+                weights=[chunk.weights[place] for place in members],
+                groups=(),
+            )
+            (results[group],) = params.method.public(_compute(party, params, part))
+    return cast(Result, results)
+
+
+def evenly(params: RoundParams, clients: int) -> list[int]:
+    """Return visible groups of about the same size, for what is made or predicted beforehand."""
+    return [client % params.method.groups for client in range(clients)]
 
 
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
-    """Return the correlations that `dim` coordinates of clients with these weights need."""
-    return params.method.demand(weights, dim, params.max_clients)
+    """Return the correlations that `dim` coordinates of clients with these weights need.
+
+    Where groups are visible, they are those of groups of about the same size.
+    """
+    if not params.method.visible:
+        return params.method.demand(weights, dim, params.max_clients)
+    total, groups = Demand(), params.method.groups
+    for group in range(groups):
+        if len(members := weights[group::groups]) >= params.min_clients:
+            total = total + params.method.demand(members, dim, params.max_clients)
+    return total
 
 
 def warm_up(params: ProtocolParams | None = None) -> None:

@@ -46,6 +46,7 @@ from securemedian.mpc.pipeline import (
     cut,
     cut_check,
     demand,
+    evenly,
     exchange_verdicts,
     exchange_wishes,
 )
@@ -171,7 +172,8 @@ def rehearse(
     dealt, upload = params.dealing, _NoUpload()
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
-    compute(party, params, params.chunk(uploads, weights, 0, size, batch))
+    groups = evenly(params, len(weights))
+    compute(party, params, params.chunk(uploads, weights, 0, size, batch, groups))
 
 
 def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:

@@ -114,6 +114,11 @@ def count_bits(clients: int, rank: int | None = None) -> int:
     return bits
 
 
+def signed_bits(most: int) -> int:
+    """Return the bits of the smallest ring that holds the whole numbers from -most to most."""
+    return max(MIN_BITS, most.bit_length() + 1)
+
+
 def index_bits(count: int) -> int:
     """Return the bits of the smallest ring that tells 0..count-1 apart."""
     return max(MIN_BITS, (count - 1).bit_length())

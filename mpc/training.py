@@ -2,11 +2,14 @@
 
 S0 keeps it. Whoever has the one that a round starts from, and the round's opened values, computes
 the next one for themselves, bit for bit. docs/protocols.md, section 7.1; the paper's Algorithm 3.
+Several groups of clients have a run each, which are kept as one.
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -17,6 +20,8 @@ from securemedian.mpc.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.registry import policy_from
+
+_ARRAYS = ("model", "scale", "moments")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,68 @@ class Training:
     optimiser: Optimiser = field(default_factory=NoOptimiser)
     # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
     moments: Float32s | None = None
+    # with several groups of clients, the run of each, whose model, scale and moments count then
+    groups: "tuple[Training, ...]" = ()
+
+    @classmethod
+    def of_groups(cls, runs: Sequence["Training"]) -> Self:
+        """Return the training run of several groups from the run of each.
+
+        Policy, optimiser and number are the same in all of them.
+        """
+        one = runs[0]
+        return cls(
+            one.policy, None, one.policy.start(), one.published, one.optimiser, None, (*runs,)
+        )
+
+    @classmethod
+    def of_arrays(
+        cls,
+        policy: RangePolicy,
+        published: int,
+        optimiser: Optimiser,
+        arrays: Mapping[str, Float32s],
+    ) -> Self:
+        """Return the training run that has these `arrays`. Raises KeyError if one is missing."""
+        count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
+        if count:
+            return cls.of_groups(
+                [
+                    cls._of_arrays(policy, published, optimiser, arrays, f".{group}")
+                    for group in range(count)
+                ]
+            )
+        return cls._of_arrays(policy, published, optimiser, arrays, "")
+
+    @classmethod
+    def _of_arrays(
+        cls,
+        policy: RangePolicy,
+        published: int,
+        optimiser: Optimiser,
+        arrays: Mapping[str, Float32s],
+        suffix: str,
+    ) -> Self:
+        model, scale = arrays.get(f"model{suffix}"), arrays[f"scale{suffix}"]
+        return cls(policy, model, scale, published, optimiser, arrays.get(f"moments{suffix}"))
+
+    @property
+    def arrays(self) -> dict[str, Float32s]:
+        """Return the arrays that there are: model, scale and moments, or model.0 and so on."""
+        if self.groups:
+            return {
+                f"{name}.{number}": array
+                for number, run in enumerate(self.groups)
+                for name, array in run.arrays.items()
+            }
+        found = {name: getattr(self, name) for name in _ARRAYS}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @property
+    def models(self) -> list[Float32s]:
+        """Return the models: one, one per group, or none."""
+        runs = self.groups or (self,)
+        return [run.model for run in runs if run.model is not None]
 
     @property
     def number(self) -> int:
@@ -76,6 +143,7 @@ class Training:
             self.optimiser.to_dict(),
             self.published,
             [_digest_of(array) for array in (self.model, self.scale, self.moments)],
+            *(run.digest for run in self.groups),
         )
 
     def published_for(self, params: RoundParams) -> Published:
@@ -85,25 +153,51 @@ class Training:
         """
         if params.exchange.fixed is not None:
             return params.exchange.fixed
+        if self.groups:
+            return Published(groups=tuple(run.published_for(params) for run in self.groups))
         if not params.uses_range:
             return Published(self.model)
         return Published(self.model, self.scale, self.policy)
 
 
 def finish(
-    before: Training, params: RoundParams, values: PublicValues, total: int
+    before: Training,
+    params: RoundParams,
+    values: PublicValues,
+    total: int,
+    groups: Sequence[int] = (),
 ) -> tuple[Training, Float32s]:
     """Return the training run after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the
     clients. The results have shape (results, d), and the model follows the first one, unless the
-    round has exchanged something that is no model.
+    round has exchanged something that is no model. With several groups there is one result per
+    group, which its model follows; a group without one keeps its model, which stands for the
+    result. `groups` are those of the clients, where they are visible.
     """
-    numbers = params.method.decode(values, total, before.published_for(params))
-    results = params.exchange.result(numbers).astype(np.float32)
     if params.exchange.fixed is not None:
-        return before.counted(), results
-    return before.after(results[0], params.method.range_buckets), results
+        return before.counted(), _decoded(before, params, values, total)
+    if not before.groups:
+        results = _decoded(before, params, values, total)
+        return before.after(results[0], params.method.range_buckets), results
+    runs, models = [], []
+    published = params.published_groups(values, groups)
+    for group, run in enumerate(before.groups):
+        assert run.model is not None
+        if group in published:
+            weight = groups.count(group) if params.method.visible else total
+            (model,) = _decoded(run, params, PublicValues(values[group][None]), weight)
+            runs.append(run.after(model, params.method.range_buckets))
+        else:
+            model = run.model
+            runs.append(run.counted())
+        models.append(model)
+    return Training.of_groups(runs), np.stack(models)
+
+
+def _decoded(run: Training, params: RoundParams, values: PublicValues, total: int) -> Float32s:
+    numbers = params.method.decode(values, total, run.published_for(params))
+    return params.exchange.result(numbers).astype(np.float32)
 
 
 def _digest_of(array: Float32s | None) -> list[object]:

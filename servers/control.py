@@ -21,6 +21,7 @@ from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
 _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+SHA256_BYTES = 32
 
 
 def new_round_id(number: int) -> str:
@@ -155,12 +156,23 @@ class Dealt(RoundMessage):
     client: str
 
 
+def upload_digest(sha256: bytes, group: int | None) -> bytes:
+    """Return what tells one upload from another: its SHA-256, and a byte for a visible group."""
+    return sha256 if group is None else sha256 + group.to_bytes(1, "little")
+
+
+def group_of(digest: bytes) -> int:
+    """Return the visible group in an `upload_digest`."""
+    return digest[SHA256_BYTES]
+
+
 @dataclass(frozen=True)
 class Uploaded(RoundMessage):
     """Either server has stored an upload of `client`."""
 
     client: str
-    # the SHA-256 of an upload that both servers get alike; empty for a share
+    # the SHA-256 of an upload that both servers get alike, and nothing for a share; then, where
+    # groups are visible, a byte for the client's group
     digest: bytes = b""
 
 

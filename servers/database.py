@@ -94,6 +94,7 @@ class Row:
     form: str
     begin: int
     size: int
+    # and where groups are visible, with a byte for the client's group (`control.upload_digest`)
     sha256: bytes
     stored: float
     seed: bytes | None = field(default=None, repr=False)

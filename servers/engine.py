@@ -248,11 +248,13 @@ class Engine:
         uploads: Sequence[Upload],
         weights: Sequence[int],
         examine: Examine = nothing,
+        groups: Sequence[int] = (),
     ) -> None:
         """Compute the round that was prepared, together with the other server."""
         self._compute_now()
         self._begin(
-            "protocol", lambda lanes: self._compute(lanes, params, uploads, weights, examine)
+            "protocol",
+            lambda lanes: self._compute(lanes, params, uploads, weights, groups, examine),
         )
 
     def poll(self) -> Result | SecureMedianError | None:
@@ -449,13 +451,15 @@ class Engine:
         params: RoundParams,
         uploads: Sequence[Upload],
         weights: Sequence[int],
+        groups: Sequence[int],
         examine: Examine,
     ) -> Outcome:
         examine()
         ahead, lanes.ahead = lanes.ahead, Cost()
         checks, lanes.checks = lanes.checks, Cost()
+        note = partial(self._note, lanes)
         outcome = pipeline.run_round(
-            lanes.parties, params, self._protocol, uploads, partial(self._note, lanes), weights
+            lanes.parties, params, self._protocol, uploads, note, weights, groups
         )
         return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 

@@ -43,7 +43,7 @@ class Stored:
     """A client's upload is stored here."""
 
     client: str
-    # its SHA-256
+    # its `control.upload_digest`
     digest: bytes
 
 

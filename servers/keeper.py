@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 import securemedian
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.arrays import Float32s, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Outcome
@@ -70,12 +72,15 @@ class TrainingKeeper:
         if params.result_to == "clients":
             entry.after = before.counted()
             return Result(self._receipt(server_round, b""), packed, cost)
-        opened = params.method.public(outcome.values)
+        opened, groups = params.method.public(outcome.values), server_round.groups
         if self._party == 0:
             total = sum(params.weights_of(server_round.included))
-            entry.after, _ = finish(before, params, opened, total)
+            entry.after, _ = finish(before, params, opened, total, groups)
         receipt = self._receipt(server_round, digest_of(packed))
-        return Result(receipt, packed, cost, params.method.outermost(opened))
+        method, published = params.method, params.published_groups(opened, groups)
+        kept = [group for group in range(method.groups) if group not in published]
+        outermost = method.outermost(PublicValues(opened[published]))
+        return Result(receipt, packed, cost, outermost, kept)
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""
@@ -87,6 +92,7 @@ class TrainingKeeper:
             number=server_round.number,
             params=server_round.params.digest,
             included=server_round.included,
+            groups=server_round.groups,
             left_out=server_round.excluded,
             start=bytes.fromhex(server_round.asked.start),
             opened=opened,
@@ -99,9 +105,13 @@ def _with_model(kept: Training, model: Float32s | None, reset: bool) -> Training
         raise ConfigError(
             "to keep the range, give the model that the training run goes on with, and no reset"
         )
-    if kept.model is not None and kept.model.shape != model.shape:
+    of = np.stack(kept.models) if kept.groups else kept.model
+    if of is not None and of.shape != model.shape:
         raise InputError(
-            f"the range that is kept is that of a model of shape {kept.model.shape}, and this one "
+            f"the range that is kept is that of a model of shape {of.shape}, and this one "
             f"has shape {model.shape}: open without keeping the range"
         )
+    if kept.groups:
+        runs = zip(kept.groups, model, strict=True)
+        return Training.of_groups([replace(run, model=row) for run, row in runs])
     return replace(kept, model=model)

@@ -183,6 +183,11 @@ class Register:
                 f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
                 f"{config.max_message_bytes} (max_message_bytes)"
             )
+        if params.method.groups > 1 and params.min_clients < config.min_clients:
+            raise ConfigError(
+                f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
+                f"at least {config.min_clients} clients"
+            )
         number, clients = self._store.database.bound(asked.training)
         server_round = ServerRound(
             config.party,

@@ -59,6 +59,7 @@ NO_ROUND: dict[str, Any] = {
     "clients": {},
     "dealt": {},
     "included": [],
+    "groups": [],
     "left_out": {},
     "attempt": 0,
     "attempts_left": 0,
@@ -68,6 +69,7 @@ NO_ROUND: dict[str, Any] = {
     "progress": [0, 0],
     "cost": {},
     "outermost": 0,
+    "kept_groups": [],
     "deadline_in_s": 0.0,
     "stored_bytes": 0,
 }
@@ -122,6 +124,8 @@ class UploadFields(OneRound):
     params: bytes
     # "seed" or "words", or where clients deal "rotations"
     form: str
+    # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -406,6 +410,7 @@ class Desk:
             "clients": server_round.whereabouts(),
             "dealt": server_round.whereabouts_of_dealings(),
             "included": [server_round.names[key] for key in server_round.included],
+            "groups": server_round.groups,
             "left_out": server_round.left_out,
             "attempt": server_round.attempt,
             "attempts_left": server_round.attempts_left,
@@ -415,6 +420,7 @@ class Desk:
             "progress": list(engine.progress) if busy else [0, 0],
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
+            "kept_groups": list(entry.result.kept_groups) if entry.result else [],
             "deadline_in_s": self._rounds.left_s(entry),
             "stored_bytes": entry.spool.stored_bytes,
         }
@@ -443,14 +449,13 @@ class Desk:
     def _model(self, call: Call) -> Answer:
         entry = self._find(call)
         before = entry.before
-        named = {"model": before.model, "range": before.scale, "moments": before.moments}
         return Answer(
             {
                 "number": before.number,
                 "policy": before.policy.to_dict(),
                 "optimiser": before.optimiser.to_dict(),
             },
-            {name: array for name, array in named.items() if array is not None},
+            before.arrays,
         )
 
     def _deal(self, call: Call) -> None:
@@ -471,7 +476,8 @@ class Desk:
         entry = self._find(call)
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer())
-        self._rounds.upload(entry, call.key, call.fields.form, share, when_stored)
+        fields = call.fields
+        self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group)
 
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
         """Return what answers a request once it is known whether its share is stored."""

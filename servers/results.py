@@ -1,6 +1,6 @@
 """What a round leaves at a server once the protocol has run, as it is kept and published."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -26,6 +26,8 @@ class Result:
     cost: Mapping[str, Any]
     # the coordinates whose result is in an outermost bucket
     outermost: int = 0
+    # the groups, 0-based, whose model stays because they have fewer than `min_clients`
+    kept_groups: Sequence[int] = ()
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the fields, which msgpack and JSON can hold, and the arrays."""
@@ -33,6 +35,7 @@ class Result:
             "receipt": self.receipt.to_dict(),
             "cost": dict(self.cost),
             "outermost": self.outermost,
+            "kept_groups": list(self.kept_groups),
         }
         return fields, {"values": self.values}
 

@@ -18,9 +18,10 @@ from securemedian.mpc.errors import (
     RoundClosed,
     TooFewClients,
     cut,
+    quoted,
 )
 from securemedian.mpc.params import RoundParams
-from securemedian.servers.control import Open
+from securemedian.servers.control import SHA256_BYTES, Open, group_of
 from securemedian.settings.receipts import Receipt
 from securemedian.settings.states import LIVE, State
 from securemedian.settings.trainings import DEFAULT_TRAINING
@@ -72,8 +73,8 @@ class RoundFacts:
     # the clients whose whole dealings are stored here, with their SHA-256, and at the other server
     dealt_here: dict[str, bytes] = field(default_factory=dict)
     dealt_there: set[str] = field(default_factory=set)
-    # the clients whose uploads are stored here, with their SHA-256, and at the other server, with
-    # what that server tells of them (`told`)
+    # the clients whose uploads are stored here, with their `upload_digest`, and at the other
+    # server, with what that server tells of them (`told`)
     here: dict[str, bytes] = field(default_factory=dict)
     there: dict[str, bytes] = field(default_factory=dict)
     # clients that are not on this server's list, and whose uploads the other server holds
@@ -210,11 +211,33 @@ class RoundFacts:
     # Whether what is asked from outside may be done now
 
     def told(self, digest: bytes) -> bytes:
-        """Return what this server tells the other one of an upload with this SHA-256.
+        """Return what this server tells the other one of an upload with this digest.
 
-        That of a share would let the other server try which update it is a share of.
+        It is the SHA-256 where both get the upload alike, and its group where that is visible. The
+        SHA-256 of a share would let the other server try which update it is a share of.
         """
-        return digest if self.dealt else b""
+        return digest if self.dealt else digest[SHA256_BYTES:]
+
+    @property
+    def groups(self) -> list[int]:
+        """The groups of the clients that take part, where groups are visible."""
+        if not self.params.method.visible:
+            return []
+        return [group_of(self.here[key]) for key in self.included]
+
+    def check_group(self, group: int) -> bool:
+        """Return whether an upload for this group names it, because groups are visible.
+
+        Raises BadUpload if there is no such group, or none is visible and it is not 0.
+        """
+        visible = self.params.method.visible
+        groups = self.params.method.groups if visible else 1
+        if not 0 <= group < groups:
+            raise BadUpload(
+                f"an upload for round {self.round_id} names a group from 0 to {groups - 1}, "
+                f"not {quoted(group)}"
+            )
+        return visible
 
     def check_dealing(self, client: str) -> None:
         """Check that a dealing of this client may be stored now.

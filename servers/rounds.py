@@ -30,7 +30,13 @@ from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import Checked
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import Message, Open, RoundMessage, new_round_id
+from securemedian.servers.control import (
+    Message,
+    Open,
+    RoundMessage,
+    new_round_id,
+    upload_digest,
+)
 from securemedian.servers.database import Row
 from securemedian.servers.engine import Coin, Result
 from securemedian.servers.engines import Engines
@@ -132,8 +138,8 @@ class Rounds:
 
         It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
         """
-        if (model := self._keeper.current(training).model) is not None:
-            return model.size
+        if models := self._keeper.current(training).models:
+            return models[0].size
         latest = self.register.latest(training)
         return latest.server_round.params.dim if latest else 0
 
@@ -246,15 +252,17 @@ class Rounds:
         form: str,
         share: NDArray[Any],
         when_stored: WhenStored,
+        group: int = 0,
     ) -> None:
-        """Store a client's share of its update.
+        """Store a client's share of its update, and its group where that is visible.
 
         `when_stored` is called once it is stored (`flush`), with the error if there is one. The
         same share once more is answered in the same way, in whatever state the round is. Raises
         what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
         """
         self._flush_of(client)
-        digest = sha256(share)
+        visible = entry.server_round.check_group(group)
+        digest = upload_digest(sha256(share), group if visible else None)
         if entry.server_round.repeats_upload(client, digest):
             when_stored(None)
             return

@@ -215,6 +215,7 @@ class RoundRunner:
             uploads,
             server_round.params.weights_of(server_round.included),
             entry.spool.examination(server_round.included),
+            server_round.groups,
         )
 
     def _publish(self, entry: Entry) -> None:
@@ -260,6 +261,8 @@ class RoundRunner:
             }
         if server_round.state is State.PUBLISHED:
             details |= {"cost": entry.result.cost if entry.result else {}}
+            if entry.result and entry.result.kept_groups:
+                details |= {"kept_groups": list(entry.result.kept_groups)}
         if server_round.state is State.FAILED:
             details |= {
                 "code": server_round.code,

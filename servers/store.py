@@ -38,7 +38,7 @@ from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.ranges.registry import saved_policy
 from securemedian.mpc.share import Layout, SeedUpload, Upload
 from securemedian.mpc.training import Training
-from securemedian.servers.control import is_round_id
+from securemedian.servers.control import SHA256_BYTES, is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.results import Result
 from securemedian.settings.durable import lock_folder, replace_file, sync_folder
@@ -210,7 +210,7 @@ class Spool:
             raise _cannot_store("uploads", error) from error
 
     def put(self, client: str, form: str, share: NDArray[Any], digest: bytes | None = None) -> Row:
-        """Write one upload, and return its row. `digest` is its SHA-256, if it is known already.
+        """Write one upload, and return its row. `digest` is its `upload_digest`, if it is known.
 
         Raises BadUpload if it does not have the form of the round's uploads, and NotStored if it
         cannot be written; nothing of it is stored then.
@@ -222,14 +222,14 @@ class Spool:
             else {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, words)}
         )
         _check_share("an upload", form, share, shapes)
+        known = digest or sha256(share)
         if form == "seed":
-            return _seed_row(client, UPLOAD, share)
+            return _seed_row(client, UPLOAD, share, known)
         packed = np.ascontiguousarray(share).reshape(-1)
         try:
             begin = self._file.append(packed)
         except OSError as error:
             raise _cannot_store("the upload", error) from error
-        known = digest or sha256(packed)
         return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
 
     def put_dealing(
@@ -244,7 +244,7 @@ class Spool:
         words = self._check_piece(form, piece, pieces, share)
         if form == "seed":
             self._partial.pop(client, None)
-            return _seed_row(client, DEALING, share)
+            return _seed_row(client, DEALING, share, sha256(share))
         partial = self._write_piece(client, words, piece, pieces, share)
         if piece + 1 < pieces:
             return None
@@ -367,7 +367,7 @@ class Spool:
             digest = hashlib.sha256()
             for chunk in file.chunks(row.begin, row.size):
                 digest.update(chunk)
-            if digest.digest() != row.sha256:
+            if digest.digest() != row.sha256[:SHA256_BYTES]:
                 raise DamagedUpload(
                     f"the {row.kind} of a client is not what it has sent: the disk of this "
                     "server is damaged. The round has failed for good, open a new one"
@@ -403,8 +403,8 @@ def sha256(share: NDArray[Any]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
 
 
-def _seed_row(client: str, kind: str, share: NDArray[Any]) -> Row:
-    return Row(client, kind, "seed", 0, 0, sha256(share), time.time(), share.tobytes())
+def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row:
+    return Row(client, kind, "seed", 0, 0, digest, time.time(), share.tobytes())
 
 
 def _cannot_store(what: str, error: OSError) -> NotStored:
@@ -531,7 +531,7 @@ class Store:
                 "published": run.published,
                 "optimiser": run.optimiser.to_dict(),
             },
-            {"scale": run.scale, "model": run.model, "moments": run.moments},
+            run.arrays,
         )
 
     def read_training(self, name: str) -> Training:
@@ -571,11 +571,10 @@ class Store:
         """Return a result by the name of its file. Raises ConfigError if it is damaged."""
         return Result.from_parts(*self._load(name))
 
-    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | None]) -> str:
+    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
         """Write a file of fields and arrays in one step, and return its name."""
         content = io.BytesIO()
-        given = {name: array for name, array in arrays.items() if array is not None}
-        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **given)  # type: ignore[arg-type]
+        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **arrays)  # type: ignore[arg-type]
         data = content.getbuffer()
         name = hashlib.sha256(data).hexdigest()
         path = self._kept / name
@@ -605,11 +604,9 @@ class Store:
 
 
 def _training(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training:
-    return Training(
+    return Training.of_arrays(
         saved_policy(fields["policy"]),
-        arrays.get("model"),
-        arrays["scale"],
         fields["published"],
         optimiser_from(fields["optimiser"]),
-        arrays.get("moments"),
+        arrays,
     )

@@ -32,7 +32,8 @@ def begin(
     exchanges no parameters leaves what is kept as it is, and counts. Raises ConfigError if the
     range or the model that the round needs is missing or not usable, is given where the round has
     none, or if the optimiser would not learn the result, and InputError if the model does not fit
-    the round.
+    the round. With several groups `model` has a row per group, each of which begins or goes on with
+    its own.
     """
     if params.exchange.fixed is not None:
         if model is not None or range_options or optimiser_options:
@@ -41,6 +42,39 @@ def begin(
                 "leave them out, clients keep models of their own"
             )
         return Training() if reset else kept
+    groups = params.method.groups
+    if groups == 1 and not (kept.groups and model is None):
+        return _begin(kept, params, range_options, reset, model, optimiser_options)
+    models = [None] * groups if model is None else list(model)
+    if model is None and len(kept.groups) != groups:
+        raise ConfigError(
+            f"a round of groups = {groups} needs a model for each, and {len(kept.models)} are kept "
+            "here: give them when opening, or change groups"
+        )
+    if model is not None and (model.ndim != 2 or len(model) != groups):
+        raise InputError(
+            f"a round of {groups} groups needs the global models as float32 ({groups}, "
+            f"{params.dim}), not {model.dtype} {model.shape}: change them or groups"
+        )
+    before = kept.groups if model is None else [kept] * groups
+    runs = [
+        _begin(run, params, range_options, reset, one, optimiser_options)
+        for run, one in zip(before, models, strict=True)
+    ]
+    if all(run is old for run, old in zip(runs, before, strict=True)):
+        return kept
+    return Training.of_groups(runs)
+
+
+def _begin(
+    kept: Training,
+    params: RoundParams,
+    range_options: dict[str, Any],
+    reset: bool,
+    model: Float32s | None,
+    optimiser_options: dict[str, Any] | None = None,
+) -> Training:
+    """Return the training run of one model that a round starts from, as `begin` does."""
     fresh = reset or model is not None
     if model is None:
         model = kept.model

@@ -46,9 +46,13 @@ class Record:
     start: bytes
     # `digest_of` the opened values; empty where the result is for the clients alone
     opened: bytes
+    # the group of each of those in `included`, where groups are visible
+    groups: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         lists = [self.included, *self.left_out.values()]
+        if not all(type(group) is int for group in self.groups):
+            raise ConfigError("`groups` lists something that is no number")
         if not all(isinstance(keys, list) for keys in lists) or not all(
             isinstance(text, str)
             for text in [*self.left_out, *(key for keys in lists for key in keys)]

@@ -341,7 +341,7 @@ class Pair:
         named = valid.fields["policy"]
         return Published(
             valid.arrays.get("model"),
-            valid.arrays.get("range"),
+            valid.arrays.get("scale"),
             policy_from(named) if named else None,
         )
 

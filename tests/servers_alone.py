@@ -124,6 +124,7 @@ class FakeEngine:
         uploads: Sequence[Upload],
         weights: Sequence[int],
         examine: Examine = nothing,
+        groups: Sequence[int] = (),
     ) -> None:
         """Note the uploads."""
         self.uploads, self.examine = uploads, examine

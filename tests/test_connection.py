@@ -317,7 +317,7 @@ class Pair:
         if message.type == "model":
             policy, optimiser = START.policy.to_dict(), START.optimiser.to_dict()
             fields = {"number": 1, "policy": policy, "optimiser": optimiser}
-            return "model", fields, {"range": START.scale}
+            return "model", fields, {"scale": START.scale}
         if message.type == "upload":
             if self.refusal:
                 return "error", self.refusal, {}

@@ -239,6 +239,7 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
     [
         RoundParams(Bucketed(buckets=8, schedule="scan"), 640, 8),
         RoundParams(Bucketed(buckets=8), 640, 8),
+        RoundParams(Bucketed(buckets=8, groups=4), 640, 8),
         RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=64), 640, 40),
         RoundParams(Pairwise(ring_bits=32), 640, 8),
         RoundParams(Pairwise(selection="opened"), 640, 8),

@@ -71,6 +71,7 @@ ROUNDS = {
         Bucketed(buckets=8, schedule="scan", uploads="unverified"), DIM, CLIENTS
     ),
     "bisect": RoundParams(Bucketed(buckets=8, schedule="bisect"), DIM, CLIENTS),
+    "groups": RoundParams(Bucketed(buckets=4, groups=2), DIM, CLIENTS),
     "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), DIM, CLIENTS),
     "radix": RoundParams(
         Radix(encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4), DIM, CLIENTS
@@ -122,7 +123,7 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
     top = 2 ** (params.ring_bits - 2 - headroom) - 1
     low, high = (0, 2**params.share_bits - 1) if params.xor_shared else (-top, top)
     if isinstance(method, Bucketed):
-        low, high = 0, method.buckets - 1
+        low, high = 0, method.slots - 1
     if kind == "zero":
         return np.zeros((CLIENTS, DIM), np.int64)
     if kind == "extreme":
@@ -435,6 +436,7 @@ PINNED = {
     "scan": "71345455c69107a771b81f617f64cd0a",
     "scan-unverified": "0b45fb740418f7d5ea1b6c4076818e5d",
     "bisect": "14f82aba1e1cdbb58851db3dd82e586a",
+    "groups": "91d5d1894598fbf3289ef99b3fb00f2e",
     "radix": "669190019cffa76927f506d0c16a9b91",
     # what words stand for is nothing to the servers
     "predictions": "669190019cffa76927f506d0c16a9b91",

@@ -70,11 +70,33 @@ def test_every_field_of_a_record_is_signed() -> None:
     signed().check(PUBLIC)
     others: dict[type, Any] = {str: "x", int: 8, bytes: b"x", list: ["key-x"], dict: {"x": ["y"]}}
     for field in fields(Record):
-        changed = replace(RECORD, **{field.name: others[type(getattr(RECORD, field.name))]})
+        other: Any = others[type(getattr(RECORD, field.name))]
+        if field.name == "groups":
+            other = [1]
+        changed = replace(RECORD, **{field.name: other})
         assert differences(RECORD, changed) == field.name
         forged = replace(signed(), encoded=changed.encode())
         with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1"):
             forged.check(PUBLIC)
+
+
+def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhere_else() -> None:
+    visible = RoundParams(Radix(groups=3, membership="visible"), DIM, 3)
+    hidden = RoundParams(Bucketed(groups=3), DIM, 3)
+
+    def check(params: RoundParams, groups: list[int]) -> None:
+        record = replace(RECORD, params=params.digest, groups=groups)
+        results.check_record(record, "default", record.round, params, None, "")
+
+    for params, right, wrong in (
+        (visible, [2, 0], ([], [1], [0, 3], [0, -1], [0, 1, 2])),
+        (hidden, [], ([0, 0],)),
+        (PARAMS, [], ([0, 0],)),
+    ):
+        check(params, right)
+        for groups in wrong:
+            with pytest.raises(ReceiptInvalid, match="does not say which|nobody should know"):
+                check(params, groups)
 
 
 def test_a_signature_of_one_server_is_not_enough() -> None:
@@ -202,7 +224,7 @@ def test_who_starts_from_the_same_training_run_ends_with_the_same(
                     "policy": served.policy.to_dict(),
                     "optimiser": served.optimiser.to_dict(),
                 },
-                {"model": START, "range": served.scale},
+                {"model": START, "scale": served.scale},
             )
             followed = results.training_of(answer, "1-0000000a", served.digest)
         # the second and third are not downloaded

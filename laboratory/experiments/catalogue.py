@@ -8,7 +8,7 @@ from typing import Any
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES, Dataset, draw_public, split, without
-from securemedian.laboratory.experiments import aggregation, membership
+from securemedian.laboratory.experiments import aggregation, membership, mixture, rotated
 from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
@@ -53,6 +53,9 @@ class Design:
     samples: int
     warm_up: int
     optimiser: Optimiser = field(default=NoOptimiser())
+    # of experiments on groups of clients: how many groups, and of which dimensions
+    groups: Sequence[int] = ()
+    dims: Sequence[int] = ()
 
     def run(
         self,
@@ -157,6 +160,15 @@ Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
 
 
 @dataclass(frozen=True)
+class Analysis:
+    """What is found out and drawn in place of training runs."""
+
+    # a row per measurement, for the table and the JSON
+    find: Callable[[Design], list[dict[str, Any]]]
+    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], list[Path]]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """An experiment with its defaults, which hold wherever the user chooses nothing else."""
 
@@ -188,6 +200,10 @@ class Experiment:
     warm_up: int = 5
     # what its curves show, in percent
     measured: str = ACCURACY
+    # None: the runs of its curves are carried out
+    analysis: Analysis | None = None
+    groups: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
 
     def default_methods(self) -> list[str]:
         """Return the methods to compare unless the user chooses others."""
@@ -218,6 +234,8 @@ def design(
         "secure": experiment.secure,
         "samples": experiment.samples,
         "warm_up": experiment.warm_up,
+        "groups": experiment.groups,
+        "dims": experiment.dims,
     } | {name: value for name, value in chosen.items() if value is not None}
     for name in ("seeds", "methods", "attacks"):
         # a value that is named twice counts once
@@ -382,6 +400,11 @@ def _panel(design: Design, attack: str) -> str:
     return f"{attack}: {who} from round {design.first}"
 
 
+def _no_curves(_: Design) -> list[Curve]:
+    """Return no curves, for an analysis."""
+    return []
+
+
 # How they are drawn
 
 
@@ -523,6 +546,37 @@ EXPERIMENTS = {
             attacks=("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
             first=1,
             secure=False,
+        ),
+        Experiment(
+            "ifca",
+            "IFCA, Figure 1",
+            "none",
+            "2 min",
+            _no_curves,
+            _accuracy_by_round,
+            clients=2,
+            images=1,
+            rounds=100,
+            seeds=(1, 2, 3),
+            methods=("mean",),
+            attackers=0,
+            analysis=Analysis(mixture.by_dimension, mixture.draw),
+            groups=(2, 5),
+            dims=(20, 50, 100),
+        ),
+        Experiment(
+            "ifca-rotated",
+            "IFCA on rotated images",
+            "MNIST",
+            "10 min",
+            _no_curves,
+            _accuracy_by_round,
+            clients=20,
+            images=100,
+            methods=("mean",),
+            attackers=2,
+            analysis=Analysis(rotated.by_round, rotated.draw),
+            groups=(4,),
         ),
         Experiment(
             "attacks",

@@ -56,6 +56,13 @@ def start(model: Model, seed: int) -> NDArray[np.float32]:
         return flatten(model.build().state_dict())[0].astype(np.float32)
 
 
+def starts(model: Model, seed: int, groups: int) -> NDArray[np.float32]:
+    """Return the start model of `seed`, (d,), or those of `groups` seeds from it on as rows."""
+    if groups == 1:
+        return start(model, seed)
+    return np.stack([start(model, seed + group) for group in range(groups)])
+
+
 def train(
     model: Model,
     vector: NDArray[np.float32],
@@ -114,6 +121,25 @@ def accuracy(
 ) -> float:
     """Return the fraction of the images that the network with these parameters labels correctly."""
     return float((predict(model, vector, images).argmax(1) == labels).mean())
+
+
+def loss(
+    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
+) -> float:
+    """Return the mean cross-entropy of the network with these parameters on the images."""
+    torch = _torch()
+    network = _network(model, vector).eval()
+    batches = zip(
+        torch.from_numpy(images).split(_TEST_BATCH),
+        torch.from_numpy(labels).split(_TEST_BATCH),
+        strict=True,
+    )
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(network(inputs), targets, reduction="sum")
+            for inputs, targets in batches
+        ]
+    return float(sum(losses)) / len(labels)
 
 
 def _network(model: Model, vector: NDArray[Any]) -> Any:

@@ -42,6 +42,12 @@ class Published:
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     # how buckets of this scale lie
     policy: RangePolicy | None = None
+    # in a round of several groups, what was published for each; the rest is empty then
+    groups: "tuple[Published, ...]" = ()
+
+    def of_group(self, group: int) -> "Published":
+        """Return what was published for a group, 0-based, or all of it if there is one group."""
+        return self.groups[group] if self.groups else self
 
     def bucketize(self, values: ArrayLike, buckets: int) -> NDArray[np.uint16]:
         """Return the bucket of each value, in the shape of `values` (.., d).
@@ -74,8 +80,11 @@ class Chunk:
     uploads: Sequence[share.Upload]
     # public, in the order of the uploads
     weights: Sequence[int]
+    # public, in the same order: the group of each client where groups are visible
+    groups: Sequence[int]
     layout: Layout
     max_clients: int
+    min_clients: int
     begin: int
     end: int
     # the most comparisons to run at once
@@ -171,6 +180,19 @@ class Method(ABC):
         return None
 
     @property
+    def groups(self) -> int:
+        """Return how many groups of clients there are, each with a model and a result."""
+        return 1
+
+    @property
+    def visible(self) -> bool:
+        """Return whether there are several groups, and each client's is public.
+
+        A round is then one of the method per group, on its own clients (`pipeline.compute`).
+        """
+        return False
+
+    @property
     def range_buckets(self) -> int:
         """Return the buckets around the global model, of which clients upload one; 0 if none."""
         return 0
@@ -181,10 +203,10 @@ class Method(ABC):
         return self.range_buckets > 0
 
     def outermost(self, values: PublicValues) -> int:
-        """Return in how many coordinates the first opened result is an outermost bucket."""
+        """Return how many of these opened values are an outermost bucket."""
         if not self.uses_range:
             return 0
-        return int(encode.outermost(values[0], self.range_buckets).sum())
+        return int(encode.outermost(values, self.range_buckets).sum())
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
@@ -193,6 +215,10 @@ class Method(ABC):
         Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
         Raises InputError for NaN.
         """
+
+    def in_group(self, encoded: Ring, group: int) -> Ring:
+        """Return what a client of a group, 0-based, shares: `encoded` for what the group has."""
+        return encoded
 
     # Weights
 
@@ -289,6 +315,13 @@ class Method(ABC):
     def most_results(self) -> int:
         """Return the most results per coordinate."""
         return 1
+
+    def published_groups(self, values: PublicValues) -> list[int]:
+        """Return the groups, 0-based, that have a result among the opened values, a row each.
+
+        One that has fewer than `min_clients` has none.
+        """
+        return [0]
 
     @property
     @abstractmethod

@@ -96,8 +96,3 @@ def _pairs_demand(count: int, bits: int, position_bits: int) -> Demand:
 def within_demand(count: int, bits: int) -> Demand:
     """Return the correlations of `within` on `count` positions."""
     return compare.msb_demand(2 * (-(-count // 64) * 64), bits)
-
-
-def signed_bits(total: int) -> int:
-    """Return the bits of the smallest ring for signed differences of positions in 0..total."""
-    return max(ring.MIN_BITS, total.bit_length() + 1)

@@ -176,7 +176,5 @@ def _position_bits(weights: Sequence[int]) -> int:
     It tells 0..n-1 apart or, with weights, holds differences of positions with their sign.
     """
     return (
-        ring.index_bits(len(weights))
-        if _equal_weights(weights)
-        else order.signed_bits(sum(weights))
+        ring.index_bits(len(weights)) if _equal_weights(weights) else ring.signed_bits(sum(weights))
     )

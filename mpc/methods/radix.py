@@ -52,6 +52,7 @@ from securemedian.mpc.correlations.plane_ots import PlaneOts
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.kernels import planes as kernels
 from securemedian.mpc.methods.base import Chunk, Counting, Published
+from securemedian.mpc.methods.groups import Grouped
 from securemedian.mpc.methods.reveal import open_rows, stacked
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.party import Party
@@ -61,7 +62,7 @@ BITS_PER_COMPARISON = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radix(Counting):
+class Radix(Grouped, Counting):
     """The exact median, and elements of other ranks, of XOR-shared words."""
 
     name = "radix"
@@ -109,6 +110,10 @@ class Radix(Counting):
             check_whole("word_bits with encoding unit", self.word_bits, 2, 32)
         for q in self.quantiles:
             check_number("a quantile", q, 0, 1, "above 0 and at most 1")
+        if self.groups > 1 and (self.ranks or self.quantiles or self.midpoint):
+            raise ConfigError(
+                "several groups have a median each: leave out ranks, quantiles and midpoint"
+            )
         if self.midpoint and (self.ranks or self.quantiles or self.weights):
             raise ConfigError(
                 "midpoint is for the unweighted median: leave out ranks, quantiles and weights"
@@ -229,16 +234,20 @@ class Radix(Counting):
         return demand(dim, len(weights), self.word_width, self.bits_for(max_clients), ranks)
 
     def at_once(self, clients: int) -> int:
-        return self.word_width * clients * self.most_results // BITS_PER_COMPARISON
+        return self.word_width * clients * self._most_ranks // BITS_PER_COMPARISON
 
     def opened_bits_for(self, max_clients: int) -> int:
         return self.word_width
 
     def opened_rows(self, total: int) -> int:
-        return len(self.ranks_of(total))
+        return self.groups if self.visible else len(self.ranks_of(total))
 
     @property
     def most_results(self) -> int:
+        return self.groups * self._most_ranks
+
+    @property
+    def _most_ranks(self) -> int:
         return 2 if self.midpoint else max(1, len(self.ranks) + len(self.quantiles))
 
     @property

@@ -30,13 +30,14 @@ from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.methods import order
 from securemedian.mpc.methods.base import Chunk, FixedPoint, Published
+from securemedian.mpc.methods.groups import Grouped
 from securemedian.mpc.methods.reveal import open_ring
 from securemedian.mpc.options import as_written, option
 from securemedian.mpc.party import Party
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(FixedPoint):
+class TrimmedMean(Grouped, FixedPoint):
     """The mean of fixed-point values without the smallest and the largest."""
 
     name = "trimmed-mean"
@@ -123,7 +124,7 @@ def kept_sum(
     ends = dropped(clients, trim)
     if ends == 0:
         return RingShare(ring.reduce(values.sum(axis=0, dtype=values.dtype), bits))
-    small = order.signed_bits(clients)
+    small = ring.signed_bits(clients)
     positions = order.positions(party, values, bits, [1] * clients, small, batch)
     low = np.full((clients, 1), ends)
     kept = order.within(party, positions, low, clients - low, small)
@@ -135,6 +136,6 @@ def demand(dim: int, clients: int, bits: int, trim: float) -> Demand:
     """Return the correlations of `kept_sum`."""
     if dropped(clients, trim) == 0:
         return Demand()
-    small, count = order.signed_bits(clients), clients * dim
+    small, count = ring.signed_bits(clients), clients * dim
     kept = order.within_demand(count, small) + multiplex_demand(count, bits)
     return order.positions_demand(dim, clients, bits, small) + kept

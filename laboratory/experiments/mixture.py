@@ -1,0 +1,245 @@
+"""Byzantine-robust IFCA on a mixture of linear models, as in Section 6 of Tao, Yang and Kulkarni.
+
+m clients, PER_GROUP for each of the k groups, have POINTS data points y = <x, theta_j> + noise
+each, x from N(0, I_d), the noise of variance NOISE, theta_j from Bernoulli(1/2) scaled to length 1.
+A part ALPHA of them is faulty: the data of each follow a vector of its own, of length 3, and it
+sends the gradient at 3 theta. What is measured is dist, the mean over the groups of
+|theta_hat_j - theta_j|.
+
+All of it is computed in the clear: a round through S0 and S1 gives the same median of the same
+updates (tests/test_group_rounds.py). The paper does not say how it starts. Here each theta_j begins
+at a random point that is NEAR times as far from the true one as the two nearest true ones are from
+each other; the Three-Stage algorithm (Ghosh et al., 2019) needs no start.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.laboratory import plots
+from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.methods.trimmed_mean import dropped
+from securemedian.mpc.ring import median_rank
+
+if TYPE_CHECKING:
+    from securemedian.laboratory.experiments.catalogue import Design
+
+PER_GROUP, POINTS = 40, 100
+ALPHA, TRIM, NOISE = 0.05, 0.05, 0.2
+NEAR = 0.4
+# of gradient descent on |y - X theta|^2 / POINTS, whose Hessian has the mean 2 I
+STEP = 0.1
+# steps of the clustering of the Three-Stage algorithm, and how often it is begun anew
+STAGE_TWO, RESTARTS = 100, 10
+
+Vectors = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Combine = Callable[[Vectors], Vectors]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The clients' data, and what they were drawn from."""
+
+    # (k, d)
+    truth: Vectors
+    # (m, POINTS, d) and (m, POINTS)
+    inputs: Vectors
+    outputs: Vectors
+    # the last of the clients
+    faulty: int
+
+    @classmethod
+    def draw(cls, groups: int, dim: int, rng: np.random.Generator) -> "Mixture":
+        """Draw the data of PER_GROUP clients per group."""
+        clients = PER_GROUP * groups
+        faulty = round(ALPHA * clients)
+        truth = _directions(groups, dim, rng)
+        own = truth[np.arange(clients) % groups]
+        own[clients - faulty :] = 3 * _directions(faulty, dim, rng)
+        inputs = rng.normal(size=(clients, POINTS, dim))
+        outputs = np.einsum("cpd,cd->cp", inputs, own)
+        outputs += rng.normal(0, NOISE**0.5, outputs.shape)
+        return cls(truth, inputs, outputs, faulty)
+
+    @property
+    def clients(self) -> int:
+        """Return m."""
+        return len(self.outputs)
+
+    def near(self, rng: np.random.Generator) -> Vectors:
+        """Return where the models start, (k, d)."""
+        apart = np.linalg.norm(self.truth[:, None] - self.truth[None], axis=2)
+        least = apart[~np.eye(len(apart), dtype=bool)].min()
+        away = rng.normal(size=self.truth.shape)
+        away *= NEAR * least / np.linalg.norm(away, axis=1, keepdims=True)
+        return np.asarray(self.truth + away)
+
+    def chosen(self, models: Vectors) -> Indices:
+        """Return which model (k, d) has the smallest loss at each client."""
+        errors = np.einsum("cpd,kd->ckp", self.inputs, models) - self.outputs[:, None]
+        return np.asarray((errors**2).sum(axis=2).argmin(axis=1))
+
+    def gradients(self, models: Vectors, chosen: Indices) -> Vectors:
+        """Return what each client sends for the model that it chose, (m, d)."""
+        at = models[chosen]
+        at[self.clients - self.faulty :] *= 3
+        errors = np.einsum("cpd,cd->cp", self.inputs, at) - self.outputs
+        return np.asarray(2 / POINTS * np.einsum("cp,cpd->cd", errors, self.inputs))
+
+    def minimisers(self) -> Vectors:
+        """Return the least-squares solution of each client, of least norm, (m, d)."""
+        return np.asarray(np.matmul(np.linalg.pinv(self.inputs), self.outputs[..., None])[..., 0])
+
+    def distance(self, models: Vectors) -> float:
+        """Return dist of the models (k, d), matched with the true ones as fits best."""
+        from scipy.optimize import linear_sum_assignment
+
+        apart = np.linalg.norm(self.truth[:, None] - models[None], axis=2)
+        return float(apart[linear_sum_assignment(apart)].mean())
+
+
+def median(updates: Vectors) -> Vectors:
+    """Return the lower median of each coordinate."""
+    return np.asarray(np.sort(updates, axis=0)[median_rank(len(updates)) - 1])
+
+
+def trimmed_mean(updates: Vectors) -> Vectors:
+    """Return the mean of each coordinate without the part TRIM of the updates at either end."""
+    ends = dropped(len(updates), TRIM)
+    return np.asarray(np.sort(updates, axis=0)[ends : len(updates) - ends].mean(axis=0))
+
+
+def mean(updates: Vectors) -> Vectors:
+    """Return the mean of each coordinate."""
+    return np.asarray(updates.mean(axis=0))
+
+
+def ifca(data: Mixture, start: Vectors, combine: Combine, iterations: int) -> Vectors:
+    """Return the models (k, d) after so many iterations, in each of which clients choose anew."""
+    models = start
+    for _ in range(iterations):
+        models = _descended(data, models, data.chosen(models), combine)
+    return models
+
+
+def three_stage(data: Mixture, iterations: int, rng: np.random.Generator) -> Vectors:
+    """Return the models (k, d) of the Three-Stage algorithm: solve, cluster once, then descend."""
+    centres, clusters = trimmed_k_means(data.minimisers(), len(data.truth), rng)
+    models = centres
+    for _ in range(iterations):
+        models = _descended(data, models, clusters, trimmed_mean)
+    return models
+
+
+def trimmed_k_means(
+    points: Vectors, count: int, rng: np.random.Generator
+) -> tuple[Vectors, Indices]:
+    """Return `count` centres and the centre of each point, where the farthest do not move any.
+
+    The part ALPHA of the points that is farthest from its centre is left out of each step. It is
+    begun at points drawn at random, RESTARTS times, and that with the nearest points is taken.
+    """
+    kept = len(points) - dropped(len(points), ALPHA)
+    best, least = points[:count], np.inf
+    for _ in range(RESTARTS):
+        centres = points[rng.choice(len(points), count, replace=False)]
+        for _ in range(STAGE_TWO):
+            apart = _apart(points, centres)
+            near = np.argsort(apart.min(axis=1), kind="stable")[:kept]
+            own = apart.argmin(axis=1)[near]
+            moved = np.stack(
+                [
+                    points[near][own == centre].mean(axis=0) if (own == centre).any() else old
+                    for centre, old in enumerate(centres)
+                ]
+            )
+            if np.array_equal(moved, centres):
+                break
+            centres = moved
+        total = float(np.sort(_apart(points, centres).min(axis=1) ** 2)[:kept].sum())
+        if total < least:
+            best, least = centres, total
+    return best, np.asarray(_apart(points, best).argmin(axis=1))
+
+
+def by_dimension(design: "Design") -> list[dict[str, Any]]:
+    """Return per k and d the mean of dist over the seeds, and its standard error, by method."""
+    found = []
+    for groups in design.groups:
+        for dim in design.dims:
+            trials = [_trial(groups, dim, design.rounds, seed) for seed in design.seeds]
+            row: dict[str, Any] = {"groups": groups, "clients": PER_GROUP * groups, "dim": dim}
+            for name in trials[0]:
+                values = np.array([trial[name] for trial in trials])
+                error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+                row[name] = {"dist": float(values.mean()), "error": float(error)}
+            found.append(row)
+    return found
+
+
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+    """Draw dist by d for each k, and by k for the largest d."""
+    panels = [
+        _panel(
+            f"k = {groups}, {PER_GROUP * groups} clients",
+            "d",
+            "dim",
+            [row for row in found if row["groups"] == groups],
+        )
+        for groups in design.groups
+    ]
+    most = max(design.dims)
+    panels.append(_panel(f"d = {most}", "k", "groups", [r for r in found if r["dim"] == most]))
+    title = f"{figure}: a mixture of linear models, {len(design.seeds)} trials"
+    return plots.save(stem, title, panels)
+
+
+def _trial(groups: int, dim: int, iterations: int, seed: int) -> dict[str, float]:
+    rng = np.random.default_rng((seed, groups, dim))
+    data = Mixture.draw(groups, dim, rng)
+    start = data.near(rng)
+    found = {
+        name: data.distance(ifca(data, start, combine, iterations))
+        for name, combine in (("median", median), ("trimmed mean", trimmed_mean), ("mean", mean))
+    }
+    return found | {"three-stage": data.distance(three_stage(data, iterations, rng))}
+
+
+def _descended(data: Mixture, models: Vectors, groups: Indices, combine: Combine) -> Vectors:
+    """Return the models after a step down the combined gradients of the clients of each."""
+    sent = data.gradients(models, groups)
+    after = models.copy()
+    for group in range(len(models)):
+        if (groups == group).any():
+            after[group] -= STEP * combine(sent[groups == group])
+    return after
+
+
+def _directions(count: int, dim: int, rng: np.random.Generator) -> Vectors:
+    """Return vectors (count, dim) of 0 and 1, no two alike and none zero, scaled to length 1."""
+    drawn = rng.integers(0, 2, (count, dim))
+    while not drawn.any(axis=1).all() or len(np.unique(drawn, axis=0)) < count:
+        drawn = rng.integers(0, 2, (count, dim))
+    return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+
+def _apart(points: Vectors, centres: Vectors) -> Vectors:
+    """Return the distances (points, centres)."""
+    squares = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1) - 2 * points @ centres.T
+    return np.asarray(np.sqrt(np.maximum(squares, 0)))
+
+
+def _panel(title: str, label: str, key: str, rows: Sequence[dict[str, Any]]) -> Panel:
+    lines = []
+    for name in ("median", "trimmed mean", "mean", "three-stage"):
+        points = [(row[key], row[name]["dist"], row[name]["error"]) for row in rows]
+        x, y, error = zip(*points, strict=True)
+        low = [value - wide for value, wide in zip(y, error, strict=True)]
+        high = [value + wide for value, wide in zip(y, error, strict=True)]
+        lines.append(Line(name, x, y, low, high))
+    return Panel(title, label, "dist", lines, log_y=True)

@@ -1,0 +1,345 @@
+"""Rounds of several groups: each group's model follows its own clients, and nobody learns who."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from securemedian.clients.upload import Round, encode_update
+from securemedian.laboratory import plaintext
+from securemedian.mpc.arrays import PublicBits, PublicValues
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.methods import bucketed
+from securemedian.mpc.methods.base import Method
+from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.optimiser import Momentum
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.pipeline import Cost, check_values, demand, run_round
+from securemedian.mpc.plan import predict
+from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.ranges.follow import FollowRange
+from securemedian.mpc.training import Training, finish
+from securemedian.servers.store import Store
+from securemedian.servers.training import begin
+from tests.parties import make_parties, run_both, run_rounds, shared
+
+DIM = 300
+
+
+def start(groups: int, dim: int = DIM) -> Training:
+    """Return a training run of some groups, whose models and scales differ."""
+    rng = np.random.default_rng(groups)
+    runs = [
+        Training(
+            CoordinateRange(),
+            rng.normal(size=dim).astype(np.float32),
+            rng.uniform(15, 40, dim).astype(np.float32),
+            3,
+        )
+        for _ in range(groups)
+    ]
+    return Training.of_groups(runs)
+
+
+def ran(
+    params: RoundParams,
+    before: Training,
+    updates: NDArray[Any],
+    groups: Sequence[int] | NDArray[np.int64],
+    protocol: ProtocolParams | None = None,
+) -> PublicValues:
+    """Run a round in process and return its opened values."""
+    labels = list(groups) if params.method.visible else []
+    published = before.published_for(params)
+    seen = Round("4-a", 4, params, 0, groups=published.groups)
+    halves = []
+    for update, group in zip(updates, groups, strict=True):
+        values = encode_update(update, seen.of_group(group))
+        halves.append(shared(params, params.method.in_group(values, group)))
+    protocol = protocol or ProtocolParams(lanes=1, chunk=128)
+    lanes = make_parties(protocol.lanes)
+    one, other = run_both(
+        lambda j: run_round(lanes[j], params, protocol, [pair[j] for pair in halves], groups=labels)
+    )
+    assert np.array_equal(one.values, other.values)
+    return PublicValues(one.values)
+
+
+VISIBLE = [
+    Bucketed(buckets=16, groups=3, membership="visible"),
+    Bucketed(buckets=8, groups=3, membership="visible", uploads="unverified", schedule="scan"),
+    Radix(groups=3, membership="visible"),
+    Radix(encoding="buckets", groups=3, membership="visible"),
+    TrimmedMean(groups=3, membership="visible", trim=0.3),
+]
+
+
+@pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.label)
+def test_visible_groups_are_a_round_each(method: Method) -> None:
+    rng = np.random.default_rng(4)
+    chosen = rng.permutation([0] * 5 + [1] * 2 + [2] * 4).tolist()
+    updates = rng.normal(size=(11, DIM)) * 4
+    params = RoundParams(method, DIM, 11, min_clients=3)
+    before = start(3)
+    opened = ran(params, before, updates, chosen, ProtocolParams(lanes=2, chunk=128))
+    assert not opened[1].any() and params.published_groups(opened, chosen) == [0, 2]
+    after, results = finish(before, params, opened, 11, chosen)
+    want = plaintext.published(updates, params, before.published_for(params), groups=chosen)
+    assert np.array_equal(results, want)
+    assert np.array_equal(results[1], before.groups[1].arrays["model"])
+    assert [run.published for run in after.groups] == [4] * 3
+
+
+@pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.label)
+def test_rounds_of_visible_groups_are_planned_as_if_these_were_of_one_size(method: Method) -> None:
+    params = RoundParams(method, DIM, 12, min_clients=3)
+    protocol = ProtocolParams(lanes=1, chunk=128)
+    published = start(3).published_for(params)
+    seen = Round("4-a", 4, params, 0, groups=published.groups).of_group(0)
+    halves = [shared(params, encode_update(np.ones(DIM), seen)) for _ in range(12)]
+    lanes = make_parties(1)
+
+    def run(j: int) -> Cost:
+        uploads, groups = [pair[j] for pair in halves], [0, 1, 2] * 4
+        cost = run_round(lanes[j], params, protocol, uploads, groups=groups).cost
+        if not method.checks_values:
+            return cost
+        return check_values(lanes[j], params, protocol, uploads).cost.after(cost)
+
+    cost, _ = run_both(run)
+    planned = predict(params, [1] * 12, protocol).costs[0]
+    assert planned.ots == cost.ots > 0
+    dealt = planned.checking_bytes_sent if params.dealing else 0
+    assert planned.bytes_sent - dealt == cost.bytes_sent
+
+
+def test_what_hides_no_groups_or_gives_several_results_is_refused() -> None:
+    for method in (Radix, TrimmedMean):
+        with pytest.raises(ConfigError, match=f"{method.name} cannot hide which group"):
+            method(groups=2)
+    with pytest.raises(ConfigError, match="leave out ranks, quantiles and midpoint"):
+        Radix(groups=2, membership="visible", midpoint=True)
+    with pytest.raises(ConfigError, match="several groups take no weights"):
+        Radix(groups=2, membership="visible", weights={"a": 1, "b": 1, "c": 1})
+    # as many buckets as there may be, of each group
+    Bucketed(groups=64, buckets=32, membership="visible")
+
+
+@pytest.mark.parametrize("schedule", ["scan", "bisect"])
+@pytest.mark.parametrize(("groups", "buckets"), [(2, 16), (3, 5), (4, 16), (16, 3)])
+def test_each_group_gets_the_median_of_its_own_clients(
+    groups: int, buckets: int, schedule: str
+) -> None:
+    rng = np.random.default_rng(buckets)
+    # of 1, 2, .. clients, so that some are too few; their order is mixed
+    chosen = rng.permutation(np.repeat(np.arange(groups), np.arange(groups) % 4 + 1))
+    updates = rng.normal(size=(len(chosen), DIM)) * 4
+    updates[:, :50] = rng.choice([-np.inf, 1e30, 0.0, 0.5], (len(chosen), 50))
+    method = Bucketed(buckets=buckets, groups=groups, schedule=schedule)
+    params = RoundParams(method, DIM, len(chosen), min_clients=3)
+    before = start(groups)
+    opened = ran(params, before, updates, chosen)
+    after, results = finish(before, params, opened, len(chosen))
+    want = plaintext.published(
+        updates, params, before.published_for(params), groups=chosen.tolist()
+    )
+    assert results.dtype == np.float32 and np.array_equal(results, want)
+    enough = [group for group in range(groups) if np.count_nonzero(chosen == group) >= 3]
+    assert method.published_groups(opened) == enough
+    assert 0 < len(enough) < groups or groups == 2
+    for group, (old, new) in enumerate(zip(before.groups, after.groups, strict=True)):
+        assert new.published == 4 and new.model is not None and old.model is not None
+        assert np.array_equal(new.model, results[group])
+        # the model and the range of a group without a result stay
+        moved = not np.array_equal(new.scale, old.scale)
+        assert moved == (group in enough) == (not np.array_equal(new.model, old.model))
+
+
+def test_the_lower_median_of_any_number_of_clients_in_a_group() -> None:
+    """All ties, all sizes: 2 H >= n is H >= ceil(n / 2)."""
+    for size in range(1, 8):
+        votes = np.array(np.meshgrid(*[[0, 1, 2]] * min(size, 4))).reshape(min(size, 4), -1)
+        votes = np.concatenate([votes, np.full((size - len(votes), votes.shape[1]), 1)])
+        method = Bucketed(buckets=3, groups=2)
+        params = RoundParams(method, votes.shape[1], 9)
+        others = np.full((9 - size, votes.shape[1]), 5)
+        halves = [shared(params, row[None]) for row in np.concatenate([votes, others])]
+        outcome, _ = run_rounds(make_parties(), params, halves)
+        want = np.sort(votes, axis=0)[(size - 1) // 2]
+        if size == 1:
+            want = np.full_like(want, 3)
+        assert np.array_equal(outcome.values[0], want)
+        assert (outcome.values[1] == (2 if size < 8 else 3)).all()
+
+
+def test_a_client_has_one_vote_per_coordinate_whatever_it_votes_for() -> None:
+    """A client that votes for another group in every coordinate counts once in each of these."""
+    rng = np.random.default_rng(1)
+    method = Bucketed(buckets=8, groups=2)
+    params = RoundParams(method, DIM, 5, min_clients=2)
+    honest = np.array([rng.integers(0, 8, DIM) + 8 * group for group in (0, 0, 1, 1)])
+    astray = np.where(np.arange(DIM) % 2, 7, 8)
+    halves = [shared(params, row[None]) for row in [*honest, astray]]
+    outcome, _ = run_rounds(make_parties(), params, halves)
+    columns = np.array([*honest, astray])
+    for group in (0, 1):
+        for coordinate, got in enumerate(outcome.values[group]):
+            mine = columns[:, coordinate] - 8 * group
+            ranked = np.sort(mine[(mine >= 0) & (mine < 8)])
+            assert got == ranked[(len(ranked) - 1) // 2]
+
+
+@pytest.mark.parametrize("schedule", ["scan", "bisect"])
+def test_what_is_opened_are_bits_of_the_results_and_who_has_enough(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group that is too small, or of a size, no opened bit tells anything."""
+    open_bits, opened = bucketed.open_bits, []
+
+    def recorded(party: Any, shares: Any, count: int) -> PublicBits:
+        bits = open_bits(party, shares, count)
+        if party.number == 0:
+            opened.append(bits)
+        return bits
+
+    monkeypatch.setattr(bucketed, "open_bits", recorded)
+    rng = np.random.default_rng(2)
+    chosen = [0, 0, 0, 1, 2, 2, 2, 2]
+    params = RoundParams(Bucketed(buckets=8, groups=3, schedule=schedule), 200, 8, min_clients=3)
+    before = start(3, 200)
+    values = ran(params, before, rng.normal(size=(8, 200)) * 4, chosen, ProtocolParams(lanes=1))
+    enough, *rounds = opened
+    assert enough.tolist() == [1, 0, 1]
+    # a group that is too small is compared as if all its clients were in the first bucket
+    result = np.where(values == 8, 0, values).astype(int)
+    if schedule == "scan":
+        want = result[None] <= np.arange(7)[:, None, None]
+        assert np.array_equal(rounds[0].reshape(7, 3, 200), want)
+        return
+    low = np.zeros_like(result)
+    for step, bits in zip((4, 2, 1), rounds, strict=True):
+        asked = np.minimum(low + step - 1, 6)
+        assert np.array_equal(bits.reshape(3, 200), result <= asked)
+        low += np.where(result <= asked, 0, step)
+
+
+def test_the_size_of_no_message_depends_on_the_groups() -> None:
+    params = RoundParams(Bucketed(buckets=8, groups=4), DIM, 6, min_clients=2)
+    costs = set()
+    for chosen in ([0] * 6, [0, 1, 2, 3, 3, 3], [1, 1, 2, 2, 3, 3]):
+        halves = [shared(params, np.full((1, DIM), 8 * group + 2)) for group in chosen]
+        outcome, _ = run_rounds(make_parties(), params, halves)
+        cost = outcome.cost
+        costs.add((cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds))
+    assert len(costs) == 1
+
+
+def test_a_round_of_groups_is_planned_to_the_byte_and_within_six_times_one_of_one() -> None:
+    params = RoundParams(Bucketed(buckets=8, groups=4), 3000, 12)
+    single = replace(params, method=Bucketed(buckets=8))
+    protocol = ProtocolParams(lanes=2, chunk=1024)
+    halves = [shared(params, np.full((1, 3000), 9)) for _ in range(12)]
+    outcome, _ = run_rounds(make_parties(2), params, halves, protocol)
+    (planned, _), (one, _) = (predict(each, [1] * 12, protocol).costs for each in (params, single))
+    online = planned.bytes_sent - planned.checking_bytes_sent
+    assert (planned.ots, online) == (outcome.cost.ots, outcome.cost.bytes_sent)
+    assert demand(params, [1] * 12, 3000).ots < 6 * demand(single, [1] * 12, 3000).ots
+    assert planned.bytes_sent < 6 * one.bytes_sent
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": 0}, "groups must be a whole number from 1"),
+        ({"groups": 5}, "5 groups of 16 buckets are 80 to deal, which takes at most 64"),
+        ({"groups": 2, "uploads": "unverified"}, "hidden groups need uploads dealt"),
+        ({"groups": 2, "weights": {"a": 1, "b": 1, "c": 1}}, "several groups take no weights"),
+    ],
+)
+def test_groups_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Bucketed(**options)
+
+
+def test_a_ring_that_cannot_hold_the_differences_is_refused() -> None:
+    """-n..n takes one bit more than the counts."""
+    RoundParams(Bucketed(buckets=8, groups=2, ring_bits=5), 1, 15)
+    with pytest.raises(ConfigError, match="ring_bits 4 cannot count"):
+        RoundParams(Bucketed(buckets=8, groups=2, ring_bits=4), 1, 15)
+    assert RoundParams(Bucketed(buckets=8, groups=2), 1, 15).ring_bits == 5
+
+
+def test_a_round_begins_and_goes_on_with_a_model_per_group() -> None:
+    params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
+    models = np.arange(8, dtype=np.float32).reshape(2, 4)
+    fresh = begin(Training(), params, {}, False, models, {"optimiser": "momentum"})
+    assert [run.model.tolist() for run in fresh.groups if run.model is not None] == models.tolist()
+    assert fresh.number == 1 and fresh.optimiser == Momentum()
+    assert begin(fresh, params, {}, False, None) is fresh
+    values = np.array([[3, 4, 5, 6], [16] * 4], np.uint16)
+    after, _ = finish(fresh, params, PublicValues(values), 5)
+    gone_on = begin(after, params, {}, False, None)
+    assert gone_on is after and after.number == 2
+    again = begin(after, params, {}, True, None)
+    assert again.number == 1 and again.groups[0].moments is None
+    other = begin(after, params, {"policy": "constant", "initial": 2.0}, False, None)
+    assert other.policy.name == "constant" and other.number == 2
+    assert [run.scale for run in other.groups] == [2.0, 2.0]
+    # one model again
+    single = RoundParams(Bucketed(buckets=16), 4, 5)
+    assert not begin(after, single, {}, False, models[0]).groups
+
+
+def test_models_that_do_not_fit_the_groups_are_refused() -> None:
+    params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
+    models = np.zeros((2, 4), np.float32)
+    kept = begin(Training(), params, {}, False, models)
+    for wrong in (np.zeros(4), np.zeros((3, 4)), np.zeros((2, 3)), np.zeros((2, 4, 1))):
+        with pytest.raises(InputError, match=r"global models? "):
+            begin(kept, params, {}, False, wrong.astype(np.float32))
+    with pytest.raises(ConfigError, match="groups = 2 needs a model for each, and 0 are kept"):
+        begin(Training(), params, {}, False, None)
+    with pytest.raises(ConfigError, match="groups = 1 needs a model for each, and 2 are kept"):
+        begin(kept, RoundParams(Bucketed(buckets=16), 4, 5), {}, False, None)
+    with pytest.raises(ConfigError, match="and 1 are kept"):
+        begin(kept.groups[0], params, {}, False, None)
+
+
+def test_a_training_run_of_groups_is_stored_and_sent_as_arrays(tmp_path: Any) -> None:
+    params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
+    run = begin(Training(), params, {}, False, np.ones((2, 4), np.float32), {"optimiser": "adam"})
+    # the range of a group without a result is still that of a first round
+    values = np.array([[3, 4, 5, 6], [16] * 4], np.uint16)
+    run, _ = finish(run, params, PublicValues(values), 5)
+    assert isinstance(run.policy, FollowRange)
+    assert [one.scale.ndim for one in run.groups] == [1, 0]
+    store = Store(tmp_path / "state")
+    store.save_training(run)
+    loaded = store.load_training()
+    assert loaded.digest == run.digest and len(loaded.groups) == 2
+    assert set(loaded.arrays) == {"model.0", "scale.0", "moments.0", "model.1", "scale.1"}
+    missing = {name: array for name, array in run.arrays.items() if name != "scale.0"}
+    with pytest.raises(KeyError):
+        Training.of_arrays(run.policy, 1, run.optimiser, missing)
+
+
+def test_a_client_chooses_the_model_with_the_smallest_loss() -> None:
+    params = RoundParams(Bucketed(buckets=8, groups=3), DIM, 5)
+    before = start(3)
+    seen = Round("4-a", 4, params, 0, groups=before.published_for(params).groups)
+    assert len(seen.models) == 3
+    assert seen.choose(lambda model: abs(model - seen.models[1]).sum()) == 1
+    assert seen.choose(lambda model: 0.0) == 0
+    losses = iter([float("nan"), 3.0, float("inf")])
+    assert seen.choose(lambda model: next(losses)) == 1
+    for group in (-1, 3):
+        with pytest.raises(InputError, match="its groups are 0 to 2"):
+            seen.of_group(group)
+    with pytest.raises(ConfigError, match="no models to choose from"):
+        Round("4-a", 4, params, 0).choose(lambda model: 0.0)

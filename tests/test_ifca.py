@@ -1,0 +1,113 @@
+"""Byzantine-robust IFCA in the laboratory: mixtures of linear models, and rotated images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+for module in ("torch", "sklearn", "matplotlib"):
+    pytest.importorskip(module)
+
+from securemedian import cli  # noqa: E402
+from securemedian.laboratory import data, models  # noqa: E402
+from securemedian.laboratory.data.rotate import rotate  # noqa: E402
+from securemedian.laboratory.experiments import catalogue, mixture, rotated  # noqa: E402
+from securemedian.mpc.errors import ConfigError  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def drawn(groups: int = 2, dim: int = 10, seed: int = 1) -> mixture.Mixture:
+    return mixture.Mixture.draw(groups, dim, np.random.default_rng(seed))
+
+
+def design(name: str, **chosen: Any) -> catalogue.Design:
+    models.use_one_thread()
+    return catalogue.design(catalogue.EXPERIMENTS[name], data.load(), {}, chosen)
+
+
+def test_robust_models_of_a_mixture_come_near_and_the_mean_does_not() -> None:
+    found = drawn()
+    start = found.near(np.random.default_rng(2))
+    assert found.distance(start) > 0.2
+    distances = {
+        combine: found.distance(mixture.ifca(found, start, combine, 60))
+        for combine in (mixture.median, mixture.trimmed_mean, mixture.mean)
+    }
+    assert distances[mixture.median] < distances[mixture.mean] / 2
+    assert distances[mixture.trimmed_mean] < distances[mixture.mean] / 1.5
+    assert distances[mixture.median] < 0.06
+
+
+def test_the_three_stage_algorithm_finds_groups_of_few_dimensions_without_a_start() -> None:
+    found = drawn()
+    models_ = mixture.three_stage(found, 60, np.random.default_rng(3))
+    assert found.distance(models_) < 0.06
+    assert found.distance(models_[::-1]) == found.distance(models_)
+
+
+def test_honest_clients_choose_their_own_group_from_a_near_start() -> None:
+    found = drawn(groups=3)
+    honest = found.clients - found.faulty
+    chosen = found.chosen(found.near(np.random.default_rng(2)))
+    assert (chosen[:honest] == np.arange(honest) % 3).mean() > 0.95
+
+
+def test_gradients_are_those_of_the_loss() -> None:
+    found = drawn()
+    at, chosen = found.truth + 0.1, np.zeros(found.clients, np.int64)
+    sent, step = found.gradients(at, chosen), 1e-6
+    for client, scale in ((0, 1), (found.clients - 1, 3)):
+
+        def loss(theta: np.ndarray, client: int = client) -> float:
+            residuals = found.outputs[client] - found.inputs[client] @ theta
+            return float((residuals**2).mean())
+
+        moved = [scale * at[0] + step * axis for axis in np.eye(10)]
+        slopes = [(loss(one) - loss(scale * at[0])) / step for one in moved]
+        assert np.allclose(sent[client], slopes, atol=1e-3)
+
+
+def test_a_row_per_number_of_groups_and_dimension() -> None:
+    made = design("ifca", groups=[2], dims=[5, 8], seeds=[1, 2], rounds=20)
+    rows = mixture.by_dimension(made)
+    assert [(row["groups"], row["clients"], row["dim"]) for row in rows] == [
+        (2, 80, 5),
+        (2, 80, 8),
+    ]
+    for row in rows:
+        assert row["median"]["dist"] < row["mean"]["dist"] and row["median"]["error"] > 0
+
+
+def test_both_experiments_are_saved_drawn_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, options in (
+        ("ifca", ["--groups", "2,3", "--dims", "5", "--rounds", "5"]),
+        ("ifca-rotated", ["--groups", "2", "--clients", "5", "--images", "10", "--rounds", "1"]),
+    ):
+        folder = tmp_path / name
+        assert cli.main(["experiment", name, *options, "--seeds", "1", "--out", str(folder)]) == 0
+        assert catalogue.EXPERIMENTS[name].figure in capsys.readouterr().out
+        assert (folder / f"{name}-digits.png").exists()
+        assert json.loads((folder / f"{name}-digits.json").read_text())["results"]
+
+
+def test_images_are_turned() -> None:
+    images = np.arange(9, dtype=np.float32)[None]
+    assert rotate(images, 1)[0].tolist() == [2, 5, 8, 1, 4, 7, 0, 3, 6]
+    assert np.array_equal(rotate(rotate(images, 1), 3), images)
+    assert rotate(images, 4).tolist() == images.tolist()
+    with pytest.raises(ConfigError, match="rows of 6 values are not"):
+        rotate(np.zeros((1, 6), np.float32), 1)
+
+
+def test_each_rotation_gets_a_model_of_its_own_although_faulty_clients_join_the_smallest() -> None:
+    made = design("ifca-rotated", groups=[2], clients=7, attackers=1, rounds=4, images=100)
+    rows = rotated.by_round(made)
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    last: dict[str, float] = rows[-1]
+    assert last["bucketed, hidden groups"] > last["median, one model"] + 10
+    assert last["bucketed, hidden groups"] > last["mean, groups"]
