@@ -147,9 +147,10 @@ class RoundParams:
         begin: int,
         end: int,
         batch: int,
+        coin: bytes = b"",
     ) -> Chunk:
         """Return coordinates [begin, end) of a round on these uploads."""
-        return Chunk(uploads, weights, self.layout, self.max_clients, begin, end, batch)
+        return Chunk(uploads, weights, self.layout, self.max_clients, begin, end, batch, coin)
 
     def unpack_opened(self, words: Words, total: int) -> PublicValues:
         """Return the opened values, shape (results, d), of a round whose clients weigh `total`.

@@ -24,7 +24,7 @@ from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.prg import SEED_BYTES, Entropy, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
 # Takes the coordinates done, and the coordinates in all.
@@ -108,6 +108,8 @@ class Outcome:
     # (results, dim): what the servers learn, or with result_to = "clients" this party's shares
     values: Result = field(repr=False)
     cost: Cost
+    # what was tossed for the round; empty for methods that do not toss
+    coin: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def run_round(
     uploads: Sequence[share.Upload],
     progress: Progress | None = None,
     weights: Sequence[int] | None = None,
+    entropy: Entropy = os_entropy,
 ) -> Outcome:
     """Compute the result of a round, while the other party does the same.
 
@@ -212,25 +215,32 @@ def run_round(
     both parties agreed on, and `weights` the public weights in the same order, by default 1. Blocks
     until the round is done. The first error of any lane is raised after the channels of all lanes
     are closed. Raises InputError for no uploads or too many.
+
+    `entropy` is what this party tosses with, where the method tosses. SECURITY: a run that breaks
+    off is repeated with the same, because two results of the same uploads under two coins tell
+    more than one.
     """
     _check_count(params, uploads)
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
+    coin = b""
+    if params.method.tosses:
+        coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
     chunks = cut(params, len(uploads), len(parties), chunk, batch)
     results: dict[int, Result] = {}
     report = _Report(params.dim, progress)
 
     def lane(number: int) -> None:
         for begin, end in chunks[number :: len(parties)]:
-            piece = params.chunk(uploads, weights, begin, end, batch)
+            piece = params.chunk(uploads, weights, begin, end, batch, coin)
             results[begin] = compute(parties[number], params, piece)
             report.add(end - begin)
 
     run_lanes(parties, lane)
     # numpy forgets which of the two the chunks were; they are all the same
     values = cast(Result, np.concatenate([results[begin] for begin, _ in chunks], axis=1))
-    return Outcome(values, meter.read())
+    return Outcome(values, meter.read(), coin)
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:

@@ -31,7 +31,7 @@ from securemedian.mpc import share
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel, Traffic, frame_size
 from securemedian.mpc.correlations.pool import Pool
-from securemedian.mpc.dealing import Dealing, DealtUpload, messages
+from securemedian.mpc.dealing import Dealing, DealtUpload, messages, toss_messages
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender, checked_block
@@ -122,6 +122,8 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
     if params.dealing is not None:
         checking = (_dealings_checked(params.dealing, len(weights)),) * 2
     lanes[0].add(rehearsal.opening(protocol))
+    if params.method.tosses:
+        lanes[0].add(rehearsal.toss())
     for number, size in enumerate(sizes):
         at = number % protocol.lanes
         part = rehearsal.chunk(size, states[at])
@@ -171,7 +173,8 @@ def rehearse(
     dealt, upload = params.dealing, _NoUpload()
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
-    compute(party, params, params.chunk(uploads, weights, 0, size, batch))
+    chunk = params.chunk(uploads, weights, 0, size, batch, coin=bytes(SEED_BYTES))
+    compute(party, params, chunk)
 
 
 def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
@@ -388,6 +391,18 @@ class _Rehearsal:
     def opening(self, protocol: ProtocolParams) -> _Part:
         """Return what lane 0 does before its first chunk."""
         return self._aside(lambda party: exchange_wishes([party], protocol))
+
+    def toss(self) -> _Part:
+        """Return what lane 0 does to toss the coin of a round."""
+
+        def exchange(party: Party) -> None:
+            for sent, label, dtype, shape in toss_messages():
+                if sent:
+                    party.channel.send(label, np.zeros(shape, dtype))
+                else:
+                    party.channel.recv(label, dtype, shape)
+
+        return self._aside(exchange)
 
     def verdicts(self, clients: int) -> _Part:
         """Return what lane 0 does when all values are checked."""

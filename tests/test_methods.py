@@ -77,9 +77,11 @@ def published_round(
         values = (values + other.values).astype(values.dtype)
     else:
         assert (one.values == other.values).all()
+    assert one.coin == other.coin and bool(one.coin) == params.method.tosses
     before = Training(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
-    return results, plaintext.published(updates, params, before.published_for(params), weights)
+    published = replace(before.published_for(params), coin=one.coin)
+    return results, plaintext.published(updates, params, published, weights)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])

@@ -42,6 +42,8 @@ class Published:
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     # how buckets of this scale lie
     policy: RangePolicy | None = None
+    # what the servers tossed for the round, once it has a result; empty for methods that do not
+    coin: bytes = b""
 
     def bucketize(self, values: ArrayLike, buckets: int) -> NDArray[np.uint16]:
         """Return the bucket of each value, in the shape of `values` (.., d).
@@ -80,6 +82,8 @@ class Chunk:
     end: int
     # the most comparisons to run at once
     batch: int
+    # what the servers tossed for the round, for methods that toss
+    coin: bytes = b""
 
     @property
     def dim(self) -> int:
@@ -138,6 +142,8 @@ class Method(ABC):
     splits: ClassVar[bool] = False
     # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
     checks_values: ClassVar[bool] = False
+    # whether the servers toss a coin for each round once it is closed, which `compute` is given
+    tosses: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
