@@ -1,6 +1,7 @@
 """A round's result computed in the clear, to compare with, and two plain yardsticks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,16 @@ def published(
     params: RoundParams,
     before: Published,
     weights: Sequence[int] | None = None,
+    coin: bytes = b"",
 ) -> NDArray[np.float32]:
     """Return the results that a round must publish, of shape (ranks, d).
 
-    `updates` (n, d) are those of the included clients, `weights` their weights (1 each if None),
-    and `before` is what was published for the round.
+    `updates` (n, d) are those of the included clients in the servers' order, `weights` their
+    weights (1 each if None), and `before` is what was published for the round. `coin` is what was
+    tossed for it, for methods that toss.
     """
     results = params.method.in_the_clear(
-        updates, weights or [1] * len(updates), before, params.max_clients
+        updates, weights or [1] * len(updates), replace(before, coin=coin), params.max_clients
     )
     return np.asarray(results, np.float32)
 

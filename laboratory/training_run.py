@@ -158,7 +158,10 @@ class TrainingRun:
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
             matches_plaintext=np.array_equal(
-                results, plaintext.published(updates, scenario.params, before)
+                results,
+                plaintext.published(
+                    updates, scenario.params, before, coin=bytes.fromhex(status["coin"])
+                ),
             ),
             seconds=seconds,
             protocol_seconds=cost["seconds"],

@@ -248,11 +248,16 @@ class Engine:
         uploads: Sequence[Upload],
         weights: Sequence[int],
         examine: Examine = nothing,
+        opening: bytes = b"",
     ) -> None:
-        """Compute the round that was prepared, together with the other server."""
+        """Compute the round that was prepared, together with the other server.
+
+        `opening` is what this server opens when it tosses, the same in every run of a round.
+        """
         self._compute_now()
         self._begin(
-            "protocol", lambda lanes: self._compute(lanes, params, uploads, weights, examine)
+            "protocol",
+            lambda lanes: self._compute(lanes, params, uploads, weights, examine, opening),
         )
 
     def poll(self) -> Result | SecureMedianError | None:
@@ -450,12 +455,19 @@ class Engine:
         uploads: Sequence[Upload],
         weights: Sequence[int],
         examine: Examine,
+        opening: bytes,
     ) -> Outcome:
         examine()
         ahead, lanes.ahead = lanes.ahead, Cost()
         checks, lanes.checks = lanes.checks, Cost()
         outcome = pipeline.run_round(
-            lanes.parties, params, self._protocol, uploads, partial(self._note, lanes), weights
+            lanes.parties,
+            params,
+            self._protocol,
+            uploads,
+            partial(self._note, lanes),
+            weights,
+            lambda _: opening,
         )
         return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 

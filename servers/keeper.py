@@ -68,7 +68,8 @@ class TrainingKeeper:
             total = sum(params.weights_of(server_round.included))
             entry.after, _ = finish(before, params, opened, total)
         receipt = self._receipt(server_round, digest_of(packed))
-        return Result(receipt, packed, cost, params.method.outermost(opened))
+        outermost = params.method.outermost(opened)
+        return Result(receipt, packed, cost, outermost, outcome.coin.hex())
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""

@@ -64,6 +64,7 @@ NO_ROUND: dict[str, Any] = {
     "progress": [0, 0],
     "cost": {},
     "outermost": 0,
+    "coin": "",
     "deadline_in_s": 0.0,
     "stored_bytes": 0,
 }
@@ -397,6 +398,7 @@ class Desk:
             "progress": list(engine.progress) if busy else [0, 0],
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
+            "coin": entry.result.coin if entry.result else "",
             "deadline_in_s": self._rounds.left_s(entry),
             "stored_bytes": entry.spool.stored_bytes,
         }

@@ -26,6 +26,8 @@ class Result:
     cost: Mapping[str, Any]
     # the coordinates whose result is in an outermost bucket
     outermost: int = 0
+    # what was tossed for the result, in hex digits; empty where nothing is
+    coin: str = ""
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the fields, which msgpack and JSON can hold, and the arrays."""
@@ -33,6 +35,7 @@ class Result:
             "receipt": self.receipt.to_dict(),
             "cost": dict(self.cost),
             "outermost": self.outermost,
+            "coin": self.coin,
         }
         return fields, {"values": self.values}
 

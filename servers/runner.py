@@ -217,6 +217,7 @@ class RoundRunner:
             uploads,
             server_round.params.weights_of(server_round.included),
             entry.spool.examination(server_round.included),
+            bytes.fromhex(server_round.toss_opening),
         )
 
     def _publish(self, entry: Entry) -> None:

@@ -80,8 +80,8 @@ def published_round(
     assert one.coin == other.coin and bool(one.coin) == params.method.tosses
     before = Training(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
-    published = replace(before.published_for(params), coin=one.coin)
-    return results, plaintext.published(updates, params, published, weights)
+    clear = before.published_for(params)
+    return results, plaintext.published(updates, params, clear, weights, one.coin)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])

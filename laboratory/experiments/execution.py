@@ -14,8 +14,10 @@ from securemedian.laboratory.experiments import aggregation, saved
 from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
 from securemedian.laboratory.experiments.service import Service
+from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.training import Training
 
 # called with the record so far, first and after every round
@@ -84,7 +86,11 @@ def _round(
             after, cost = service.run_round(run.params(model.size), before, play)
         else:
             params = run.params(model.size)
-            results = plaintext.published(play(model), params, before.published_for(params))
+            # as good as tossed, and the same when the run is carried out again
+            coin = canonical.digest("coin", run.seed, before.number)[:SEED_BYTES]
+            results = plaintext.published(
+                play(model), params, before.published_for(params), coin=coin
+            )
             after = before.after(results[0], params.method.range_buckets)
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
