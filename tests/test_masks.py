@@ -674,7 +674,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.bits": "the result: tests/test_privacy.py says which bits of it each method opens",
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
-    "toss.open": "half of a seed that is public, and chosen after the dealings",
+    "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
     "dealing.digests": "a digest that the peer computes too, if the client is honest",
@@ -706,6 +706,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
+    ("Reclustered.members", "Stream(coin, nonce=number)"): "a public partition",
     (
         "_chunks",
         "half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))",

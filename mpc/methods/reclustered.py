@@ -149,7 +149,7 @@ class Reclustered(Weighted, FixedPoint):
         by_reclustering = found.reshape(self.reclusterings, chunk.dim)
         total = RingShare(ring.reduce(by_reclustering.sum(axis=0, dtype=found.dtype)[None], bits))
         opened: PublicValues = open_ring(party, total, bits)
-        return PublicValues(ring.reduce(self._scaled(ring.signed(opened, bits), clients), bits))
+        return self._rescaled(opened, bits, clients)
 
     def _sums(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of the clusters' sums in all reclusterings, shape (c, R, dim)."""
@@ -169,6 +169,11 @@ class Reclustered(Weighted, FixedPoint):
             for number in range(self.reclusterings)
         ]
         return [[drawn[cluster::clusters] for cluster in range(clusters)] for drawn in orders]
+
+    def _rescaled(self, opened: PublicValues, bits: int, clients: int) -> PublicValues:
+        """Return opened sums of aggregates, `_scaled`."""
+        scaled = self._scaled(ring.signed(opened, bits), clients)
+        return PublicValues(ring.reduce(scaled, bits))
 
     def _scaled(self, opened: NDArray[np.int64], clients: int) -> NDArray[np.int64]:
         """Return floor(c / k sum_r A_r), of aggregates that are sums of k clusters' sums.
