@@ -34,6 +34,7 @@ from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.reclustered import Reclustered
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
@@ -69,6 +70,12 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         lambda values: values.sum(axis=0),
     ),
     (RoundParams(Bucketed(buckets=8), 100, CLIENTS), reference.lower_median),
+    (
+        RoundParams(
+            Reclustered(ring_bits=16, fraction_bits=0, clusters=1, reclusterings=2), 100, CLIENTS
+        ),
+        lambda values: 2 * CLIENTS * np.array(reference.lower_median(values)),
+    ),
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
@@ -623,6 +630,30 @@ MASKS: dict[str, Mask] = {
             ),
         ),
         (shares.opens_the_sum_alone,),
+        silent=True,
+    ),
+    "the sums of clusters": Mask(
+        "from a few reclusterings both servers learn every client's update, by linear equations",
+        (
+            (
+                "Reclustered.compute",
+                "sums.reshape(len(sums), -1)",
+                "(sums.reshape(len(sums), -1), open_ring(party, sums, bits))[0]",
+            ),
+        ),
+        (shares.opens_one_aggregate,),
+        silent=True,
+    ),
+    "the aggregate of each reclustering": Mask(
+        "both servers learn R functions of the updates in place of one",
+        (
+            (
+                "Reclustered.compute",
+                "found.reshape(self.reclusterings, chunk.dim)",
+                "(found, open_ring(party, found, bits))[0].reshape(self.reclusterings, chunk.dim)",
+            ),
+        ),
+        (shares.opens_one_aggregate,),
         silent=True,
     ),
     "who holds the median": Mask(

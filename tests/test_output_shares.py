@@ -29,6 +29,7 @@ from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.kernels import planes
 from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.methods.reclustered import Reclustered
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
 from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
@@ -1095,6 +1096,26 @@ def opens_the_sum_alone() -> None:
             check_uniform(columns, bits_of("x0", values[0], 0, 1))
 
 
+def opens_one_aggregate() -> None:
+    """Check that of all reclusterings together each server is sent one share per coordinate."""
+    method, dim = Reclustered(ring_bits=16, fraction_bits=0, clusters=1, reclusterings=2), 256
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.arange(CLIENTS * dim, dtype=np.uint16).reshape(CLIENTS, dim) % 50
+    halves = [share.split(row[None], 16) for row in values]
+    parties, pair = recorded_parties()
+
+    def compute(j: int) -> None:
+        chunk = params.chunk([half[j] for half in halves], [1] * CLIENTS, 0, dim, dim, bytes(16))
+        parties[j].pool.reserve(method.demand(chunk.weights, dim, CLIENTS))
+        method.compute(parties[j], chunk)
+
+    run_both(compute)
+    for end in pair:
+        opened = [array for label, array in end.received if label.startswith("open")]
+        if sum(array.size for array in opened) * 64 != 16 * dim:
+            raise Leak("more is sent than one share of the sum over the reclusterings")
+
+
 def opens_nothing(name: str) -> None:
     """Check that a protocol whose output stays shared opens nothing on its way."""
     protocol = PROTOCOLS[name]
@@ -1120,6 +1141,10 @@ def test_only_the_bits_opened_are_sent() -> None:
 
 def test_the_mean_opens_the_sum_alone() -> None:
     opens_the_sum_alone()
+
+
+def test_reclusterings_open_one_aggregate() -> None:
+    opens_one_aggregate()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

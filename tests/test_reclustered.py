@@ -118,7 +118,8 @@ def expected(
     whole = np.floor(differences * 2.0**method.fraction_bits).astype(object)
     whole *= np.array(weights, object)[:, None]
     clusters = max(1, len(updates) // method.clusters)
-    numerator, denominator = 0, 1
+    numerator: Any = 0
+    denominator = 1
     for members in method.members(coin, len(updates)):
         sums = np.sort(np.array([whole[those].sum(axis=0) for those in members]), axis=0)
         if method.aggregator == MEDIAN:
