@@ -43,7 +43,15 @@ COMPARE_BATCH = 1 << 18
 POOL_BYTES = 1 << 30
 
 # the fields of a point that are options of methods
-SWEPT = ("buckets", "ring_bits", "schedule", "encoding")
+SWEPT = (
+    "buckets",
+    "ring_bits",
+    "schedule",
+    "encoding",
+    "aggregator",
+    "clusters",
+    "reclusterings",
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,9 @@ class Point:
     ring_bits: int | None = None
     schedule: str | None = None
     encoding: str | None = None
+    aggregator: str | None = None
+    clusters: int | None = None
+    reclusterings: int | None = None
     # whether all correlations are made before the round starts, as servers do while clients train
     ahead: bool = False
     # whether the servers check what clients upload, where it could be malformed
