@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import ring
+from securemedian.mpc import aggregators
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 
@@ -33,9 +33,9 @@ def published(
 
 def mean(updates: NDArray[Any]) -> NDArray[np.float32]:
     """Return the mean of the updates (n, d), which one faulty client can move at will."""
-    return np.asarray(updates.mean(axis=0, dtype=np.float64), np.float32)
+    return aggregators.mean(updates, 0)
 
 
 def median(updates: NDArray[Any]) -> NDArray[np.float32]:
     """Return the exact lower median of each coordinate of the updates (n, d)."""
-    return np.asarray(np.sort(updates, axis=0)[ring.median_rank(len(updates)) - 1], np.float32)
+    return aggregators.median(updates, 0)

@@ -1,7 +1,7 @@
 """Two-party computation of coordinate-wise medians and means on shares.
 
 Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`, `kernels`, `prg`,
-`ring`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.log`, `ranges.follow`,
+`ring`, `aggregators`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.log`, `ranges.follow`,
 `ranges.coordinate`, `ranges.mean`, `ranges.linf`, `ranges.l1`, `ranges.constant`,
 `ranges.registry`, `optimiser`, `wire`, `channel`, `ot.base`, `ot.extension`, `ot.scratch`,
 `ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,

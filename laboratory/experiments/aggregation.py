@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.laboratory.experiments.aggregators import AGGREGATORS
+from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.dealing import MAX_BUCKETS
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.params import RoundParams
