@@ -7,7 +7,7 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `ot.one_of_n`, `correlations.base`, `correlations.tables`, `correlations.triples`,
 `correlations.plane_ots`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
-`party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `methods.reveal`,
+`party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `clusters`, `methods.reveal`,
 `methods.bounds`, `methods.base`, `methods.bucketed`, `methods.order`, `methods.pairwise`,
 `methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.reclustered`, `methods.registry`,
 `params`, `training`, `pipeline`, `plan`.

@@ -737,7 +737,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
-    ("Reclustered.members", "Stream(coin, nonce=number)"): "a public partition",
+    ("draw", "Stream(seed, nonce=number)"): "a public partition",
     (
         "_chunks",
         "half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))",

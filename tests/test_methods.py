@@ -13,6 +13,7 @@ import pytest
 from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
 from securemedian.mpc import compare
+from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
@@ -20,6 +21,7 @@ from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published, We
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.reclustered import HIDDEN
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.options import options_of
@@ -37,6 +39,14 @@ from securemedian.servers.store import Store
 from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
+# what choices cannot do without
+OPENED = {"clustering": "opened", "accept_leak": True}
+NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("clustering", "opened"): OPENED,
+    **{("aggregator", name): OPENED for name in AGGREGATORS if name not in HIDDEN},
+}
+# these need more clients: tests/test_reclustered.py
+OF_MANY = {"krum", "multi-krum", "bulyan"}
 
 
 def variants() -> list[Method]:
@@ -45,7 +55,11 @@ def variants() -> list[Method]:
     for cls in METHODS.values():
         found.append(cls())
         for name, option in options_of(cls).items():
-            found += [cls(**{name: v}) for v in option.choices if v != option.default]
+            found += [
+                cls(**{name: value} | NEEDS.get((name, value), {}))
+                for value in option.choices
+                if value != option.default and value not in OF_MANY
+            ]
     return found
 
 

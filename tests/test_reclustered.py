@@ -10,7 +10,10 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc import dealing, ring, share
+from securemedian.mpc.aggregators import AGGREGATORS
+from securemedian.mpc.clusters import Exposure, draw, exposed
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods import reclustered
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.reclustered import MEAN, MEDIAN, TRIMMED_MEAN, Reclustered
@@ -231,6 +234,103 @@ def test_only_the_sum_over_the_reclusterings_is_opened() -> None:
             assert looks_uniform(end.of(label).view(np.uint8)), label
 
 
+# Opened
+
+
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
+def test_an_opened_round_is_the_aggregator_on_the_means_of_clusters(
+    lanes: Lanes, aggregator: str
+) -> None:
+    rng = np.random.default_rng(6)
+    model = rng.normal(size=DIM).astype(np.float32)
+    updates = model + rng.normal(size=(22, DIM))
+    method = Reclustered(
+        clustering="opened",
+        aggregator=aggregator,
+        clusters=3,
+        reclusterings=2,
+        trim=0.3,
+        eta=0.5,
+        faulty_clusters=1,
+    )
+    params = RoundParams(method, DIM, 22)
+    outcome = run(lanes, params, updates, model)
+    assert outcome.values.shape == (14, DIM) and outcome.cost.ots == 0
+    got = method.decode(method.public(outcome.values), 22, Published(model))
+    whole = np.floor((updates - model) * 2.0**24)
+    aggregates = []
+    for members in method.members(outcome.coin, 22):
+        sums = np.array([whole[those].sum(axis=0) for those in members])
+        assert [len(those) for those in members] == [4, 3, 3, 3, 3, 3, 3]
+        # floor(0.3 x 7) of 7 clusters at either end
+        faulty = 2 if aggregator == TRIMMED_MEAN else 1
+        aggregates.append(AGGREGATORS[aggregator](sums / 2.0**24 * 7 / 22, faulty))
+    want = model + 0.5 * np.mean(aggregates, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-12)
+    clear = plaintext.published(updates, params, Published(model), coin=outcome.coin)
+    assert np.array_equal(clear[0], got[0].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "enough"), [(60, 3, 4), (60, 4, 5), (60, 10, 12), (100, 25, 33)]
+)
+def test_from_how_many_reclusterings_on_all_updates_follow(
+    clients: int, size: int, enough: int
+) -> None:
+    """Each reclustering adds c equations, of which their common sum is one."""
+    clusters = clients // size
+    for seed in range(3):
+        coin = bytes([seed] * 16)
+        for reclusterings in (1, enough - 1, enough):
+            found = exposed(coin, clients, clusters, reclusterings)
+            assert found.rank == min(clients, reclusterings * (clusters - 1) + 1)
+        assert found.clients == list(range(clients))
+        assert exposed(coin, clients, clusters, 1).clients == []
+
+
+def test_who_is_exposed_before_all_are() -> None:
+    """By solving for each client's unit vector, with exact ranks."""
+    some = 0
+    for seed in range(30):
+        coin = bytes([seed] * 16)
+        matrix = np.array(
+            [
+                [client in those for client in range(7)]
+                for members in draw(coin, 7, 3, 3)
+                for those in members
+            ],
+            float,
+        )
+        rank = np.linalg.matrix_rank(matrix)
+        want = [
+            client
+            for client, unit in enumerate(np.eye(7))
+            if np.linalg.matrix_rank(np.vstack([matrix, unit])) == rank
+        ]
+        found = exposed(coin, 7, 3, 3)
+        assert (found.rank, found.clients) == (rank, want)
+        some += 0 < len(want) < 7
+    assert some
+
+
+def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = reclustered.exposed
+
+    def unlucky(coin: bytes, *sizes: int) -> Exposure:
+        return Exposure(5, [2]) if any(coin) else real(coin, *sizes)
+
+    monkeypatch.setattr(reclustered, "exposed", unlucky)
+    pair = recorders()
+    params = RoundParams(Reclustered(clustering="opened", clusters=3), DIM, 12)
+    with pytest.raises(ConfigError, match="the updates of 1 of 12 clients would follow"):
+        run(make_parties(lanes=2, pairs=[pair, recorders()]), params, np.zeros((12, DIM)), None)
+    assert not [label for end in pair for label, _ in end.received if label.startswith("open")]
+    accepting = Reclustered(clustering="opened", clusters=3, accept_leak=True)
+    run(make_parties(lanes=2), RoundParams(accepting, DIM, 12), np.zeros((12, DIM)), None)
+
+
 # The coin
 
 
@@ -277,7 +377,24 @@ def test_a_run_that_breaks_off_is_repeated_with_the_same_opening(tmp_path: Path)
         ({"clusters": 0}, 3, "clusters must be a whole number from 1"),
         ({"reclusterings": 0}, 3, "reclusterings must be a whole number from 1"),
         ({"reclusterings": 1025}, 3, "reclusterings must be a whole number from 1 to 1024"),
-        ({"aggregator": "krum"}, 3, "aggregator must be one of median, trimmed-mean, mean"),
+        ({"aggregator": "krum"}, 3, "krum is computed in the clear: ask for clustering opened"),
+        ({"aggregator": "mode"}, 3, "aggregator must be one of median, trimmed-mean, mean, krum"),
+        (
+            {"clustering": "opened", "weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 1},
+            3,
+            "without weights",
+        ),
+        ({"clustering": "opened"}, 257, "max_clients with clustering opened must be .* to 256"),
+        (
+            {"clustering": "opened", "aggregator": "krum", "clusters": 3},
+            12,
+            r"of 12 clients there are 4 clusters: Krum needs 2 f \+ 3 = 5 updates for f = 1",
+        ),
+        (
+            {"clustering": "opened", "clusters": 3, "reclusterings": 4},
+            60,
+            "the updates of 60 of 60 clients would follow .* whose matrix has rank 60: ask for",
+        ),
         ({"trim": 0.5}, 3, "more would leave nothing"),
         ({"eta": 0}, 3, "eta must be above 0"),
         ({"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}, 60, "fraction_bits must be"),
@@ -333,7 +450,9 @@ def test_through_real_daemons(pair: Pair) -> None:
     """Two rounds of a training: from no model, and from the model of the first."""
     rng = np.random.default_rng(2)
     model = np.zeros(200, np.float32)
-    for aggregator in (MEDIAN, TRIMMED_MEAN, MEAN):
+    ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]
+    opened = {"clustering": "opened", "accept_leak": True, "aggregator": "krum", "clusters": 1}
+    for way in (*ways, opened):
         updates = (model + rng.normal(size=(7, 200))).astype(np.float32)
         given: dict[str, Any] = {
             "method": "reclustered",
@@ -341,10 +460,9 @@ def test_through_real_daemons(pair: Pair) -> None:
             "max_clients": 7,
             "clusters": 2,
             "reclusterings": 3,
-            "aggregator": aggregator,
             "trim": 0.34,
             "eta": 0.5,
-        }
+        } | way
         round_id = pair.open(**given)
         for name, update in zip(pair.names, updates, strict=True):
             pair.submit(name, update)
@@ -353,6 +471,11 @@ def test_through_real_daemons(pair: Pair) -> None:
         placed = updates[[pair.names.index(name) for name in status["included"]]]
         method = RoundParams.from_dict(given).method
         assert isinstance(method, Reclustered)
-        want = expected(method, placed, model, [1] * 7, bytes.fromhex(status["coin"]))
+        coin = bytes.fromhex(status["coin"])
+        want = (
+            method.in_the_clear(placed, [1] * 7, Published(model, coin=coin), 7)[0]
+            if way is opened
+            else expected(method, placed, model, [1] * 7, coin)
+        )
         assert np.array_equal(pair.result(round_id), want.astype(np.float32))
         model = pair.result(round_id)
