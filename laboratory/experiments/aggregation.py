@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.dealing import MAX_BUCKETS
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.methods.reclustered import HIDDEN, MEDIAN, TRIMMED_MEAN
+from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.constant import ConstantRange
 from securemedian.mpc.ranges.coordinate import CoordinateRange
@@ -77,6 +78,34 @@ SECURE: dict[str, Secure] = {
 }
 
 
+def _share(aggregator: str, size: int, reclusterings: int) -> tuple[str, Secure]:
+    """Return SHARE with an aggregator on clusters of `size` clients, and its name."""
+    options: dict[str, Any] = {
+        "method": "reclustered",
+        "aggregator": aggregator,
+        "clusters": size,
+        "reclusterings": reclusterings,
+        # the paper's, which drops two thirds
+        "trim": 0.34,
+    }
+    if aggregator not in HIDDEN:
+        options |= {"clustering": "opened", "accept_leak": True, "faulty_clusters": 3}
+    label = f"SHARE, {aggregator}, m = {size}, R = {reclusterings}"
+    return f"share-{aggregator}-m{size}-r{reclusterings}", Secure(label, options, usual=False)
+
+
+SHARE_BY_SIZE = dict(
+    _share(aggregator, size, reclusterings)
+    for aggregator in (MEDIAN, TRIMMED_MEAN, "krum")
+    for size, reclusterings in ((1, 1), (3, 4), (5, 4))
+)
+SHARE_BY_RECLUSTERINGS = dict(
+    _share(aggregator, 3, reclusterings)
+    for aggregator in (MEDIAN, TRIMMED_MEAN)
+    for reclusterings in (1, 4, 10)
+)
+SECURE |= SHARE_BY_SIZE | SHARE_BY_RECLUSTERINGS
+
 # those whose result is the exact median
 EXACT = ("radix", "pairwise", "median")
 
@@ -98,10 +127,10 @@ def label(name: str) -> str:
 
 def has_range(name: str) -> bool:
     """Return whether this way to combine updates depends on the bucket range."""
-    secure = SECURE.get(name)
-    return secure is not None and (
-        RoundParams.from_dict({"dim": 1, "max_clients": 2, **secure.options}).uses_range
-    )
+    if name not in SECURE:
+        return False
+    options = dict(SECURE[name].options)
+    return METHODS[options.pop("method")](**options).uses_range
 
 
 def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from typing import Any
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES, Dataset, split
-from securemedian.laboratory.experiments import aggregation
+from securemedian.laboratory.experiments import aggregation, leak
 from securemedian.laboratory.experiments.runs import Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
@@ -131,6 +131,15 @@ Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
 
 
 @dataclass(frozen=True)
+class Analysis:
+    """What is found out and drawn in place of training runs."""
+
+    # a row per measurement, for the table and the JSON
+    find: Callable[[Design], list[dict[str, Any]]]
+    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], list[Path]]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """An experiment with its defaults, which hold wherever the user chooses nothing else."""
 
@@ -158,6 +167,8 @@ class Experiment:
     first: int = 3
     # through S0 and S1, or in the clear
     secure: bool = True
+    # None: the runs of its curves are carried out
+    analysis: Analysis | None = None
 
     def default_methods(self) -> list[str]:
         """Return the methods to compare unless the user chooses others."""
@@ -291,6 +302,11 @@ def _panel(design: Design, attack: str) -> str:
     return f"{attack}: {who} from round {design.first}"
 
 
+def _no_curves(_: Design) -> list[Curve]:
+    """Return no curves, for an analysis."""
+    return []
+
+
 # How they are drawn
 
 
@@ -422,6 +438,50 @@ EXPERIMENTS = {
             attacks=("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
             first=1,
             secure=False,
+        ),
+        Experiment(
+            "share",
+            "SHARE, Figures 2 to 5",
+            "MNIST",
+            "2 h",
+            _by_attack,
+            _accuracy_by_round,
+            clients=60,
+            images=100,
+            methods=("mean", *aggregation.SHARE_BY_SIZE),
+            attacks=("none", "sign-flip-10", "sign-flip-100", "fall-of-empires", "labelflip"),
+            attackers=3,
+            first=1,
+            secure=False,
+        ),
+        Experiment(
+            "share-reclusterings",
+            "SHARE, Figures 6 and 7",
+            "MNIST with --split labels:2 or labels:5",
+            "1 h",
+            _by_attack,
+            _accuracy_by_round,
+            clients=60,
+            images=100,
+            methods=("mean", *aggregation.SHARE_BY_RECLUSTERINGS),
+            attacks=("none", "fall-of-empires"),
+            attackers=3,
+            first=1,
+            secure=False,
+        ),
+        Experiment(
+            "share-leak",
+            "SHARE, Appendix C.3",
+            "any",
+            "1 min",
+            _no_curves,
+            _accuracy_by_round,
+            clients=60,
+            images=20,
+            rounds=1,
+            methods=("mean",),
+            attackers=0,
+            analysis=Analysis(leak.by_reclusterings, leak.draw),
         ),
         Experiment(
             "attacks",

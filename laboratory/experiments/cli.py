@@ -169,7 +169,10 @@ def _experiment(options: argparse.Namespace) -> None:
     saved.prepare(folder / "runs")
     # SIGTERM unwinds the stack, so that the servers are ended
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    _run(experiment, design, folder, options.fresh, console)
+    if experiment.analysis:
+        _analyse(experiment, design, folder, console)
+    else:
+        _run(experiment, design, folder, options.fresh, console)
 
 
 def _extend(paths: Sequence[Path]) -> dict[str, str]:
@@ -239,6 +242,25 @@ def _list(console: "Console") -> None:
         console.print(f"{what}: {', '.join(names)}")
 
 
+def _analyse(experiment: "Experiment", design: "Design", folder: Path, console: "Console") -> None:
+    """Carry out an analysis, then save, draw and print what it finds."""
+    from securemedian.laboratory.experiments import saved, summaries
+
+    assert experiment.analysis is not None
+    with console.status(experiment.name):
+        found = experiment.analysis.find(design)
+    summary = summaries.summary(experiment, design, [], {}, _command()) | {"results": found}
+    stem = folder / design.stem(experiment)
+    saved.write_json(folder / f"{stem.name}.json", summary)
+    paths = experiment.analysis.draw(stem, experiment.figure, design, found)
+    console.print(summaries.rows(experiment.figure, found))
+    console.print(f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}")
+
+
+def _command() -> str:
+    return shlex.join(["securemedian", *sys.argv[1:]])
+
+
 def _run(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
@@ -268,8 +290,7 @@ def _run(
         )
         for curve in curves
     ]
-    command = shlex.join(["securemedian", *sys.argv[1:]])
-    summary = summaries.summary(experiment, design, results, records, command)
+    summary = summaries.summary(experiment, design, results, records, _command())
     stem = folder / design.stem(experiment)
     # a split like dirichlet:0.3 has a dot, which is no suffix
     saved.write_json(folder / f"{stem.name}.json", summary)

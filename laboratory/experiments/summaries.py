@@ -124,6 +124,27 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of an analysis, a row per measurement.
+
+    A column per figure, and of several one for each.
+    """
+    flat = [
+        {
+            f"{name} {part}".strip(): figure
+            for name, value in one.items()
+            for part, figure in (value.items() if isinstance(value, Mapping) else [("", value)])
+        }
+        for one in found
+    ]
+    made = Table(title=title)
+    for heading in flat[0]:
+        made.add_column(heading, justify="right")
+    for figures in flat:
+        made.add_row(*(f"{figure:.3g}" for figure in figures.values()))
+    return made
+
+
 def table(summary: Mapping[str, Any]) -> Table:
     """Return the table of a summary."""
     settings = summary["settings"]
