@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SIZE = 3
 RECLUSTERINGS = range(1, 11)
 # of an update, drawn at random: the equations are the same for all
-COORDINATES = 256
+COORDINATES = 128
 Vectors = NDArray[np.float64]
 
 
@@ -49,8 +49,7 @@ def solved(sums: Vectors, partitions: Sequence[Members], clients: int) -> Vector
     rows = (those for members in partitions for those in members)
     for row, those in zip(matrix, rows, strict=True):
         row[those] = 1
-    found: Vectors = np.linalg.lstsq(matrix, sums, rcond=None)[0]
-    return found
+    return np.asarray(np.linalg.lstsq(matrix, sums, rcond=None)[0], np.float64)
 
 
 def errors(guesses: Vectors, updates: Vectors) -> Vectors:
