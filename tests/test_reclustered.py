@@ -252,6 +252,8 @@ def test_an_opened_round_is_the_aggregator_on_the_means_of_clusters(
         trim=0.3,
         eta=0.5,
         faulty_clusters=1,
+        # a cluster of 4 and one of 3 of its clients expose the fourth, if the coin has it so
+        accept_leak=True,
     )
     params = RoundParams(method, DIM, 22)
     outcome = run(lanes, params, updates, model)
@@ -266,7 +268,8 @@ def test_an_opened_round_is_the_aggregator_on_the_means_of_clusters(
         faulty = 2 if aggregator == TRIMMED_MEAN else 1
         aggregates.append(AGGREGATORS[aggregator](sums / 2.0**24 * 7 / 22, faulty))
     want = model + 0.5 * np.mean(aggregates, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-12)
+    # aggregates are float32
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-6)
     clear = plaintext.published(updates, params, Published(model), coin=outcome.coin)
     assert np.array_equal(clear[0], got[0].astype(np.float32))
 
