@@ -9,8 +9,8 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `correlations.plane_ots`, `correlations.random_ots`, `correlations.dabits`, `correlations.pool`,
 `party`, `boolean`, `millionaire`, `compare`, `equal`, `dealing`, `clusters`, `methods.reveal`,
 `methods.bounds`, `methods.base`, `methods.bucketed`, `methods.order`, `methods.pairwise`,
-`methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.reclustered`, `methods.registry`,
-`params`, `training`, `pipeline`, `plan`.
+`methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.clustered`,
+`methods.reclustered`, `methods.registry`, `params`, `training`, `pipeline`, `plan`.
 
 Nothing here opens a socket, reads a configuration or knows of servers and clients.
 """

@@ -649,8 +649,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "Reclustered.compute",
-                "found.reshape(self.reclusterings, chunk.dim)",
-                "(found, open_ring(party, found, bits))[0].reshape(self.reclusterings, chunk.dim)",
+                "summed(found, self.reclusterings)",
+                "(summed(found, self.reclusterings), open_ring(party, found, bits))[0]",
             ),
         ),
         (shares.opens_one_aggregate,),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
+from securemedian.mpc import boolean, compare, equal, millionaire, ring, share, square
 from securemedian.mpc.arrays import PublicWords, RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Kind
@@ -311,6 +311,11 @@ def first_to_ring(party: Party, x: XorBits, _: XorBits, bits: int) -> RingShare:
     return boolean.to_ring(party, x, COUNT, bits)
 
 
+def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingShare:
+    """Square the first of two inputs."""
+    return square.square(party, x, bits)
+
+
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
@@ -383,6 +388,20 @@ PROTOCOLS: dict[str, Protocol] = {
             messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
         )
         for bits in (4, 64)
+    },
+    **{
+        f"square-{bits}": Protocol(
+            elements(bits, lambda x, _: x * x & 1),
+            on_own(first_squared, bits),
+            bits,
+            packed=False,
+            messages=messages,
+        )
+        for bits, messages in (
+            (2, {"square.request": ((1,), "sending"), "square.reply": ((2,), "receiving")}),
+            (5, {}),
+            (64, {}),
+        )
     },
     **{
         f"radix-products-{bits}": Protocol(

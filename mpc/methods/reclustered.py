@@ -1,21 +1,8 @@
 """A robust aggregate of sums over random clusters of clients, again and again (SHARE).
 
-See Velicheti, Xia and Koyejo, "Secure Byzantine-Robust Distributed Learning via Clustering",
-Algorithm 1, and protocols.md section 6. A client's update is the difference of its vector to the
-global model g, times its public weight w_i. In each of R reclusterings the n clients are divided at
-random into c = floor(n / M) clusters, and the aggregator takes the c sums for the updates. The
-model moves by eta times the mean of the R aggregates:
-
-    S_rj = sum of w_i Delta_i over cluster j,    A_r = aggregate of S_r1, .., S_rc,
-    g' = g + eta c / (R W) sum_r A_r,            W = sum_i w_i.
-
-c / W makes an average of the sums FedAvg's (the paper's Lemma 1). If n is no multiple of M the
-first n mod c clusters have one more client, so that no cluster has fewer than M.
-
-Clients upload once, whatever R is: additive shares of fixed point. Once the round is closed, the
-servers toss a coin (`dealing.toss`), from which all partitions are drawn, so that nobody chooses
-his cluster. The sums are local. `pairwise.median` and `trimmed_mean.kept_sum` compute all R
-aggregates at once, as so many more coordinates, and their sum over r is local again.
+`clustered` says how clusters are drawn and what becomes of the R aggregates. `pairwise.median` and
+`trimmed_mean.kept_sum` compute all R of them at once, as so many more coordinates, and their sum
+over r is local.
 
 With clustering `hidden` only sum_r A_r is opened. `opened` is the paper's: all R c sums are opened,
 and any aggregator then takes their means in the clear. It is there to compare with: from R = 4 on,
@@ -33,14 +20,15 @@ from numpy.typing import NDArray
 
 from securemedian.mpc import ring
 from securemedian.mpc.aggregators import AGGREGATORS
-from securemedian.mpc.arrays import PublicValues, Ring, RingShare
-from securemedian.mpc.clusters import Members, draw, exposed, sums_over
+from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.clusters import exposed
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.methods import order, pairwise, trimmed_mean
-from securemedian.mpc.methods.base import Chunk, FixedPoint, Published, Weighted
+from securemedian.mpc.methods.base import Chunk, Published
+from securemedian.mpc.methods.clustered import Clustered, summed
 from securemedian.mpc.methods.reveal import open_ring
-from securemedian.mpc.options import check_number, check_whole, option
+from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.prg import SEED_BYTES
 
@@ -52,26 +40,13 @@ MOST_OPENED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reclustered(Weighted, FixedPoint):
+class Reclustered(Clustered):
     """A robust aggregate of sums over random clusters, averaged over several reclusterings."""
 
     name = "reclustered"
     summary = "a robust aggregate of sums over random clusters (SHARE), quadratic in the clusters"
     splits = True
-    checks_values = True
-    tosses = True
 
-    clusters: int = option(
-        2,
-        metavar="M",
-        text="clients per cluster, up to one more where M does not divide their "
-        "number (default: 2)",
-    )
-    reclusterings: int = option(
-        1,
-        metavar="R",
-        text="random divisions into clusters, over which the result is averaged (default: 1)",
-    )
     clustering: str = option(
         "hidden",
         choices=("hidden", "opened"),
@@ -99,19 +74,11 @@ class Reclustered(Weighted, FixedPoint):
         False,
         text="with clustering opened: go on even where clients' updates follow from the sums",
     )
-    eta: float = option(
-        1.0,
-        metavar="ETA",
-        text="the global learning rate: the model moves by so many times the result (default: 1)",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("clusters", self.clusters, 1, 1 << 15)
-        check_whole("reclusterings", self.reclusterings, 1, 1 << 10)
         trimmed_mean.check_trim(self.trim)
         check_whole("faulty_clusters", self.faulty_clusters, 0, 1 << 15)
-        check_number("eta", self.eta, 0, 1e6, "above 0 and at most 1e6")
         if not self._opens and self.aggregator not in HIDDEN:
             raise ConfigError(
                 f"{self.aggregator} is computed in the clear: ask for clustering opened, or for "
@@ -125,7 +92,6 @@ class Reclustered(Weighted, FixedPoint):
         return self.clustering == "opened"
 
     def check_round(self, max_clients: int) -> None:
-        self._check_clients(max_clients, "max_clients is")
         super().check_round(max_clients)
         if self._opens:
             check_whole("max_clients with clustering opened", max_clients, 2, MOST_OPENED)
@@ -157,30 +123,7 @@ class Reclustered(Weighted, FixedPoint):
                 f"{found.rank}: ask for fewer reclusterings or clustering hidden, or accept_leak"
             )
 
-    def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of the clients that take part, in their order.
-
-        Raises ConfigError if they do not fill one cluster, or one weighs more than the cap allows.
-        """
-        self._check_clients(len(clients), "those who take part are")
-        return super().weights_of(clients)
-
-    def _check_clients(self, clients: int, what: str) -> None:
-        if clients < self.clusters:
-            raise ConfigError(
-                f"a cluster has {self.clusters} clients, and {what} {clients}: "
-                "ask for smaller clusters or more clients"
-            )
-
     # The sizes of a round
-
-    def headroom(self, max_clients: int) -> int:
-        most = self.max_total(max_clients) * self.clusters_among(max_clients) * self.reclusterings
-        return (most - 1).bit_length()
-
-    def clusters_among(self, clients: int) -> int:
-        """Return c, the clusters of each reclustering of so many clients."""
-        return max(1, clients // self.clusters)
 
     def averaged(self, clusters: int) -> int:
         """Return of how many clusters' sums the aggregate is the sum."""
@@ -195,16 +138,11 @@ class Reclustered(Weighted, FixedPoint):
     def _trim(self) -> float:
         return self.trim if self.aggregator == TRIMMED_MEAN else 0.0
 
-    # What clients share
-
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        return super().encode(_difference(vector, published), max_clients, published)
-
     # The protocol
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits, clients = self.bits_for(chunk.max_clients), len(chunk.weights)
-        sums = self._sums(party, chunk)
+        sums = self.cluster_sums(party, chunk.rows(party), chunk.weights, chunk.coin)
         if self._opens:
             self._check_exposure(chunk.coin, clients)
             by_cluster = RingShare(sums.transpose(1, 0, 2).reshape(-1, chunk.dim))
@@ -216,21 +154,8 @@ class Reclustered(Weighted, FixedPoint):
             found = pairwise.median(party, flat, bits, "oblivious", batch=self.group(chunk))
         else:
             found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.group(chunk))
-        by_reclustering = found.reshape(self.reclusterings, chunk.dim)
-        total = RingShare(ring.reduce(by_reclustering.sum(axis=0, dtype=found.dtype)[None], bits))
-        opened: PublicValues = open_ring(party, total, bits)
+        opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
         return self._rescaled(opened, bits, clients)
-
-    def _sums(self, party: Party, chunk: Chunk) -> RingShare:
-        """Return shares of the clusters' sums in all reclusterings, shape (c, R, dim)."""
-        rows = chunk.rows(party)
-        with party.reading_uploads():
-            weighted = rows * np.array(chunk.weights, np.uint64).astype(rows.dtype)[:, None]
-            return RingShare(sums_over(weighted, self.members(chunk.coin, len(rows))))
-
-    def members(self, coin: bytes, clients: int) -> list[Members]:
-        """Return who is in each cluster of each reclustering: [r][j] are the clients' places."""
-        return draw(coin, clients, self.clusters_among(clients), self.reclusterings)
 
     def _rescaled(self, opened: PublicValues, bits: int, clients: int) -> PublicValues:
         """Return opened sums of aggregates, `_scaled`."""
@@ -269,15 +194,11 @@ class Reclustered(Weighted, FixedPoint):
             return "the sum of the updates of every cluster in every reclustering"
         return "the sum of the aggregates of all reclusterings"
 
-    @property
-    def kind(self) -> str:
-        return "mean"
-
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         numbers = self.numbers(values)
         if self._opens:
             return self._combined(numbers, total, published)
-        return self._moved(numbers, total, published)
+        return self.moved(numbers, total, published)
 
     def in_the_clear(
         self,
@@ -286,9 +207,7 @@ class Reclustered(Weighted, FixedPoint):
         published: Published,
         max_clients: int,
     ) -> NDArray[Any]:
-        whole = self.whole_numbers(_difference(updates, published), max_clients)
-        weighted = whole * np.array(weights, np.int64)[:, None]
-        sums = sums_over(weighted, self.members(published.coin, len(updates)))
+        sums = self.sums_in_the_clear(updates, weights, published, max_clients)
         if self._opens:
             in_order = np.concatenate(list(sums.transpose(1, 0, 2))) / 2.0**self.fraction_bits
             return self._combined(in_order, len(updates), published)
@@ -299,14 +218,7 @@ class Reclustered(Weighted, FixedPoint):
             dropped = self._dropped(count)
             aggregates = ranked[dropped : count - dropped].sum(axis=0)
         scaled = self._scaled(aggregates.sum(axis=0), len(updates))
-        return self._moved(scaled[None] / 2.0**self.fraction_bits, sum(weights), published)
-
-    def _moved(
-        self, movement: NDArray[np.float64], total: int, published: Published
-    ) -> NDArray[np.float64]:
-        """Return the model after a movement that is given as R W times its mean."""
-        before = 0.0 if published.model is None else published.model.astype(np.float64)
-        return before + self.eta * (movement / (self.reclusterings * total))
+        return self.moved(scaled[None] / 2.0**self.fraction_bits, sum(weights), published)
 
     def _combined(
         self, sums: NDArray[np.float64], clients: int, published: Published
@@ -317,7 +229,7 @@ class Reclustered(Weighted, FixedPoint):
         scale = self.clusters_among(clients) / clients
         aggregates = [self._in_the_clear(each * scale) for each in by_reclustering]
         total = np.stack(aggregates).sum(axis=0, dtype=np.float64)
-        return self._moved(total[None] * clients, clients, published)
+        return self.moved(total[None] * clients, clients, published)
 
     def _in_the_clear(self, vectors: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the aggregate of the clusters' vectors (c, d). Raises InputError for too few."""
@@ -337,9 +249,3 @@ class Reclustered(Weighted, FixedPoint):
     def detail(self) -> str:
         opened = " opened" if self._opens else ""
         return f"{self.aggregator} m={self.clusters} r={self.reclusterings}{opened}"
-
-
-def _difference(vectors: NDArray[Any], published: Published) -> NDArray[np.float64]:
-    """Return the differences of vectors (.., d) to the global model, or to 0 if there is none."""
-    values = np.asarray(vectors, np.float64)
-    return values if published.model is None else values - published.model.astype(np.float64)
