@@ -39,8 +39,14 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, cut, cut_check, demand
-from securemedian.mpc.plan import lone_party, predict, rehearse, rehearse_check
+from securemedian.mpc.pipeline import Cost, cut, cut_check, demand, survey_demand
+from securemedian.mpc.plan import (
+    lone_party,
+    predict,
+    rehearse,
+    rehearse_check,
+    rehearse_survey,
+)
 from securemedian.mpc.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.share import SeedUpload
@@ -328,12 +334,16 @@ def calibrate(
     """
     begin, end = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
     size = end - begin
-    while size > 1 and demand(params, weights, size).ots > CALIBRATION_OTS:
+    whole = demand(params, weights, 1) + survey_demand(params, weights, 1)
+    while size > 1 and whole.ots * size > CALIBRATION_OTS:
         size //= 2
-    computed = _timed(
-        lone_party(protocol),
-        lambda party: rehearse(party, params, weights, size, protocol.batch),
-    )
+
+    def compute(party: Party) -> None:
+        if params.method.surveys:
+            rehearse_survey(party, params, weights, size, protocol.batch)
+        rehearse(party, params, weights, size, protocol.batch)
+
+    computed = _timed(lone_party(protocol), compute)
     pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     ot, checked = computed.ot, 0.0
     if pieces:

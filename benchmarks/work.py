@@ -170,6 +170,8 @@ def _median(
         # both servers get all rotations in full
         stream = Stream(os_entropy(16))
         uploads: list[share.Upload] = [_words(params.layout, stream) for _ in halves]
+    elif params.method.surveys:
+        uploads = _of_zeros(params, party.number)
     else:
         uploads = _uploads(params.layout, party.number, params.max_clients, protocol)
     meet()
@@ -216,6 +218,18 @@ def _uploads(
             uploads.append(share.SeedUpload(layout, os_entropy(16), protocol.native_aes))
         else:
             uploads.append(_words(layout, stream))
+    return uploads
+
+
+def _of_zeros(params: RoundParams, party_id: int) -> list[share.Upload]:
+    """Return one party's uploads of zeros, for methods that refuse some values."""
+    zeros = np.zeros((1, params.dim), ring.dtype(params.share_bits))
+    uploads: list[share.Upload] = []
+    for client in range(params.max_clients):
+        # both parties make both halves
+        seed = client.to_bytes(16, "little")
+        halves = share.split(zeros, params.share_bits, lambda _, seed=seed: seed)  # type: ignore[misc]
+        uploads.append(halves[(client + party_id) % 2])
     return uploads
 
 

@@ -57,6 +57,7 @@ class RoundParams:
                 "that a server decodes: ask for fewer ranks, or cut the update into several rounds"
             )
         self.method.check_round(self.max_clients)
+        self.method.check_dim(self.dim, self.max_clients)
 
     # What the method says of a round of these numbers
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import dealing, share
-from securemedian.mpc.arrays import Result, Words
+from securemedian.mpc.arrays import Result, RingShare, Words, XorBits
 from securemedian.mpc.channel import Channel, Traffic, local_pair
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing
@@ -228,19 +228,35 @@ def run_round(
     if params.method.tosses:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
     chunks = cut(params, len(uploads), len(parties), chunk, batch)
+    pieces = [params.chunk(uploads, weights, *ends, batch, coin) for ends in chunks]
+    if params.method.surveys:
+        verdicts = _judged(parties, params, pieces)
+        pieces = [replace(piece, verdicts=verdicts) for piece in pieces]
     results: dict[int, Result] = {}
     report = _Report(params.dim, progress)
 
     def lane(number: int) -> None:
-        for begin, end in chunks[number :: len(parties)]:
-            piece = params.chunk(uploads, weights, begin, end, batch, coin)
-            results[begin] = compute(parties[number], params, piece)
-            report.add(end - begin)
+        for piece in pieces[number :: len(parties)]:
+            results[piece.begin] = compute(parties[number], params, piece)
+            report.add(piece.dim)
 
     run_lanes(parties, lane)
     # numpy forgets which of the two the chunks were; they are all the same
     values = cast(Result, np.concatenate([results[begin] for begin, _ in chunks], axis=1))
     return Outcome(values, meter.read(), coin)
+
+
+def _judged(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chunk]) -> XorBits:
+    """Return shares of what the method's `judge` finds in the surveys of all chunks."""
+    surveys: dict[int, RingShare] = {}
+
+    def lane(number: int) -> None:
+        for piece in pieces[number :: len(parties)]:
+            surveys[piece.begin] = survey(parties[number], params, piece)
+
+    run_lanes(parties, lane)
+    total = np.stack([surveys[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
+    return judge(parties[0], params, RingShare(total), pieces[0])
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -270,6 +286,9 @@ def fill(
     sizes = [end - begin for begin, end in cut(params, len(weights), len(parties), chunk, batch)]
     # in the order in which they are taken: number, coordinates and demand of each
     work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]
+    if params.method.surveys:
+        work += [(i, size, survey_demand(params, weights, size)) for i, size in enumerate(sizes)]
+        work.append((0, 0, params.method.judge_demand(weights, params.max_clients)))
     work += [(i, size, demand(params, weights, size)) for i, size in enumerate(sizes)]
     # per lane, the coordinates of each of its pieces and chunks, and the stock to have after it
     steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
@@ -282,6 +301,8 @@ def fill(
         steps_here.append((coordinates, steps_here[-1][1] + wanted if steps_here else wanted))
     report = _Report(sum(coordinates for _, coordinates, _ in work), progress)
     kinds = params.method.check_demand(1, params.max_clients) + demand(params, weights, 1)
+    kinds = kinds + survey_demand(params, weights, 1)
+    kinds = kinds + params.method.judge_demand(weights, params.max_clients)
 
     def lane(number: int) -> None:
         party = parties[number]
@@ -373,6 +394,23 @@ def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
     return params.method.compute(party, chunk)
 
 
+def survey(party: Party, params: RoundParams, chunk: Chunk) -> RingShare:
+    """Return a chunk's survey on one lane, after making the correlations that it lacks."""
+    party.pool.reserve(survey_demand(params, chunk.weights, chunk.dim))
+    return params.method.survey(party, chunk)
+
+
+def survey_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Return the correlations that the survey of `dim` coordinates needs."""
+    return params.method.survey_demand(weights, dim, params.max_clients)
+
+
+def judge(party: Party, params: RoundParams, surveyed: RingShare, chunk: Chunk) -> XorBits:
+    """Return the verdicts of a survey, after making the correlations that they lack."""
+    party.pool.reserve(params.method.judge_demand(chunk.weights, params.max_clients))
+    return params.method.judge(party, surveyed, chunk)
+
+
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     """Return the correlations that `dim` coordinates of clients with these weights need."""
     return params.method.demand(weights, dim, params.max_clients)
@@ -419,6 +457,9 @@ def _warm_up_uploads(
     layout, shape = params.layout, params.dealing
     packed = np.zeros((layout.rows, layout.row_words), np.uint64)
     words = share.WordsUpload(layout, packed)
+    if params.method.surveys:
+        # a seed expands to values that are refused
+        return [words] * WARM_UP_CLIENTS
     if shape is None:
         seed = share.SeedUpload(layout, bytes(SEED_BYTES), protocol.native_aes)
         return [words, *[seed] * (WARM_UP_CLIENTS - 1)]

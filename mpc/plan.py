@@ -28,11 +28,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import share
-from securemedian.mpc.arrays import Blocks, Words
+from securemedian.mpc.arrays import Blocks, RingShare, Words, XorBits
+from securemedian.mpc.boolean import words_of
 from securemedian.mpc.channel import Channel, Traffic, frame_size
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.dealing import Dealing, DealtUpload, messages, toss_messages
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods.base import Chunk
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender, checked_block
 from securemedian.mpc.ot.softspoken import corrections_shape
@@ -48,6 +50,8 @@ from securemedian.mpc.pipeline import (
     demand,
     exchange_verdicts,
     exchange_wishes,
+    judge,
+    survey,
 )
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS, ProtocolParams
@@ -124,6 +128,15 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
     lanes[0].add(rehearsal.opening(protocol))
     if params.method.tosses:
         lanes[0].add(rehearsal.toss())
+    if params.method.surveys:
+        for number, size in enumerate(sizes):
+            at = number % protocol.lanes
+            part = rehearsal.survey(size, states[at])
+            lanes[at].add(part)
+            states[at] = part.after
+        part = rehearsal.judge(states[0])
+        lanes[0].add(part)
+        states[0] = part.after
     for number, size in enumerate(sizes):
         at = number % protocol.lanes
         part = rehearsal.chunk(size, states[at])
@@ -170,11 +183,31 @@ def rehearse(
     party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
 ) -> None:
     """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
+    compute(party, params, _rehearsed_chunk(params, weights, size, batch))
+
+
+def rehearse_survey(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
+    survey(party, params, _rehearsed_chunk(params, weights, size, batch))
+
+
+def rehearse_judge(party: Party, params: RoundParams, weights: Sequence[int], batch: int) -> None:
+    """Do what lane 0 does with the surveys of all chunks, which are zeros."""
+    chunk = _rehearsed_chunk(params, weights, 1, batch)
+    assert chunk.verdicts is not None
+    surveyed = np.zeros(params.method.surveyed(len(weights)), np.uint64)
+    judge(party, params, RingShare(surveyed), chunk)
+
+
+def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
     dealt, upload = params.dealing, _NoUpload()
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
     chunk = params.chunk(uploads, weights, 0, size, batch, coin=bytes(SEED_BYTES))
-    compute(party, params, chunk)
+    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
+    return replace(chunk, verdicts=XorBits(verdicts))
 
 
 def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
@@ -420,6 +453,20 @@ class _Rehearsal:
         params, weights, batch = self._params, self._weights, self._protocol.batch
         return self._rehearsed(
             (size,), state, lambda party: rehearse(party, params, weights, size, batch)
+        )
+
+    def survey(self, size: int, state: _State) -> _Part:
+        """Return what the survey of a chunk of `size` coordinates does from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (size, 0, 0), state, lambda party: rehearse_survey(party, params, weights, size, batch)
+        )
+
+    def judge(self, state: _State) -> _Part:
+        """Return what lane 0 does with the surveys from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (), state, lambda party: rehearse_judge(party, params, weights, batch)
         )
 
     def piece(self, piece: Piece, state: _State) -> _Part:

@@ -166,6 +166,7 @@ class Register:
                 f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
                 f"{config.max_message_bytes} (max_message_bytes)"
             )
+        params.method.check_members(config.members[asked.training].clients)
         number, clients = self._store.database.bound(asked.training)
         server_round = ServerRound(
             config.party,

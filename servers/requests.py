@@ -515,12 +515,19 @@ class Desk:
         )
 
     def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters with keys in `weights`, where the coordinator gives clients' names."""
+        """Return parameters with keys where the coordinator gives clients' names.
+
+        These are `weights` and `validator`.
+        """
+        names = self._config.members[training].clients
+        keys = {name: key for key, name in names.items()}
+        validator = params.get("validator")
+        if isinstance(validator, str):
+            # one that is on no list is refused with the round
+            params = params | {"validator": keys.get(validator, validator)}
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
-        names = self._config.members[training].clients
-        keys = {name: key for key, name in names.items()}
         unknown = sorted(str(name) for name in weights.keys() - keys.keys())
         if unknown:
             raise ConfigError(

@@ -8,7 +8,7 @@ is a module next to this one and a line in `registry`; docs/extending.md shows h
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import dealing, encode, ring, share
-from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
+from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorBits, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing, DealtUpload
@@ -84,6 +84,8 @@ class Chunk:
     batch: int
     # what the servers tossed for the round, for methods that toss
     coin: bytes = b""
+    # shares of what `judge` found, packed, for methods that survey
+    verdicts: XorBits | None = None
 
     @property
     def dim(self) -> int:
@@ -144,6 +146,8 @@ class Method(ABC):
     checks_values: ClassVar[bool] = False
     # whether the servers toss a coin for each round once it is closed, which `compute` is given
     tosses: ClassVar[bool] = False
+    # whether `compute` needs something of all coordinates first, which `survey` and `judge` find
+    surveys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
@@ -152,6 +156,14 @@ class Method(ABC):
     def check_round(self, max_clients: int) -> None:
         """Raise ConfigError for options that do not fit a round of `max_clients` clients."""
         ring.check_bits(self.bits_for(max_clients))
+
+    def check_dim(self, dim: int, max_clients: int) -> None:
+        """Raise ConfigError for options that do not fit updates of `dim` values."""
+        return None
+
+    def check_members(self, clients: Collection[str]) -> None:
+        """Raise ConfigError for options that do not fit these clients, of whom some take part."""
+        return None
 
     # What clients share
 
@@ -236,6 +248,33 @@ class Method(ABC):
 
     def check_demand(self, count: int, max_clients: int) -> Demand:
         """Return the correlations that `out_of_range` takes for `count` values of all clients."""
+        return Demand()
+
+    def survey(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what a chunk adds to sums over all coordinates, in Z_2^64, shape (k,).
+
+        The other party does the same at the same time. It is asked only of methods with `surveys`,
+        of all chunks before `judge`.
+        """
+        raise LocalProtocolError(f"{self.name} has nothing to survey")
+
+    def surveyed(self, clients: int) -> int:
+        """Return k, how many sums `survey` returns of so many clients."""
+        return 0
+
+    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        """Return the correlations that `survey` takes for clients with these weights."""
+        return Demand()
+
+    def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
+        """Return the shared verdicts of the sums of all chunks' surveys, for `compute`.
+
+        `chunk` is one of them. The other party does the same at the same time, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has nothing to judge")
+
+    def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
+        """Return the correlations that `judge` takes for clients with these weights."""
         return Demand()
 
     @abstractmethod
