@@ -160,7 +160,11 @@ class TrainingRun:
             matches_plaintext=np.array_equal(
                 results,
                 plaintext.published(
-                    updates, scenario.params, before, coin=bytes.fromhex(status["coin"])
+                    updates,
+                    scenario.params,
+                    before,
+                    scenario.params.weights_of(status["included"]),
+                    bytes.fromhex(status["coin"]),
                 ),
             ),
             seconds=seconds,

@@ -656,6 +656,30 @@ MASKS: dict[str, Mask] = {
         (shares.opens_one_aggregate,),
         silent=True,
     ),
+    "which clusters pass": Mask(
+        "both servers learn whose clusters agree with the validator",
+        (
+            (
+                "Zeno.judge",
+                "invert(party, compare.msb(party, terms, BITS))",
+                "(open_ring(party, terms, BITS),"
+                " invert(party, compare.msb(party, terms, BITS)))[1]",
+            ),
+        ),
+        (shares.opens_a_step_and_a_sum,),
+        silent=True,
+    ),
+    "both shares of the products of a square": Mask(
+        "a party's output share is the square of its own share",
+        (
+            (
+                "square",
+                "total[part] += products.reshape(bits - 1, -1).sum(axis=0, dtype=total.dtype)",
+                "pass",
+            ),
+        ),
+        (shares.output_share, "square-5"),
+    ),
     "who holds the median": Mask(
         "both servers learn whose value is the median of each coordinate",
         (("median", "selection == 'opened'", "selection == 'oblivious'"),),
@@ -691,6 +715,8 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "and": ("a of a triple", "b of a triple"),
     "b2a": ("the bit of a DaBit",),
     "mux.request": ("choices of a 1-of-2 OT",),
+    "square.request": ("choices of a 1-of-2 OT",),
+    "square.reply": ("keys on a correlated reply",),
     "mux.reply": ("keys on a correlated reply",),
     "select.request": ("choices of a step",),
     "select.reply": ("keys on a reply of a step",),
@@ -720,6 +746,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
     "conjunctions": ("a of a triple", "b of a triple", "c of a triple"),
     "to_ring": ("the bit of a DaBit", "the ring share of a DaBit"),
     "multiplex": ("choices of a 1-of-2 OT", "keys on a correlated reply"),
+    "square": ("choices of a 1-of-2 OT", "keys on a correlated reply"),
     "Selection.__init__": ("choices of a step", "keys on a reply of a step"),
 }
 

@@ -30,12 +30,14 @@ from securemedian.mpc.kernels import planes
 from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.reclustered import Reclustered
+from securemedian.mpc.methods.zeno import Zeno
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
 from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
+from securemedian.mpc.pipeline import run_round
 from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS
+from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
 from tests.parties import run_both
 from tests.test_privacy import Recorder
 from tests.uniformity import (
@@ -1135,6 +1137,28 @@ def opens_one_aggregate() -> None:
             raise Leak("more is sent than one share of the sum over the reclusterings")
 
 
+def opens_a_step_and_a_sum() -> None:
+    """Check that SHARE with Zeno++ opens the validator's update, its length and the result."""
+    method, dim = Zeno(validator="v", clusters=1, reclusterings=2), 128
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.arange(CLIENTS * dim, dtype=np.uint64).reshape(CLIENTS, dim) % np.uint64(9)
+    halves = [share.split(row[None], 64) for row in values]
+    parties, pair = recorded_parties()
+    run_both(
+        lambda j: run_round(
+            [parties[j]],
+            params,
+            ProtocolParams(lanes=1),
+            [half[j] for half in halves],
+            weights=[0] + [1] * (CLIENTS - 1),
+        )
+    )
+    for end in pair:
+        opened = [array.size for label, array in end.received if label.startswith("open")]
+        if opened != [dim, 1, dim]:
+            raise Leak("more is sent than shares of the validator's update and of the result")
+
+
 def opens_nothing(name: str) -> None:
     """Check that a protocol whose output stays shared opens nothing on its way."""
     protocol = PROTOCOLS[name]
@@ -1164,6 +1188,10 @@ def test_the_mean_opens_the_sum_alone() -> None:
 
 def test_reclusterings_open_one_aggregate() -> None:
     opens_one_aggregate()
+
+
+def test_zeno_opens_a_step_and_a_sum() -> None:
+    opens_a_step_and_a_sum()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

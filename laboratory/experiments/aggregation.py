@@ -88,7 +88,16 @@ def _share(aggregator: str, size: int, reclusterings: int) -> tuple[str, Secure]
         # the paper's, which drops two thirds
         "trim": 0.34,
     }
-    if aggregator not in HIDDEN:
+    if aggregator == "zeno":
+        # the first client is honest; its update stands for a step on validation data
+        options = {
+            "method": "zeno",
+            "clusters": size,
+            "reclusterings": reclusterings,
+            "validator": "client-1",
+            "epsilon": 1e-3,
+        }
+    elif aggregator not in HIDDEN:
         options |= {"clustering": "opened", "accept_leak": True, "faulty_clusters": 3}
     label = f"SHARE, {aggregator}, m = {size}, R = {reclusterings}"
     return f"share-{aggregator}-m{size}-r{reclusterings}", Secure(label, options, usual=False)
@@ -96,7 +105,7 @@ def _share(aggregator: str, size: int, reclusterings: int) -> tuple[str, Secure]
 
 SHARE_BY_SIZE = dict(
     _share(aggregator, size, reclusterings)
-    for aggregator in (MEDIAN, TRIMMED_MEAN, "krum")
+    for aggregator in (MEDIAN, TRIMMED_MEAN, "krum", "zeno")
     for size, reclusterings in ((1, 1), (3, 4), (5, 4))
 )
 SHARE_BY_RECLUSTERINGS = dict(

@@ -19,6 +19,7 @@ from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.training import Training
+from securemedian.scripts import keygen
 
 # called with the record so far, first and after every round
 ShowRecord = Callable[[Record], None]
@@ -88,9 +89,9 @@ def _round(
             params = run.params(model.size)
             # as good as tossed, and the same when the run is carried out again
             coin = canonical.digest("coin", run.seed, before.number)[:SEED_BYTES]
-            results = plaintext.published(
-                play(model), params, before.published_for(params), coin=coin
-            )
+            weights = params.weights_of(keygen.client_names(run.clients))
+            published = before.published_for(params)
+            results = plaintext.published(play(model), params, published, weights, coin)
             after = before.after(results[0], params.method.range_buckets)
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")

@@ -87,9 +87,11 @@ class Service:
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
         # the order in which the servers drew clients for clusters
-        placed = updates[[self._names.index(name) for name in status["included"]]]
-        coin = bytes.fromhex(status["coin"])
-        if not np.array_equal(results, plaintext.published(placed, params, published, coin=coin)):
+        included = status["included"]
+        placed = updates[[self._names.index(name) for name in included]]
+        weights, coin = params.weights_of(included), bytes.fromhex(status["coin"])
+        clear = plaintext.published(placed, params, published, weights, coin)
+        if not np.array_equal(results, clear):
             raise SecureMedianError(
                 f"round {status['number']} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"

@@ -63,7 +63,7 @@ class Clustered(Weighted, FixedPoint):
         check_number("eta", self.eta, 0, 1e6, "above 0 and at most 1e6")
 
     def check_round(self, max_clients: int) -> None:
-        self._check_clients(max_clients, "max_clients is")
+        self.check_filled(max_clients, "max_clients is")
         super().check_round(max_clients)
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
@@ -71,10 +71,11 @@ class Clustered(Weighted, FixedPoint):
 
         Raises ConfigError if they do not fill one cluster, or one weighs more than the cap allows.
         """
-        self._check_clients(len(clients), "those who take part are")
+        self.check_filled(len(clients), "those who take part are")
         return super().weights_of(clients)
 
-    def _check_clients(self, clients: int, what: str) -> None:
+    def check_filled(self, clients: int, what: str) -> None:
+        """Raise ConfigError if so many clients do not fill one cluster; `what` names them."""
         if clients < self.clusters:
             raise ConfigError(
                 f"a cluster has {self.clusters} clients, and {what} {clients}: "

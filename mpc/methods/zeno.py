@@ -56,6 +56,10 @@ class Zeno(Clustered):
     summary = "the clusters that agree with a validator (SHARE with Zeno++), linear in the clusters"
     surveys = True
 
+    # not swept: `plan` and `bench` leave this ring as it is
+    ring_bits: int = option(
+        0, text="64, the default: squares fit into no less", metavar="L", swept=False
+    )
     validator: str = option(
         "",
         metavar="NAME",
@@ -94,7 +98,7 @@ class Zeno(Clustered):
                 f"sums of {max_clients} clients need {needed} bits beyond fraction_bits and "
                 f"whole_bits, and {self.headroom(max_clients)} are left: lower one of them"
             )
-        self._check_clients(max_clients - 1, "those besides the validator are at most")
+        self.check_filled(max_clients - 1, "those besides the validator are at most")
 
     def check_dim(self, dim: int, max_clients: int) -> None:
         if self._most_squares(dim, max_clients) >= 1 << (BITS - 2):
