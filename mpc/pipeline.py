@@ -300,9 +300,7 @@ def fill(
         steps_here = steps[number % len(parties)]
         steps_here.append((coordinates, steps_here[-1][1] + wanted if steps_here else wanted))
     report = _Report(sum(coordinates for _, coordinates, _ in work), progress)
-    kinds = params.method.check_demand(1, params.max_clients) + demand(params, weights, 1)
-    kinds = kinds + survey_demand(params, weights, 1)
-    kinds = kinds + params.method.judge_demand(weights, params.max_clients)
+    kinds = params.method.check_demand(1, params.max_clients) + round_demand(params, weights, 1)
 
     def lane(number: int) -> None:
         party = parties[number]
@@ -414,6 +412,12 @@ def judge(party: Party, params: RoundParams, surveyed: RingShare, chunk: Chunk) 
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     """Return the correlations that `dim` coordinates of clients with these weights need."""
     return params.method.demand(weights, dim, params.max_clients)
+
+
+def round_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Return the correlations that all of a round of `dim` coordinates needs, but for its check."""
+    judged = params.method.judge_demand(weights, params.max_clients)
+    return survey_demand(params, weights, dim) + judged + demand(params, weights, dim)
 
 
 def warm_up(params: ProtocolParams | None = None) -> None:

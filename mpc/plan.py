@@ -186,6 +186,16 @@ def rehearse(
     compute(party, params, _rehearsed_chunk(params, weights, size, batch))
 
 
+def rehearse_round(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
+    if params.method.surveys:
+        rehearse_survey(party, params, weights, size, batch)
+        rehearse_judge(party, params, weights, batch)
+    rehearse(party, params, weights, size, batch)
+
+
 def rehearse_survey(
     party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
 ) -> None:

@@ -115,6 +115,7 @@ def test_the_parts_and_the_rest_are_the_whole(
         },
         "trimmed-mean": {"uploads", "comparisons", "bits to numbers", "multiplexers", "opening"},
         "mean": {"uploads", "opening"},
+        "zeno": {"uploads", "squares", "comparisons", "multiplexers", "opening"},
         "reclustered": {
             *("uploads", "comparisons", "bits to numbers", "equality", "multiplexers", "opening")
         },
