@@ -95,7 +95,9 @@ def _share(aggregator: str, size: int, reclusterings: int) -> tuple[str, Secure]
             "clusters": size,
             "reclusterings": reclusterings,
             "validator": "client-1",
-            "epsilon": 1e-3,
+            # honest clients of the digits are within, and sign flips beyond
+            "rho": 0.1,
+            "epsilon": 0.02,
         }
     elif aggregator not in HIDDEN:
         options |= {"clustering": "opened", "accept_leak": True, "faulty_clusters": 3}
