@@ -93,8 +93,12 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     bucketed = replace(bucketed, optimiser=Momentum())
     radix = secure.run(1, "radix", "gaussian")
+    # with clusters of one client, and so whatever the servers toss
+    clustered = [secure.run(1, name) for name in ("share-median-m1-r1", "share-zeno-m1-r1")]
     with Service(3, nothing) as service:
         through = {radix.run_id: execution.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        for run in clustered:
+            through[run.run_id] = execution.carry_out(run, 1, digits, service, tmp_path, nothing)
         with pytest.raises(KeyboardInterrupt):
             execution.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
         # these servers are at this very run: but it is another's turn first
@@ -111,7 +115,7 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
             )
             execution.carry_out(other, 1, digits, service, tmp_path, nothing)
     assert saved.load(tmp_path, other) is None
-    for run, rounds in ((radix, 2), (bucketed, 3)):
+    for run, rounds in ((radix, 2), (bucketed, 3), *((run, 1) for run in clustered)):
         plain = replace(run, secure=False)
         clear = execution.carry_out(plain, rounds, digits, None, tmp_path, nothing)
         assert models_of(through[run.run_id]) == models_of(clear)
@@ -350,7 +354,7 @@ def test_every_experiment_runs(
     if name in ("attacks", "share", "share-reclusterings"):
         options += ["--seeds", "1"]
     if name == "share":
-        options += ["--methods", "mean,share-median-m3-r4,share-krum-m3-r4"]
+        options += ["--methods", "mean,share-median-m3-r4,share-krum-m3-r4,share-zeno-m3-r4"]
     assert experiment(name, *options) == 0
     said = capsys.readouterr().out
     assert catalogue.EXPERIMENTS[name].figure in said
