@@ -353,8 +353,9 @@ def test_every_experiment_runs(
         options += ["--images", "5"]
     if name in ("attacks", "share", "share-reclusterings"):
         options += ["--seeds", "1"]
-    if name == "share":
-        options += ["--methods", "mean,share-median-m3-r4,share-krum-m3-r4,share-zeno-m3-r4"]
+    if name in ("share", "share-reclusterings"):
+        options += ["--methods", "share-median-m3-r4,share-krum-m3-r4,share-zeno-m3-r4"]
+        options += ["--attacks", "sign-flip-10"]
     assert experiment(name, *options) == 0
     said = capsys.readouterr().out
     assert catalogue.EXPERIMENTS[name].figure in said
