@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from securemedian.mpc.dealing import OPENING_BYTES
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
@@ -17,6 +18,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.training import Training
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
@@ -188,6 +190,7 @@ class Register:
                 f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
                 f"at least {config.min_clients} clients"
             )
+        params.method.check_members(config.members[asked.training].clients)
         number, clients = self._store.database.bound(asked.training)
         server_round = ServerRound(
             config.party,
@@ -198,6 +201,7 @@ class Register:
             limits=self._limits,
             signing_key=config.peer.signing_key,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
+            toss_opening=os_entropy(OPENING_BYTES).hex(),
         )
         spool = self._store.spool(asked.round, params.layout, params.dealing)
         return Entry(server_round, spool, before, request)

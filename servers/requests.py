@@ -70,6 +70,7 @@ NO_ROUND: dict[str, Any] = {
     "cost": {},
     "outermost": 0,
     "kept_groups": [],
+    "coin": "",
     "deadline_in_s": 0.0,
     "stored_bytes": 0,
 }
@@ -421,6 +422,7 @@ class Desk:
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
             "kept_groups": list(entry.result.kept_groups) if entry.result else [],
+            "coin": entry.result.coin if entry.result else "",
             "deadline_in_s": self._rounds.left_s(entry),
             "stored_bytes": entry.spool.stored_bytes,
         }
@@ -548,12 +550,19 @@ class Desk:
         )
 
     def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters with keys in `weights`, where the coordinator gives clients' names."""
+        """Return parameters with keys where the coordinator gives clients' names.
+
+        These are `weights` and `validator`.
+        """
+        names = self._config.members[training].clients
+        keys = {name: key for key, name in names.items()}
+        validator = params.get("validator")
+        if isinstance(validator, str):
+            # one that is on no list is refused with the round
+            params = params | {"validator": keys.get(validator, validator)}
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
-        names = self._config.members[training].clients
-        keys = {name: key for key, name in names.items()}
         unknown = sorted(str(name) for name in weights.keys() - keys.keys())
         if unknown:
             raise ConfigError(

@@ -57,6 +57,9 @@ class RoundFacts:
     # the clients of an earlier attempt at this number that may have opened values: only these may
     # take part again. Empty if there was no such attempt.
     repeats: frozenset[str] = frozenset()
+    # what this server opens, in hex digits, if it tosses for the round's result: the same in every
+    # run of the protocol
+    toss_opening: str = ""
     state: State = State.NEW
     # the time at which the present state has reached its limit
     deadline: float = float("inf")
@@ -512,6 +515,7 @@ _SAVED = (
     "attempt",
     "setbacks",
     "computed_here",
+    "toss_opening",
     "begun",
     "ran",
 )

@@ -109,8 +109,13 @@ class Service:
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
+        # the order in which the servers drew clients for clusters
+        included = status["included"]
         flat = updates.reshape(len(updates), -1)
-        if not np.array_equal(results, plaintext.published(flat, params, published)):
+        placed = flat[[self._names.index(name) for name in included]]
+        weights, coin = params.weights_of(included), bytes.fromhex(status["coin"])
+        clear = plaintext.published(placed, params, published, weights, coin=coin)
+        if not np.array_equal(results, clear):
             raise SecureMedianError(
                 f"round {status['number']} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"
