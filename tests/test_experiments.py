@@ -29,7 +29,7 @@ from securemedian.laboratory.experiments import (  # noqa: E402
     summaries,
 )
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
-from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
+from securemedian.laboratory.experiments.runs import Collaboration, Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
 from securemedian.mpc.clusters import exposed  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
@@ -190,14 +190,17 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "secure": True,
         "extensions": {"a.py": "x"},
         "optimiser": Momentum(),
+        "collaboration": Collaboration(("digits",), 100, 5),
+        "inference": True,
     }
     assert set(changed) == set(Run.__dataclass_fields__)
     ids = {replace(first, **{name: value}).run_id for name, value in changed.items()} | {
         first.run_id
     }
     assert len(ids) == len(changed) + 1
-    # runs that were saved before there were optimisers are found again
-    assert "optimiser" not in replace(first, optimiser=NoOptimiser()).to_dict()
+    # runs that were saved before there were any of these are found again
+    plain = replace(first, optimiser=NoOptimiser()).to_dict()
+    assert not {"optimiser", "collaboration", "inference"} & plain.keys()
 
 
 def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path) -> None:

@@ -71,13 +71,12 @@ class Design:
         default the design's.
         """
         secure = aggregation.SECURE.get(method)
-        model = models.MODELS[self.model]
         predictions = aggregation.is_of_predictions(method)
         return Run(
             data=self.data.name,
             data_digest=self.data_digest,
             model=self.model,
-            recipe={"batch": model.batch, "rate": model.rate, "epochs": model.epochs},
+            recipe={name: _recipe(name) for name in networks} if networks else _recipe(self.model),
             split=self.split,
             clients=self.clients,
             images=self.images,
@@ -114,6 +113,12 @@ class Design:
             f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, "
             f"medians {where}"
         )
+
+
+def _recipe(model: str) -> dict[str, Any]:
+    """Return how a client trains a model."""
+    trained = models.MODELS[model]
+    return {"batch": trained.batch, "rate": trained.rate, "epochs": trained.epochs}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class Service:
             client.public = public
         round_id = self._coordinator.open(params)
         results, cost = self._results(params, round_id, lambda _: predictions)
+        # S0 has counted a round, which no other run knows of
+        self._kept = Training()
         return results[0], cost
 
     def _results(
