@@ -43,7 +43,7 @@ COMPARE_BATCH = 1 << 18
 POOL_BYTES = 1 << 30
 
 # the fields of a point that are options of methods
-SWEPT = ("buckets", "ring_bits", "schedule", "encoding")
+SWEPT = ("buckets", "ring_bits", "schedule", "encoding", "word_bits")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Point:
     ring_bits: int | None = None
     schedule: str | None = None
     encoding: str | None = None
+    word_bits: int | None = None
     # whether all correlations are made before the round starts, as servers do while clients train
     ahead: bool = False
     # whether the servers check what clients upload, where it could be malformed
@@ -136,12 +137,14 @@ def can_be_malformed(method: str) -> bool:
 def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the given options that `plan` and `bench` set for a method.
 
-    A small value ring gets a fraction that fits into it, which changes no cost.
+    A small value ring, or word, gets a fraction that fits into it, which changes no cost.
     """
     known = {name for name, option in options_of(METHODS[method]).items() if option.swept}
     options = {name: value for name, value in given.items() if name in known}
     if options.get("ring_bits") and "fraction_bits" in known:
         options = {"fraction_bits": min(24, options["ring_bits"] // 2)} | options
+    if options.get("word_bits"):
+        options = {"fraction_bits": min(24, options["word_bits"] - 2)} | options
     return options
 
 

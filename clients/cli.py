@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import (
+    add_exchange_options,
     add_method,
     add_method_options,
     add_optimiser_options,
+    add_public,
     add_range_options,
     add_training,
+    exchange_of,
     optimiser,
     range_policy,
     round_params,
@@ -51,12 +54,14 @@ def _add_submit(subparsers: "Verbs") -> None:
         "submit",
         help="submit one update from a file",
         description=(
-            "Wait for the next open round and submit the trained parameters in a .npy or .npz file."
+            "Wait for the next open round and submit the trained parameters in a .npy or .npz "
+            "file, or predictions on a public set in a .npy file (samples, classes)."
         ),
     )
     verb.add_argument("config", help="this client's client.toml")
     add_training(verb)
     verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
+    add_public(verb)
     verb.add_argument(
         "--group",
         type=int,
@@ -105,13 +110,17 @@ def _add_receipt(verb: argparse.ArgumentParser) -> None:
 
 def _submit(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
+    from securemedian.clients.public import PublicSet
     from securemedian.clients.update import flatten, unflatten
 
     update = files.read(options.update)
     wanted = [path for path in (options.result, options.receipt) if path]
     for path in wanted:
         files.check_writable(path)
-    with Client.from_config(options.config, options.training, report=_tell) as client:
+    public = PublicSet.load(options.public) if options.public else None
+    with Client.from_config(
+        options.config, options.training, public=public, report=_tell
+    ) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
         if current.submitted and wanted:
@@ -252,6 +261,7 @@ def _add_open(actions: "Verbs") -> None:
         metavar="SECONDS",
         help="when the round closes at the latest (default: 600)",
     )
+    add_exchange_options(action)
     add_method(action)
     add_method_options(action)
     add_range_options(action)
@@ -276,9 +286,12 @@ def _as_coordinator(
 def _open(options: argparse.Namespace) -> None:
     """Open a round. Mistakes in its options are reported before anything connects."""
     model = files.read_models(options.model) if options.model else None
+    exchange = exchange_of(options)
     dim = options.dim if options.dim is not None or model is None else model.shape[-1]
+    dim = exchange.get("dim", dim)
     # until S0 is asked for the size, any size does for the check of the other options
-    params, policy = round_params(options, dim=1 if dim is None else dim), range_policy(options)
+    others = {"dim": 1 if dim is None else dim} | exchange
+    params, policy = round_params(options, **others), range_policy(options)
     chosen = optimiser(options)
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:

@@ -33,6 +33,7 @@ from securemedian.clients import update as updates
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, Progress, Report, connect, unseen
 from securemedian.clients.memory import Memory, Submission, fingerprint
+from securemedian.clients.public import PublicSet
 from securemedian.clients.results import Trainings
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round
@@ -50,6 +51,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.exchange import Predictions
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.optimiser import Optimiser
 from securemedian.mpc.params import RoundParams
@@ -391,8 +393,12 @@ class _Member:
 class Client(_Member):
     """A data owner's access to the service. Not for two threads at once."""
 
-    def __init__(self, config: ClientConfig, **options: Any) -> None:
+    def __init__(
+        self, config: ClientConfig, public: PublicSet | None = None, **options: Any
+    ) -> None:
+        """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
         super().__init__(config, **options)
+        self.public = public
         try:
             memory = Memory(config.state_folder)
         except BaseException:
@@ -427,7 +433,8 @@ class Client(_Member):
         train either, because it cannot submit to this round.
 
         Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s` of
-        the configuration).
+        the configuration), and ConfigError if the round exchanges predictions on a public set that
+        this client does not have.
         """
         limit = self._limit(timeout_s)
         while True:
@@ -443,6 +450,8 @@ class Client(_Member):
             except REFUSED as error:
                 self._seen = current.round_id
                 self.report(f"going on to the next round: {error}")
+        if not current.submitted:
+            self._check_public(current)
         self._open, self._seen = current, current.round_id
         if current.submitted:
             self._submitted = self._seen
@@ -494,7 +503,8 @@ class Client(_Member):
         (`Round.choose`). Nobody else learns it, unless `membership` is visible.
 
         Before the first upload both servers are asked which party they are. Raises ConfigError
-        unless [s0] names S0 and [s1] names S1, InputError if the update does not fit the round,
+        unless [s0] names S0 and [s1] names S1, and if the round exchanges predictions on a public
+        set that this client does not have, InputError if the update does not fit the round,
         DuplicateUpload if this client has submitted to the round already or has dealt for it before
         a restart, RoundClosed if the round `round_id` is not open, and NotAllowed if the servers
         have found the dealing wrong.
@@ -502,6 +512,7 @@ class Client(_Member):
         vector, spec = updates.flatten(update)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
+        self._check_form(spec, current)
         group = _group_of(current, group)
         made = self._sender.made(current.round_id)
         again = made is not None
@@ -551,7 +562,8 @@ class Client(_Member):
         `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
         one that this client is left out of, is reported and does not count, and `model` gets back
         the parameters from which it was trained. Raises ChannelTimeout if fewer rounds than
-        `rounds` come, and InputError if `model` does not fit the round.
+        `rounds` come, InputError if `model` does not fit the round, and ConfigError if the round
+        does not exchange parameters.
         """
         with self._reporting(report):
             return self._fit(model, train, rounds, timeout_s, progress, public_metrics, loss)
@@ -588,6 +600,11 @@ class Client(_Member):
                 self.report(f"{error}: the training ends after {done} rounds")
                 return done
             name = f"round {current.round_id}"
+            if current.params.exchange.fixed is not None:
+                raise ConfigError(
+                    f"{name} exchanges {current.params.exchange.name}, and fit() parameters: "
+                    "call wait_for_round(), submit() and result() in a loop of your own"
+                )
             private = current.params.result_to == "clients"
             goes_on = private and trained and current.number > 1
             group = _chosen(current, model, loss)
@@ -634,6 +651,22 @@ class Client(_Member):
             self.servers[0].ask("tell", fields, patience_s=patience_s)
         except (DuplicateUpload, NotStored) as error:
             self.report(f"round {round_id} goes on without these public metrics: {error}")
+
+    def _check_form(self, spec: updates.Spec, current: Round) -> None:
+        """Raise an error unless an update of this form is what the clients of a round exchange."""
+        self._check_public(current)
+        current.params.exchange.check_shape(spec.shapes, current.params.dim)
+
+    def _check_public(self, current: Round) -> None:
+        """Raise ConfigError unless this client has the public set of a round that is about one."""
+        exchange = current.params.exchange
+        if isinstance(exchange, Predictions):
+            if self.public is None:
+                raise ConfigError(
+                    f"round {current.round_id} exchanges predictions on a public set, and this "
+                    "client has none: give it one (Client(config, public=..) or --public DIR)"
+                )
+            self.public.check(exchange)
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
@@ -784,7 +817,10 @@ class Client(_Member):
         kept = found["round"] in self._sender.rounds
         params = RoundParams.from_dict(found["params"])
         start, published = bytes.fromhex(found["start"]), Published(None)
-        if params.uses_range or not trained:
+        if params.exchange.fixed is not None:
+            # everybody knows what the values lie around, and there is no model
+            pass
+        elif params.uses_range or not trained:
             training = self._training(found["round"], start, patience_s)
             published = training.published_for(params)
         return Round(
@@ -907,10 +943,11 @@ class Coordinator(_Member):
 
         The model has shape (d,). It is the first of the results, shape (ranks, d), unless the round
         has an optimiser. With several groups both have a row per group. Raises what `results`
-        raises.
+        raises, and ConfigError where the round exchanges no parameters.
         """
         limit = self._limit(timeout_s)
         after, published = self._finish(round_id, limit, self._params(round_id, limit.left_s))
-        # every published round leads to a model
         models = after.models
+        if not models:
+            raise ConfigError(f"round {round_id} has no model: ask for its results")
         return np.stack(models) if after.groups else models[0].copy(), published.copy()

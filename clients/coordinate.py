@@ -2,8 +2,9 @@
 
 What it leaves is in one folder. For each published round there are model-NUMBER.npy, the model that
 the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
-else than that model: with an optimiser, or of several ranks. rounds.jsonl has a line of JSON per
-attempt at a round, and open.json, while a round is under way, says where the next call goes on.
+else than that model: with an optimiser, or of several ranks. Where predictions are exchanged there
+is predictions-NUMBER.npy in place of a model. rounds.jsonl has a line of JSON per attempt at a
+round, and open.json, while a round is under way, says where the next call goes on.
 """
 
 import io
@@ -12,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients import files
 from securemedian.clients.client import Coordinator
+from securemedian.clients.public import PublicSet
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
@@ -70,6 +73,9 @@ class TrainingPlan:
     output: str = "training"
     # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
     model: str = ""
+    # the folder of the public set, whose digest and size become parameters of the round (which then
+    # says `classes`); "" where parameters are exchanged
+    public: str = ""
     # with so many complete uploads a round is closed; 0: when all are there, or at its deadline
     quorum: int = 0
     # how often a round is tried before the training stops
@@ -108,6 +114,7 @@ class TrainingPlan:
             coordinator=str(folder / plan.coordinator),
             output=str(folder / plan.output),
             model=str(folder / plan.model) if plan.model else "",
+            public=str(folder / plan.public) if plan.public else "",
         )
 
     def start(self) -> NDArray[np.float32] | None:
@@ -119,7 +126,14 @@ class TrainingPlan:
 
     def params(self, dim: int) -> RoundParams:
         """Return the parameters of every round, for updates of `dim` values unless it says so."""
-        return RoundParams.from_dict({"dim": dim} | self.round)
+        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
+
+    @cached_property
+    def exchange(self) -> dict[str, Any]:
+        """What is special to the parameters of rounds on a public set; {} if there is none."""
+        if not self.public:
+            return {}
+        return PublicSet.load(self.public).round(self.round.get("classes", 0))
 
     @property
     def policy(self) -> RangePolicy | None:
@@ -298,7 +312,7 @@ class Training:
         model = self._start if first else None
 
         def ask() -> str:
-            dim = self._plan.round.get("dim") or (
+            dim = (self._plan.round | self._plan.exchange).get("dim") or (
                 self._coordinator.dim() if self._start is None else self._start.shape[-1]
             )
             request = self._journal.under_way.get("request") or os.urandom(16).hex()
@@ -360,6 +374,10 @@ class Training:
         kept: dict[str, Any] = {"public_metrics": metrics} if metrics else {}
         if self._private:
             return kept
+        if self._plan.public:
+            predictions = self._patiently(lambda: self._coordinator.result(round_id))
+            kept["predictions"] = self._write(f"predictions-{number}.npy", _npy(predictions))
+            return kept | self._evaluation(predictions)
         model, found = self._patiently(lambda: self._coordinator.outcome(round_id))
         kept["model"] = self._write(f"model-{number}.npy", _npy(model))
         result = found if len(found) > 1 else found[0]

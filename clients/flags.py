@@ -6,8 +6,12 @@ Nothing here knows a method or a policy by its name: everything comes from their
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from securemedian.clients.public import PublicSet
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.exchange import EXCHANGES, Parameters, Predictions
 from securemedian.mpc.methods.base import Method
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.optimiser import OPTIMISERS, Optimiser, optimiser_from
@@ -25,6 +29,47 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the training (default: that of the configuration, and otherwise the default one)",
     )
+
+
+def add_public(parser: argparse._ActionsContainer) -> None:
+    """Add --public."""
+    parser.add_argument(
+        "--public",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the public set, for rounds that exchange predictions",
+    )
+
+
+def add_exchange_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what clients exchange: --exchange, --public and --classes."""
+    group = parser.add_argument_group("what clients exchange")
+    group.add_argument(
+        "--exchange",
+        choices=EXCHANGES,
+        default=Parameters.name,
+        help="trained parameters, or predictions on a public set (default: %(default)s)",
+    )
+    add_public(group)
+    group.add_argument("--classes", type=int, metavar="C", help="classes of a prediction")
+
+
+def exchange_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the parameters of a round that the flags of `add_exchange_options` describe.
+
+    For predictions these are the digest of the public set, its classes and `dim`. Raises
+    ConfigError if one of the flags is missing or does not fit the others.
+    """
+    flags = {"--public": options.public, "--classes": options.classes}
+    if options.exchange == Parameters.name:
+        given = [flag for flag, value in flags.items() if value is not None]
+        if given:
+            raise ConfigError(f"{' and '.join(given)} are for --exchange {Predictions.name}")
+        return {}
+    missing = [flag for flag, value in flags.items() if value is None]
+    if missing:
+        raise ConfigError(f"--exchange {options.exchange} needs {' and '.join(missing)}")
+    return PublicSet.load(options.public).round(options.classes)
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,11 @@ class Spec:
     # arrays or tensors of the right shapes and dtypes; those that are not sent, with their values
     entries: dict[Any, Any] = field(repr=False)
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the entries that are sent."""
+        return [tuple(entry.shape) for entry in self.entries.values() if _is_real(entry)]
+
 
 def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
     """Return a model's real-valued entries as one vector, and what `unflatten` needs.

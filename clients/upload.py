@@ -41,10 +41,11 @@ class Round:
     params: RoundParams
     # this client's position in S0's list of clients
     index: int
-    # the published global model g, shape (d,); only some rounds without buckets have none
+    # the published global model g, shape (d,); some rounds without buckets have none, and those
+    # that do not exchange parameters
     model: NDArray[np.float32] | None = field(default=None, repr=False)
     # the published scale of the buckets, shape () or (d,), and the policy that says how they lie
-    # and what the next scale is; only rounds on buckets have them
+    # and what the next scale is; only rounds on buckets around a model have them
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; model, scale and policy are None
@@ -59,8 +60,9 @@ class Round:
 
     @property
     def published(self) -> Published:
-        """Return what S0 published for the round."""
-        return Published(self.model, self.scale, self.policy, self.groups)
+        """Return what the values of the round lie around."""
+        fixed = self.params.exchange.fixed
+        return fixed or Published(self.model, self.scale, self.policy, self.groups)
 
     @property
     def models(self) -> list[NDArray[np.float32]]:
@@ -119,7 +121,11 @@ class Round:
         if self.model is None:
             raise ConfigError(
                 f"round {self.round_id} publishes no model to train from: "
-                "the coordinator has to open it with a model"
+                + (
+                    "the coordinator has to open it with a model"
+                    if self.params.exchange.fixed is None
+                    else f"it exchanges {self.params.exchange.name}"
+                )
             )
         try:
             updates.load(self.model, model)
@@ -141,7 +147,7 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
     Where clients deal, these are the indices of buckets. Raises InputError if the update has
-    another length than the round's, or NaN.
+    another length than the round's, or NaN, or values that the round does not take.
     """
     params = current.params
     if vector.shape != (params.dim,):
@@ -149,8 +155,9 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
             f"round {current.round_id} takes updates of {params.dim:,} values, "
             f"this one has shape {vector.shape}: is it the same model?"
         )
+    params.exchange.check_values(vector)
     values = params.method.encode(vector, params.max_clients, current.published)
-    if params.uses_range:
+    if params.uses_range and params.exchange.fixed is None:
         _warn_of_range(vector, current)
     return values
 
@@ -216,4 +223,4 @@ def combine(
         RingShare(ring.unpack(words, params.ring_bits, params.dim)) for words in (one, other)
     )
     values = share.combine(first, second, params.ring_bits)
-    return params.method.decode(values, params.max_total, Published())
+    return params.exchange.result(params.method.decode(values, params.max_total, Published()))

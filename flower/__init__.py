@@ -7,7 +7,7 @@
 
 The strategy opens a round of the service for every training round of Flower's. On each node the mod
 takes the trained arrays out of the reply and submits them to S0 and S1 in shares, so that no Flower
-server sees an update. Read the modules in dependency order: `records`, `mod`, `lease`, `strategy`.
+server sees an update. Read the modules in dependency order: `records`, `mod`, `strategy`.
 """
 
 try:

@@ -5,10 +5,10 @@ from pathlib import Path
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.plugins import same_form, submit
 from securemedian.flower import records
-from securemedian.mpc.errors import ConfigError, DuplicateUpload, InputError
+from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.settings.keys import load_keys
 
 # where a node says which client.toml is its own
@@ -50,12 +50,7 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
             "trained parameters"
         )
     ((key, trained),) = found.items()
-    update = records.same_form(records.to_arrays(trained), sent)
-    with Client(config) as client:
-        try:
-            client.submit(update, round_id)
-        except DuplicateUpload as error:
-            raise DuplicateUpload(f"{error}. Do two nodes use {config.name}'s keys?") from error
+    submit(config, same_form(records.to_arrays(trained), sent), round_id)
     del reply.content[key]
     return reply
 

@@ -12,14 +12,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.clients.plugins import Arrays
+from securemedian.mpc.errors import ConfigError
 
 # the record that names the round and the usual name of the arrays
 ROUND = "securemedian.round"
 # the arrays, on their way to the nodes
 ARRAYS = "securemedian.arrays"
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def address(content: RecordDict, arrays_key: str, round_id: str) -> RecordDict:
@@ -54,22 +53,3 @@ def to_arrays(record: ArrayRecord) -> Arrays:
 def to_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return a record of arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-
-
-def same_form(given: Mapping[str, NDArray[Any]], expected: Arrays) -> Arrays:
-    """Return the given arrays in the order of the expected ones.
-
-    Raises InputError unless they have the same names, shapes and dtypes.
-    """
-    if missing := [name for name in expected if name not in given]:
-        raise InputError(f"the update lacks {', '.join(missing)}, which the model has")
-    if unknown := [name for name in given if name not in expected]:
-        raise InputError(f"the update has {', '.join(unknown)}, which the model has not")
-    for name, array in expected.items():
-        if (given[name].shape, given[name].dtype) != (array.shape, array.dtype):
-            raise InputError(
-                f"{name!r} was sent as {array.dtype} {array.shape} and came back as "
-                f"{given[name].dtype} {given[name].shape}: a ClientApp has to keep names, shapes "
-                "and dtypes"
-            )
-    return {name: given[name] for name in expected}

@@ -1,77 +1,40 @@
 """The strategy for a ServerApp: its aggregate is a round of the service."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import validate_message_reply_consistency
-from numpy.typing import NDArray
 
-from securemedian.clients.client import Coordinator
-from securemedian.clients.config import ClientConfig
-from securemedian.clients.update import flatten, unflatten
-from securemedian.flower import records
-from securemedian.flower.lease import Lease
-from securemedian.flower.records import Arrays
-from securemedian.mpc.errors import (
-    ChannelTimeout,
-    ClientsDiffer,
-    ConfigError,
-    PeerUnavailable,
-    RoundBusy,
-    RoundClosed,
-    RoundFailed,
-    SecureMedianError,
-    ServerUnreachable,
-    UnknownRound,
+from securemedian.clients.plugins import (
+    MAX_WAIT_S,
+    ROUND_LOST,
+    Arrays,
+    RoundOptions,
+    Rounds,
+    listed,
 )
-from securemedian.mpc.options import check_number, check_one_of
-from securemedian.mpc.params import RoundParams
+from securemedian.flower import records
+from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.settings.keys import load_keys
-
-T = TypeVar("T")
 
 # Flower's own logger, whose lines people read
 log = logging.getLogger("flwr")
 
+# what `Strategy.start` takes for its `timeout`
+_TIMEOUT_S = 3600.0
+# nodes' reasons in one message
+_MAX_REASONS = 5
+
 
 class _NotYet(Exception):
     """Fewer nodes are connected than a round needs."""
-
-
-# what may pass by itself
-_PASSES = (_NotYet, PeerUnavailable, RoundBusy, ServerUnreachable)
-# what costs a run one round; everything else is wrong in every round
-_ROUND_LOST = (
-    ChannelTimeout,
-    ClientsDiffer,
-    PeerUnavailable,
-    RoundBusy,
-    RoundClosed,
-    RoundFailed,
-    ServerUnreachable,
-    UnknownRound,
-)
-# between two looks at what is waited for otherwise
-_POLL_S = 0.5
-# between two looks for the result of a round
-_RESULT_POLL_S = 0.1
-# for a round that runs already to end, where an earlier run has left it
-_END_LIMIT_S = 60.0
-# a week: the longest deadline that a round may have, and the longest wait for one
-_MAX_WAIT_S = 7 * 86400.0
-# names or reasons in one message
-_MAX_LISTED = 5
 
 
 class SecureMedian(Strategy):
@@ -110,37 +73,23 @@ class SecureMedian(Strategy):
 
         Raises ConfigError, which says what is wrong.
         """
-        config = ClientConfig.load(Path(coordinator).expanduser())
-        # all nodes wait while the ServerApp does
-        soon = min(config.poll_interval_s, _RESULT_POLL_S)
-        self._config = replace(config, poll_interval_s=soon)
-        load_keys(self._config.key_file)
-        self._lease_file = Path(coordinator).expanduser().with_suffix(".round")
+        # until `start` says how long it waits for replies
+        self._timed = deadline_s is None
+        limit_s = _TIMEOUT_S if deadline_s is None else deadline_s
+        chosen = RoundOptions(
+            method, min_clients, limit_s, range_policy, on_failure, wait_s, options
+        )
+        self._rounds = Rounds(coordinator, chosen, log, "flwr stop")
         self._strategy = FedAvg() if strategy is None else strategy
         if not isinstance(self._strategy, FedAvg):
             raise ConfigError(
                 f"{type(strategy).__name__} is not a strategy that works on an average, such as "
                 "FedAvg, FedProx or FedAdam"
             )
-        check_one_of("on_failure", on_failure, ("stop", "skip"))
-        check_number("wait_s", wait_s, 0, _MAX_WAIT_S, "more than 0 seconds and at most a week")
-        if given := {"dim", "max_clients"} & set(options):
-            raise ConfigError(f"{' and '.join(sorted(given))}: Flower decides that, leave it out")
-        self._skips, self._wait_s = on_failure == "skip", wait_s
-        self._policy, self._min_clients, self._deadline_s = range_policy, min_clients, deadline_s
-        self._options = {"method": method, **options}
-        # until `start` says how long it waits for replies
-        self._timeout_s = 3600.0
-        params = self._params(dim=1, clients=max(2, min_clients))
-        if params.result_to != "servers":
-            raise ConfigError("result_to is 'clients', but the ServerApp needs the result")
-        self._lease: Lease | None = None
         # the id of the round that nodes are training for
         self._round_id = ""
         # the model of that round
         self._sent: Arrays = {}
-        # the model that S0 keeps, shape (d,), as far as this run knows
-        self._kept: NDArray[np.float32] | None = None
 
     def start(
         self,
@@ -153,7 +102,9 @@ class SecureMedian(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the training as `Strategy.start` does, and leave no round open, whatever happens."""
-        self._timeout_s, self._kept = timeout, None
+        if self._timed:
+            limit_s = min(timeout, MAX_WAIT_S)
+            self._rounds.options = replace(self._rounds.options, deadline_s=limit_s)
         try:
             return super().start(
                 grid,
@@ -165,13 +116,7 @@ class SecureMedian(Strategy):
                 evaluate_fn,
             )
         finally:
-            # a server that cannot be reached ends the round at its deadline
-            with suppress(SecureMedianError):
-                if self._lease and self._lease.round_id:
-                    self._end_round_left_open("the run was stopped")
-            if self._lease:
-                self._lease.release()
-                self._lease = None
+            self._rounds.end()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -182,16 +127,22 @@ class SecureMedian(Strategy):
         """
         inner = self._strategy
         self._round_id = ""
-        needed = max(inner.min_available_nodes, inner.min_train_nodes, self._min_clients)
+        least = self._rounds.options.min_clients
+        needed = max(inner.min_available_nodes, inner.min_train_nodes, least)
         if inner.fraction_train and not self._nodes_connect(grid, needed):
             return []
         messages = list(inner.configure_train(server_round, arrays, config, grid))
         if not messages:
             return []
+        if len(messages) < least:
+            raise ConfigError(
+                f"{type(inner).__name__} has sampled {len(messages)} nodes, fewer than "
+                f"min_clients ({least}): raise its min_train_nodes or fraction_train"
+            )
         self._sent = records.to_arrays(arrays)
         try:
-            self._round_id = self._wait(lambda: self._open(len(messages)))
-        except _ROUND_LOST as error:
+            self._round_id = self._rounds.open(self._sent, len(messages))
+        except ROUND_LOST as error:
             self._lose(f"no round could be opened: {error}", error)
             return []
         for message in messages:
@@ -222,8 +173,8 @@ class SecureMedian(Strategy):
             log.warning("\t> %s", error)
         self._refuse_updates_in_the_clear(replies)
         try:
-            result = self._result(round_id)
-        except _ROUND_LOST as error:
+            result = self._rounds.result(round_id, self._sent)
+        except ROUND_LOST as error:
             self._lose(self._why(error, round_id, errors), error)
             return None, None
         inner = self._strategy
@@ -254,26 +205,13 @@ class SecureMedian(Strategy):
     def summary(self) -> None:
         """Log the settings of the rounds and of `strategy`."""
         log.info("\t├──> SecureMedian settings:")
-        log.info("\t│\t├── Servers: %s and %s", self._config.s0.address, self._config.s1.address)
-        log.info("\t│\t├── Round: %s", self._options)
-        log.info("\t│\t├── Minimum uploads: %d", self._min_clients)
-        log.info("\t│\t├── On failure: %s", "skip" if self._skips else "stop")
+        config, options = self._rounds.config, self._rounds.options
+        log.info("\t│\t├── Servers: %s and %s", config.s0.address, config.s1.address)
+        log.info("\t│\t├── Round: %s", {"method": options.method, **options.others})
+        log.info("\t│\t├── Minimum uploads: %d", options.min_clients)
+        log.info("\t│\t├── On failure: %s", options.on_failure)
         log.info("\t│\t└── Next model by: %s", type(self._strategy).__name__)
         self._strategy.summary()
-
-    def _params(self, dim: int, clients: int) -> RoundParams:
-        deadline_s = self._deadline_s
-        if deadline_s is None:
-            deadline_s = min(self._timeout_s, _MAX_WAIT_S)
-        return RoundParams.from_dict(
-            self._options
-            | {
-                "dim": dim,
-                "max_clients": clients,
-                "min_clients": self._min_clients,
-                "deadline_s": deadline_s,
-            }
-        )
 
     def _nodes_connect(self, grid: Grid, needed: int) -> bool:
         """Wait for as many nodes as `strategy` needs, and return whether they are connected.
@@ -287,95 +225,10 @@ class SecureMedian(Strategy):
             return True
 
         try:
-            return self._wait(connected)
+            return self._rounds.wait(connected, (_NotYet,))
         except _NotYet as error:
             self._lose(str(error), error)
             return False
-
-    def _wait(self, attempt: Callable[[], T]) -> T:
-        """Return the first result of `attempt` that is no error of those that may pass.
-
-        Raises the last such error after `wait_s`.
-        """
-        deadline, said = time.monotonic() + self._wait_s, ""
-        while True:
-            try:
-                return attempt()
-            except _PASSES as error:
-                if time.monotonic() > deadline:
-                    raise type(error)(f"{error} (waited for {self._wait_s:g} s)") from error
-                if str(error) != said:
-                    log.warning("securemedian: waiting, because %s", error)
-                said = str(error)
-            time.sleep(_POLL_S)
-
-    def _open(self, nodes: int) -> str:
-        """Open a round for the model to be sent, and return its id."""
-        vector, _ = flatten(self._sent)
-        model = vector.astype(np.float32)
-        if nodes < self._min_clients:
-            raise ConfigError(
-                f"{type(self._strategy).__name__} has sampled {nodes} nodes, fewer than "
-                f"min_clients ({self._min_clients}): raise its min_train_nodes or fraction_train"
-            )
-        params = self._params(model.size, nodes)
-        if self._lease is None:
-            self._lease = Lease(self._lease_file)
-        self._end_round_left_open("a new run has replaced the one that opened it")
-        first = self._kept is None
-        kept = self._kept is not None and np.array_equal(model, self._kept)
-        # Buckets lie around the model that S0 keeps. Other rounds need none.
-        given = model if params.uses_range and not kept else None
-        with Coordinator(self._config) as coordinator:
-            round_id = coordinator.open(
-                params,
-                given,
-                self._policy,
-                reset=first and given is None,
-                # a model that an optimiser has changed
-                keep_range=given is not None and not first,
-            )
-        self._lease.round_id = round_id
-        self._kept = model
-        log.info("round %s is open for %d nodes", round_id, nodes)
-        return round_id
-
-    def _end_round_left_open(self, why: str) -> None:
-        """End the round that the lease says is open, if it is, and wait for its end."""
-        assert self._lease
-        if not (round_id := self._lease.round_id):
-            return
-        deadline = time.monotonic() + _END_LIMIT_S
-        with Coordinator(self._config) as coordinator, suppress(UnknownRound):
-            while coordinator.status(round_id)["state"] not in ("published", "failed"):
-                # once it runs, it ends by itself
-                with suppress(RoundClosed):
-                    coordinator.abort(round_id, why)
-                if time.monotonic() > deadline:
-                    raise RoundBusy(f"round {round_id} of an earlier run has not ended yet")
-                time.sleep(_POLL_S)
-        self._lease.round_id = ""
-
-    def _result(self, round_id: str) -> Arrays:
-        """Close the round, as no more nodes will submit, and return its result."""
-        with Coordinator(self._config) as coordinator:
-            # it has closed by itself if all nodes have submitted
-            with suppress(RoundClosed):
-                coordinator.close_round(round_id)
-            vector = coordinator.result(round_id)
-            status = coordinator.status(round_id)
-        self._forget()
-        result: Arrays = unflatten(vector, flatten(self._sent)[1])
-        # in float16 it is S0's model as far as that form can say
-        self._kept = flatten(result)[0].astype(np.float32)
-        left_out = [f"{name} ({reason})" for name, reason in status["left_out"].items()]
-        log.info(
-            "round %s: the result of %d clients%s",
-            round_id,
-            len(status["included"]),
-            f", without {_listed(left_out)}" if left_out else "",
-        )
-        return result
 
     def _next_model(self, server_round: int, result: Arrays) -> ArrayRecord | None:
         """Return the model that `strategy` makes of the result, in the form of the last model."""
@@ -404,7 +257,7 @@ class SecureMedian(Strategy):
         ]
         if nodes:
             raise AggregationError(
-                f"{_listed(nodes)} sent arrays to this ServerApp, in the clear: "
+                f"{listed(nodes)} sent arrays to this ServerApp, in the clear: "
                 "securemedian_mod must be the first of the ClientApp's mods"
             )
 
@@ -412,28 +265,16 @@ class SecureMedian(Strategy):
         """Return why a round has no result: the servers' reason, and what the nodes say."""
         reasons = [f"{error}", *errors]
         # errors of the mod have the name of our package in them
-        if not any("securemedian" in text for text in errors):
-            with suppress(SecureMedianError), Coordinator(self._config) as coordinator:
-                uploads = coordinator.status(round_id)["clients"].values()
-                if set(uploads) <= {"none"}:
-                    reasons.append("is securemedian_mod among the ClientApp's mods?")
-        return "; ".join(reasons[: _MAX_LISTED + 2])
+        silent = not any("securemedian" in text for text in errors)
+        if silent and self._rounds.nobody_submitted(round_id):
+            reasons.append("is securemedian_mod among the ClientApp's mods?")
+        return "; ".join(reasons[: _MAX_REASONS + 2])
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
         """Go on without a round's result if `on_failure` is "skip".
 
         Otherwise raises AggregationError, which ends the run.
         """
-        if not self._skips:
+        if not self._rounds.options.skips:
             raise AggregationError(f"securemedian: {why}") from error
         log.warning("securemedian: the model stays as it is: %s", why)
-
-    def _forget(self) -> None:
-        self._round_id = ""
-        if self._lease:
-            self._lease.round_id = ""
-
-
-def _listed(texts: list[str]) -> str:
-    more = len(texts) - _MAX_LISTED
-    return ", ".join(texts[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""The verbs `init` and `train`, which need the extra `[train]` for the networks known here.
+"""The verbs `init`, `public-set` and `train`, which need the extra `[train]` for their networks.
 
 A verb imports PyTorch when it runs, so that --help works without it.
 """
@@ -11,9 +11,10 @@ import numpy as np
 
 from securemedian.clients import files
 from securemedian.clients.flags import add_training
+from securemedian.clients.public import PublicSet
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
-from securemedian.laboratory.worker_options import add_worker_options
+from securemedian.laboratory.worker_options import add_worker_options, public_set
 from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def add_verbs(subparsers: "Verbs") -> None:
-    """Add `init` and `train` to the `securemedian` command."""
+    """Add `init`, `public-set` and `train` to the `securemedian` command."""
     _add_init(subparsers)
+    _add_public_set(subparsers)
     _add_train(subparsers)
 
 
@@ -95,12 +97,45 @@ def _init(options: argparse.Namespace) -> None:
     files.write(options.file, models.starts(MODELS[name], options.seed, options.groups))
 
 
+def _add_public_set(subparsers: "Verbs") -> None:
+    verb = subparsers.add_parser(
+        "public-set",
+        help="write a public set, for rounds that exchange predictions",
+        description="Draw training images at random and write them, without their labels, as the "
+        "public set of rounds that exchange predictions. A set of your own is a file inputs.npy: "
+        "an array with a row per sample.",
+    )
+    verb.add_argument("folder", type=Path, help="the folder to write")
+    verb.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="the folder of MNIST or CIFAR-10 (default: scikit-learn's 8x8 digits)",
+    )
+    verb.add_argument("--dataset", choices=SOURCES, help="the data set (default: by its files)")
+    verb.add_argument(
+        "--samples", type=int, default=500, metavar="N", help="how many (default: %(default)s)"
+    )
+    verb.add_argument("--seed", type=int, default=1, help="seed of the draw (default: %(default)s)")
+    verb.set_defaults(run=_public_set)
+
+
+def _public_set(options: argparse.Namespace) -> None:
+    from securemedian.laboratory.data import draw_public, load
+
+    images = draw_public(load(options.data, options.dataset), options.samples, options.seed)
+    public = PublicSet(images)
+    public.save(options.folder)
+    print(f"{options.folder}: {public.samples:,} samples, SHA-256 {public.digest}")
+
+
 def _add_train(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "train",
         help="take part in every round with a PyTorch worker",
         description="Receive each round's model, train it on this client's images, submit the "
-        "update, and wait for the next round.",
+        "update, and wait for the next round. With --exchange predictions: train a network of "
+        "one's own, predict the public set, submit that, and learn from what all predict.",
     )
     add_training(verb)
     add_worker_options(verb)
@@ -115,9 +150,10 @@ def _train(options: argparse.Namespace) -> None:
     def say(text: str) -> None:
         print(text, flush=True)
 
-    trainer = worker.trainer(options)
+    public = public_set(options)
+    trainer = worker.trainer(options, public=public)
     with (
-        Client.from_config(options.config, options.training, report=say) as client,
+        Client.from_config(options.config, options.training, public=public, report=say) as client,
         shown_on_terminal() as progress,
     ):
-        worker.run(client, trainer, options.rounds, progress=progress)
+        worker.take_part(client, trainer, options, progress=progress)

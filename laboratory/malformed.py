@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round
 from securemedian.laboratory.attacks import Attack
 from securemedian.mpc.dealing import Dealing, Dealt
@@ -19,8 +20,10 @@ from securemedian.mpc.share import WordsUpload
 class MalformedClient(Client):
     """A client that deals wrong vectors, or shares values out of range, as `fault` says when."""
 
-    def __init__(self, config: ClientConfig, fault: Attack) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: ClientConfig, fault: Attack, public: PublicSet | None = None
+    ) -> None:
+        super().__init__(config, public)
         self._fault = fault
 
     def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> Dealt:

@@ -35,7 +35,7 @@ def published(
     results = params.method.in_the_clear(
         updates, weights or [1] * len(updates), before, params.max_clients
     )
-    return np.asarray(results, np.float32)
+    return np.asarray(params.exchange.result(results), np.float32)
 
 
 def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """A client that trains: it receives each round's model, trains on its own images and submits.
 
-`run` is what `securemedian train` does. `main` does the same for clients of the laboratory, which
+`run` is what `securemedian train` does, and `collaborate` what it does in rounds that exchange
+predictions. `main` does the same for clients of the laboratory, which
 may misbehave and which record what they send.
 """
 
@@ -17,20 +18,27 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, unseen
+from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.attacks.faults import Malformed
-from securemedian.laboratory.data import SOURCES, Dataset, load, split
+from securemedian.laboratory.data import SOURCES, Dataset, load, split, without
 from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.malformed import MalformedClient
 from securemedian.laboratory.worker_options import (
     add_fault_options,
     add_worker_options,
     fault,
     network,
+    public_set,
 )
 from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.exchange import Predictions
+
+# how long a client trains alone before its first predictions, in rounds' worth of training
+WARM_UP = 5
 
 
 @dataclass(frozen=True)
@@ -109,10 +117,20 @@ class Trainer:
         return models.train(self.model, start, self.images, labels, rng)
 
 
-def trainer(options: argparse.Namespace, attack: Attack = NO_ATTACK, quarters: int = 0) -> Trainer:
-    """Return the trainer that the options of `add_worker_options` describe."""
+def trainer(
+    options: argparse.Namespace,
+    attack: Attack = NO_ATTACK,
+    public: PublicSet | None = None,
+    quarters: int = 0,
+) -> Trainer:
+    """Return the trainer that the options of `add_worker_options` describe.
+
+    Nobody trains on images of a public set as its own.
+    """
     models.use_one_thread()
     images, (index, parts) = load(options.data, options.dataset), options.part
+    if public is not None:
+        images = without(images, public.inputs)
     return Trainer.of_part(
         images,
         index,
@@ -184,6 +202,65 @@ def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> N
     return trainer.update(np.asarray(start, np.float32), current.number)
 
 
+def take_part(
+    client: Client,
+    trainer: Trainer,
+    options: argparse.Namespace,
+    record: Path | None = None,
+    progress: Progress = unseen,
+) -> None:
+    """Take part in rounds of what the options of `add_worker_options` say that clients exchange.
+
+    `record` and `progress` are those of `run`.
+    """
+    if client.public is None:
+        run(client, trainer, options.rounds, record, progress)
+        return
+    warm_up = WARM_UP if options.warm_up is None else options.warm_up
+    student = Student.start(trainer, client.public.inputs, warm_up)
+    collaborate(client, student, options.rounds, record, progress)
+
+
+def collaborate(
+    client: Client,
+    student: Student,
+    rounds: int | None = None,
+    record: Path | None = None,
+    progress: Progress = unseen,
+) -> Student:
+    """Take part in rounds that exchange predictions, as `run` does in others.
+
+    In each round the client predicts the public set, submits, and learns from the result. Returns
+    the client as it is after the last round.
+    """
+    for _ in itertools.count() if rounds is None else range(rounds):
+        current = client.wait_for_round()
+        exchange = current.params.exchange
+        if not isinstance(exchange, Predictions):
+            raise ConfigError(
+                f"round {current.round_id} exchanges {exchange.name}, and this client was started "
+                f"for {Predictions.name}: start it without --exchange"
+            )
+        if current.dealing_lost:
+            print(f"round {current.number}: it goes on without this client, which was restarted")
+            continue
+        try:
+            if not current.submitted:
+                sent = student.sent(current.number)
+                if record is not None:
+                    flat = sent.reshape(-1)
+                    np.save(record / f"round-{current.number}-{client.config.name}.npy", flat)
+                client.submit(sent, current.round_id, progress)
+            print(f"round {current.number}: predictions submitted", flush=True)
+            labels = np.reshape(client.result(current.round_id), (-1, exchange.classes))
+        except SecureMedianError as error:
+            print(f"round {current.number}: {error}", flush=True)
+            continue
+        student = student.after(labels, current.number)
+        print(f"round {current.number}: learnt from {len(labels):,} public images", flush=True)
+    return student
+
+
 def main() -> None:
     """Train as a client of the laboratory, which may misbehave and whose updates are recorded.
 
@@ -212,12 +289,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     try:
-        trains = trainer(options, fault(options), options.quarters)
+        public = public_set(options)
+        trains = trainer(options, fault(options), public, options.quarters)
         config = ClientConfig.load(options.config)
         attack = trains.attack
         malformed = isinstance(attack, Malformed)
-        with MalformedClient(config, attack) if malformed else Client(config) as client:
-            run(client, trains, options.rounds, options.record)
+        with (
+            MalformedClient(config, attack, public) if malformed else Client(config, public)
+        ) as client:
+            take_part(client, trains, options, options.record)
     except SecureMedianError as error:
         sys.exit(f"worker: {error}")
 

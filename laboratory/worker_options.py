@@ -4,11 +4,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from securemedian.clients.flags import add_public
+from securemedian.clients.public import PublicSet
 from securemedian.laboratory.attacks import ATTACKS, Attack
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.exchange import EXCHANGES, Parameters, Predictions
 
 if TYPE_CHECKING:
     from securemedian.laboratory.data import Dataset
@@ -71,6 +74,35 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="leave after N rounds (default: stay)"
     )
+    group = parser.add_argument_group("what clients exchange")
+    group.add_argument(
+        "--exchange",
+        choices=EXCHANGES,
+        default=Parameters.name,
+        help="the parameters of one common network, or predictions on a public set by a network of "
+        "this client's own (default: %(default)s)",
+    )
+    add_public(group)
+    group.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help="before the first predictions, train alone for as long as in N rounds (default: 5)",
+    )
+
+
+def public_set(options: argparse.Namespace) -> PublicSet | None:
+    """Return the public set that the options name; None where parameters are exchanged.
+
+    Raises ConfigError if one of the options is missing or does not fit the others.
+    """
+    if options.exchange == Predictions.name:
+        if options.public is None:
+            raise ConfigError(f"--exchange {options.exchange} needs --public, the public set")
+        return PublicSet.load(options.public)
+    if options.public is not None or options.warm_up is not None:
+        raise ConfigError(f"--public and --warm-up are for --exchange {Predictions.name}")
+    return None
 
 
 def add_fault_options(parser: argparse.ArgumentParser) -> None:

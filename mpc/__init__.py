@@ -9,7 +9,8 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `correlations.random_ots`, `correlations.dabits`, `correlations.pool`, `party`, `boolean`,
 `millionaire`, `compare`, `equal`, `dealing`, `methods.reveal`, `methods.bounds`, `methods.base`,
 `methods.groups`, `methods.bucketed`, `methods.order`, `methods.pairwise`, `methods.trimmed_mean`,
-`methods.mean`, `methods.radix`, `methods.registry`, `params`, `training`, `pipeline`, `plan`.
+`methods.mean`, `methods.radix`, `methods.registry`, `exchange`, `params`, `training`, `pipeline`,
+`plan`.
 
 Nothing here opens a socket, reads a configuration or knows of servers and clients.
 """

@@ -10,9 +10,16 @@ from securemedian.mpc.arrays import PublicValues, Words
 from securemedian.mpc.canonical import build, digest, flat
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError, PeerProtocolError, quoted
+from securemedian.mpc.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
 from securemedian.mpc.methods.base import Chunk, Method
 from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.options import check_one_of, check_whole, options_of, refuse_foreign
+from securemedian.mpc.options import (
+    check_one_of,
+    check_whole,
+    named,
+    options_of,
+    refuse_foreign,
+)
 from securemedian.mpc.share import Layout, Upload
 
 # The most values of all results together: 1 GiB where S0 decodes them in float64.
@@ -24,7 +31,8 @@ class RoundParams:
     """What both servers agree on for one round, hashed into its handshake.
 
     As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the name of the
-    method, the fields of the round itself and exactly the options of that method.
+    method, the fields of the round itself and exactly the options of that method; and where clients
+    exchange something other than parameters, the name of that and its options.
     """
 
     method: Method
@@ -36,6 +44,8 @@ class RoundParams:
     min_clients: int = 2
     # seconds from opening to closing
     deadline_s: float = 600.0
+    # what an update is
+    exchange: Exchange = Parameters()
 
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, 1, MAX_RESULT_VALUES)
@@ -57,6 +67,11 @@ class RoundParams:
                 "that a server decodes: ask for fewer ranks, or cut the update into several rounds"
             )
         self.method.check_round(self.max_clients)
+        self.exchange.check_round(self.dim)
+        if self.method.groups > 1 and self.exchange.fixed is not None:
+            raise ConfigError(
+                f"a round of {self.exchange.name} has no models to choose from: leave groups out"
+            )
 
     # What the method says of a round of these numbers
 
@@ -184,7 +199,9 @@ class RoundParams:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the flat map."""
-        return flat(self) | self.method.to_dict()
+        values = flat(self) | self.method.to_dict()
+        del values["exchange"]
+        return values | self.exchange.to_dict()
 
     @property
     def digest(self) -> bytes:
@@ -212,11 +229,15 @@ class RoundParams:
             raise ConfigError(f"{where}: {error}") from error
         known = options_of(METHODS[name])
         own = {key: value for key, value in values.items() if key in known}
-        rest = {key: value for key, value in values.items() if key not in {*known, "method"}}
+        asked = {key: value for key, value in values.items() if key in EXCHANGE_FIELDS}
+        exchange = named(asked, "exchange", EXCHANGES, what="exchange", where=where)
+        used = {*known, *EXCHANGE_FIELDS, "method"}
+        rest = {key: value for key, value in values.items() if key not in used}
         refuse_foreign(name, rest, METHODS, f"{where}: ")
         method = build(METHODS[name], own, where)
-        return build(cls, rest, where, method=method)
+        return build(cls, rest, where, method=method, exchange=exchange)
 
 
-# The keys of a map besides the options: no option has one of these names (tests/test_methods.py).
-ROUND_FIELDS = tuple(f.name for f in fields(RoundParams))
+# The keys of a map besides the options of methods and of what is exchanged: no such option has one
+# of these names (tests/test_methods.py).
+ROUND_FIELDS = tuple(f.name for f in fields(RoundParams) if f.name != "exchange")

@@ -129,7 +129,10 @@ class Training:
         )
 
     def counted(self) -> "Training":
-        """Return the training run after a round whose result it does not follow."""
+        """Return the training run after a round whose result the model does not follow.
+
+        The clients alone learn it, or it is no model.
+        """
         return replace(self, published=self.number)
 
     @cached_property
@@ -144,7 +147,12 @@ class Training:
         )
 
     def published_for(self, params: RoundParams) -> Published:
-        """Return what S0 publishes for the next round, which has these parameters."""
+        """Return what the values of the next round lie around, which has these parameters.
+
+        S0 publishes it, unless it is the same in every round.
+        """
+        if params.exchange.fixed is not None:
+            return params.exchange.fixed
         if self.groups:
             return Published(groups=tuple(run.published_for(params) for run in self.groups))
         if not params.uses_range:
@@ -162,10 +170,13 @@ def finish(
     """Return the training run after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the
-    clients. The results have shape (results, d), and the model follows the first one. With several
-    groups there is one result per group, which its model follows; a group without one keeps its
-    model, which stands for the result. `groups` are those of the clients, where they are visible.
+    clients. The results have shape (results, d), and the model follows the first one, unless the
+    round has exchanged something that is no model. With several groups there is one result per
+    group, which its model follows; a group without one keeps its model, which stands for the
+    result. `groups` are those of the clients, where they are visible.
     """
+    if params.exchange.fixed is not None:
+        return before.counted(), _decoded(before, params, values, total)
     if not before.groups:
         results = _decoded(before, params, values, total)
         return before.after(results[0], params.method.range_buckets), results
@@ -185,8 +196,8 @@ def finish(
 
 
 def _decoded(run: Training, params: RoundParams, values: PublicValues, total: int) -> Float32s:
-    decoded = params.method.decode(values, total, run.published_for(params))
-    return decoded.astype(np.float32)
+    numbers = params.method.decode(values, total, run.published_for(params))
+    return params.exchange.result(numbers).astype(np.float32)
 
 
 def _digest_of(array: Float32s | None) -> list[object]:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from securemedian.clients.client import Client, Coordinator
     from securemedian.clients.config import ClientConfig
+    from securemedian.clients.public import PublicSet
     from securemedian.clients.update import flatten, unflatten
     from securemedian.clients.upload import RangeWarning, Round
     from securemedian.mpc.errors import SecureMedianError
+    from securemedian.mpc.exchange import Predictions
     from securemedian.mpc.params import RoundParams
     from securemedian.mpc.ranges.base import RangePolicy
 
@@ -26,6 +28,8 @@ __all__ = [
     "Client",
     "ClientConfig",
     "Coordinator",
+    "Predictions",
+    "PublicSet",
     "RangePolicy",
     "RangeWarning",
     "Round",
@@ -39,6 +43,8 @@ _HOMES = {
     "Client": "clients.client",
     "ClientConfig": "clients.config",
     "Coordinator": "clients.client",
+    "Predictions": "mpc.exchange",
+    "PublicSet": "clients.public",
     "RangePolicy": "mpc.ranges.base",
     "RangeWarning": "clients.upload",
     "Round": "clients.upload",

@@ -28,11 +28,20 @@ def begin(
 
     A given `model`, or `reset`, begins a new training run: the scale is the policy's first, the
     optimiser has no moments, and t = 1. Another policy may begin with its first scale, too
-    (`take_over`), and another kind of optimiser begins without moments, but t goes on. Raises
-    ConfigError if the range or the model that the round needs is missing or not usable, or the
-    optimiser would not learn the result, and InputError if the model does not fit the round.
-    With several groups `model` has a row per group, each of which begins or goes on with its own.
+    (`take_over`), and another kind of optimiser begins without moments, but t goes on. A round that
+    exchanges no parameters leaves what is kept as it is, and counts. Raises ConfigError if the
+    range or the model that the round needs is missing or not usable, is given where the round has
+    none, or if the optimiser would not learn the result, and InputError if the model does not fit
+    the round. With several groups `model` has a row per group, each of which begins or goes on with
+    its own.
     """
+    if params.exchange.fixed is not None:
+        if model is not None or range_options or optimiser_options:
+            raise ConfigError(
+                f"a round of {params.exchange.name} has no model, range or optimiser: "
+                "leave them out, clients keep models of their own"
+            )
+        return Training() if reset else kept
     groups = params.method.groups
     if groups == 1 and not (kept.groups and model is None):
         return _begin(kept, params, range_options, reset, model, optimiser_options)

@@ -224,6 +224,16 @@ class Pair:
         """How many descriptors a server has open."""
         return len(os.listdir(f"/proc/{self._processes[server].pid}/fd"))
 
+    def away(self, name: str) -> Path:
+        """Write the configuration of somebody whose servers cannot be reached."""
+        lines = (self.folder / f"{name}.toml").read_text().splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith("address"):
+                lines[number] = f'address = "tcp://127.0.0.1:{number + 1}"'
+        path = self.folder / "away.toml"
+        path.write_text("\n".join(["reply_timeout_s = 0.5", *lines]))
+        return path
+
     def resident_bytes(self, server: str) -> int:
         """How much memory a server takes."""
         fields = Path(f"/proc/{self._processes[server].pid}/statm").read_text().split()

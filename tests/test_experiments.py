@@ -341,6 +341,10 @@ def test_every_experiment_runs(
         options += ["--images", "5"]
     if name == "attacks":
         options += ["--seeds", "1"]
+    if name.startswith("cronus"):
+        options += ["--samples", "20", "--warm-up", "1"]
+    if name == "cronus":
+        options += ["--attacks", "none,lie,labelflip"]
     assert experiment(name, *options) == 0
     said = capsys.readouterr().out
     assert catalogue.EXPERIMENTS[name].figure in said
@@ -438,6 +442,13 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         # not with one attacker of three
         ("fig4 --methods krum", "Krum"),
         ("fig5", "--data"),
+        ("cronus --samples 1500", "1 to 1,499"),
+        ("cronus --warm-up -1", "--warm-up"),
+        ("cronus --clients 4 --attackers 3", "spectral filter"),
+        ("cronus-heterogeneous --methods mean", "one common model"),
+        ("cronus-heterogeneous --attacks none,lie --attackers 1", "one attack"),
+        ("cronus-heterogeneous --dataset clinic", "two networks for clinic"),
+        ("cronus-membership --methods alone", "not alone"),
         ("fig4 --with nothing.py", "nothing.py"),
         ("fig4 --with broken.py", "SyntaxError"),
         ("fig4 --with text.txt", "end in .py"),

@@ -98,12 +98,16 @@ def test_what_needs_no_extra_works_without_it() -> None:
             assert status == 0, said
 
 
-def test_the_plug_in_names_the_extra_it_lacks() -> None:
-    program = "import sys; sys.modules['flwr'] = None; import securemedian.flower"
+@pytest.mark.parametrize(
+    ("plug_in", "framework", "name"),
+    [("flower", "flwr", "Flower"), ("nvflare", "nvflare", "NVFlare")],
+)
+def test_a_plug_in_names_the_extra_it_lacks(plug_in: str, framework: str, name: str) -> None:
+    program = f"import sys; sys.modules[{framework!r}] = None; import securemedian.{plug_in}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     said = done.stderr.strip().rpartition("\n")[2]
     assert said == (
-        "ImportError: securemedian.flower needs Flower: pip install 'securemedian[flower]'"
+        f"ImportError: securemedian.{plug_in} needs {name}: pip install 'securemedian[{plug_in}]'"
     )

@@ -3,17 +3,14 @@
 The runs with Flower's simulation and with a SuperLink are at the end.
 """
 
-import ast
 import copy
 import logging
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +36,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from securemedian.clients.client import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
-from securemedian.flower.lease import Lease
 from securemedian.flower.records import ARRAYS
-from securemedian.mpc.errors import ConfigError, InputError, RoundBusy
+from securemedian.mpc.errors import ConfigError, InputError
 from tests.daemons import ROOT, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -159,17 +155,6 @@ def toml(pair: Pair, name: str) -> str:
     return str(pair.folder / f"{name}.toml")
 
 
-def away(pair: Pair, name: str) -> Path:
-    """Write the configuration of somebody whose servers cannot be reached."""
-    lines = Path(toml(pair, name)).read_text().splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("address"):
-            lines[number] = f'address = "tcp://127.0.0.1:{number + 1}"'
-    path = pair.folder / "away.toml"
-    path.write_text("\n".join(["reply_timeout_s = 0.5", *lines]))
-    return path
-
-
 def node_configs(pair: Pair, nodes: int = 3) -> dict[int, dict[str, Any]]:
     return {
         number: {"securemedian-config": toml(pair, f"client-{number}")}
@@ -212,45 +197,6 @@ def fails_on(*nodes: int, until: int = 99) -> Train:
         return shifted(node, model)
 
     return train
-
-
-# The page
-
-
-def literals(source: str) -> str:
-    """Return the texts in a module, without what f-strings put into them."""
-    texts = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.JoinedStr):
-            texts += [
-                "".join(str(v.value) if isinstance(v, ast.Constant) else "|" for v in node.values)
-            ]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.append(node.value)
-    return "\n".join(texts)
-
-
-def test_the_messages_of_the_page_are_those_of_the_code() -> None:
-    page = (ROOT / "docs" / "flower.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`.*?`) \| ", page.partition("goes wrong")[2], re.MULTILINE)
-    assert len(rows) > 10
-    said = "\n".join(
-        literals(path.read_text("utf-8"))
-        for path in [*ROOT.glob("flower/*.py"), ROOT / "mpc/encode.py"]
-    )
-    for message in re.findall("`(.+?)`", " ".join(rows)):
-        # words in capitals, N, M and I stand for what varies
-        for part in re.split(r"\.\.\.|'?\b(?:[A-Z]{2,}|[NMI])\b'?|NaN", message):
-            assert part.strip(" ,:()") in said, message
-
-
-def test_the_page_and_the_example_have_the_same_commands() -> None:
-    blocks = [
-        re.findall(r"```bash\n(.*?)```", (ROOT / path).read_text("utf-8"), re.DOTALL)[0]
-        for path in ("docs/flower.md", "examples/flower/README.md")
-    ]
-    assert blocks[0] == blocks[1]
-    assert len(blocks[0].replace("\\\n", "").splitlines()) == 3
 
 
 # What is computed
@@ -549,7 +495,7 @@ def test_other_train_functions_and_mods_are_covered(pair: Pair) -> None:
 def test_a_nodes_mistake_is_one_message(
     config: dict[str, Any], said: str, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away(pair, "client-3")
+    pair.away("client-3")
     grid = grid_of(pair)
     grid.configs[3] = {
         key: value.replace("{keys}", str(pair.folder)) for key, value in config.items()
@@ -575,10 +521,10 @@ def test_a_nodes_own_configuration_goes_before_the_runs(pair: Pair) -> None:
     [
         ({"method": "median"}, "method must be one of"),
         ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
-        ({"dim": 5}, "dim: Flower decides that"),
+        ({"dim": 5}, "dim: the model and the nodes decide that"),
         ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
         ({"min_clients": 1}, "min_clients must be from 2"),
-        ({"method": "pairwise", "result_to": "clients"}, "the ServerApp needs the result"),
+        ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
         ({"wait_s": 0}, "wait_s must be more than 0"),
         ({"deadline_s": 0}, "deadline_s must be more than 0"),
     ],
@@ -608,7 +554,7 @@ def test_a_wrong_coordinator_or_strategy_is_refused_before_the_run(pair: Pair) -
 def test_servers_that_are_away_end_the_run_or_the_round(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator, grid = away(pair, "coordinator"), grid_of(pair)
+    coordinator, grid = pair.away("coordinator"), grid_of(pair)
     with pytest.raises(AggregationError, match="no round could be opened: S0 at tcp://127"):
         run(SecureMedian(coordinator, wait_s=0.1), grid)
     result = run(SecureMedian(coordinator, on_failure="skip", wait_s=0.1), grid, rounds=2)
@@ -670,19 +616,6 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
             run(secure(pair), grid_of(pair))
         assert other.status(theirs)["state"] == "open"
         other.abort(theirs, "the test is over")
-
-
-def test_a_lease_is_for_one(tmp_path: Path) -> None:
-    one = Lease(tmp_path / "coordinator.round")
-    one.round_id = "12-0123abcd"
-    one.round_id = "1-0123abcd"
-    with pytest.raises(RoundBusy, match="another run"):
-        Lease(tmp_path / "coordinator.round")
-    one.release()
-    assert Lease(tmp_path / "coordinator.round").round_id == "1-0123abcd"
-    with pytest.raises(ConfigError, match="cannot write"):
-        Lease(tmp_path / "missing" / "coordinator.round")
-    assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("method", ["radix", "bucketed"])

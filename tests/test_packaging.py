@@ -20,6 +20,7 @@ FOLDERS = (
     "servers",
     "clients",
     "flower",
+    "flare",
     "laboratory",
     "benchmarks",
     "scripts",
@@ -115,10 +116,10 @@ def test_a_wheel_has_one_name_and_all_sources(wheel: Path) -> None:
     names = contents(wheel)
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"securemedian"}
+    links = [link for link in (ROOT / "securemedian").iterdir() if link.is_symlink()]
+    assert {link.resolve().name for link in links} == set(FOLDERS)
     ours = {
-        f"securemedian/{path.relative_to(ROOT).as_posix()}"
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
+        path.relative_to(ROOT).as_posix() for link in links for path in sorted(link.rglob("*.py"))
     }
     ours |= {f"securemedian/{path.name}" for path in (ROOT / "securemedian").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == ours

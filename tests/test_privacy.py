@@ -28,6 +28,7 @@ from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.dealing import Dealing, check, deal
+from securemedian.mpc.exchange import Predictions
 from securemedian.mpc.methods import bucketed, pairwise, radix
 from securemedian.mpc.methods.base import FixedPoint
 from securemedian.mpc.methods.bucketed import Bucketed
@@ -74,6 +75,12 @@ ROUNDS = {
     "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), DIM, CLIENTS),
     "radix": RoundParams(
         Radix(encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4), DIM, CLIENTS
+    ),
+    "predictions": RoundParams(
+        Radix(encoding="unit", word_bits=8, ring_bits=4),
+        DIM,
+        CLIENTS,
+        exchange=Predictions("0" * 64, 4),
     ),
     "trimmed-mean": RoundParams(
         TrimmedMean(ring_bits=32, fraction_bits=0, trim=0.25), DIM, CLIENTS
@@ -431,6 +438,8 @@ PINNED = {
     "bisect": "14f82aba1e1cdbb58851db3dd82e586a",
     "groups": "91d5d1894598fbf3289ef99b3fb00f2e",
     "radix": "669190019cffa76927f506d0c16a9b91",
+    # what words stand for is nothing to the servers
+    "predictions": "669190019cffa76927f506d0c16a9b91",
     "trimmed-mean": "3aa1b7c39ec3013b6d8ae92e794c66a0",
     "pairwise": "ec612517005886b89bf9ecc350c4670b",
 }

@@ -146,7 +146,7 @@ def test_float32_is_exact_over_the_whole_range(lanes: Lanes, clients: int) -> No
 def test_words_keep_the_order_and_come_back() -> None:
     rng = np.random.default_rng(1)
     values = np.concatenate([FLOATS, rng.normal(size=2000) * 10.0 ** rng.integers(-40, 39, 2000)])
-    for encoding in ("float32", "bfloat16", "fixed"):
+    for encoding in ("float32", "bfloat16", "fixed", "unit"):
         params = RoundParams(Radix(encoding=encoding), 10, 5)
         words = method_of(params).words(values)
         back = method_of(params).values(PublicValues(words))
@@ -177,7 +177,24 @@ def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
     ]
 
 
-@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "fixed"])
+@pytest.mark.parametrize("bits", [2, 8, 32])
+def test_unit_words_are_even_steps_from_0_to_1(bits: int) -> None:
+    method, steps = Radix(encoding="unit", word_bits=bits), 2**bits - 1
+    assert method.share_bits_for(5) == bits and method.kind == "approximate"
+    values = np.concatenate([np.linspace(0, 1, 1000), [-3.0, -np.inf, 7.0, np.inf, 0.5 / steps]])
+    words = method.words(values)
+    want = [round(min(max(value, 0.0), 1.0) * steps) for value in values.tolist()]
+    assert words.tolist() == want and {0, steps} <= set(want)
+    back = method.values(PublicValues(words))
+    assert back.tolist() == [word / steps for word in want]
+    assert np.abs(back - np.clip(values, 0, 1)).max() <= 0.5001 / steps
+    # in the clear as well, where updates are not float64
+    single = np.random.default_rng(bits).random((1, 1000), np.float32)
+    cleared = method.in_the_clear(single, [1], Published(), 2)
+    assert np.array_equal(cleared[0], method.values(PublicValues(method.words(single[0]))))
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "fixed", "unit"])
 def test_nan_is_refused(encoding: str) -> None:
     with pytest.raises(InputError, match="NaN"):
         Radix(encoding=encoding).words([0.0, np.nan])
@@ -364,6 +381,7 @@ def test_what_is_dropped_is_floor_of_beta_n() -> None:
     [
         {"encoding": "float64"},
         {"encoding": "fixed", "word_bits": 65},
+        {"encoding": "unit", "word_bits": 33},
         {"encoding": "fixed", "fraction_bits": 31},
         {"ranks": [0]},
         {"ranks": [9]},

@@ -1,11 +1,13 @@
 """The types of a data set and of the place that it is read from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from securemedian.mpc.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,31 @@ class Dataset:
     test_images: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     classes: int = 10
+
+
+def draw_public(data: Dataset, samples: int, seed: int) -> NDArray[np.float32]:
+    """Return training images that are drawn at random, (samples, values), as a public set.
+
+    Raises ConfigError if there are too few.
+    """
+    count = len(data.images)
+    if not 1 <= samples < count:
+        raise ConfigError(
+            f"a public set of {data.name} takes 1 to {count - 1:,} of its {count:,} training "
+            f"images, not {samples:,}: the others are the clients' own"
+        )
+    # no split has this seed
+    return data.images[np.random.default_rng((seed, samples)).permutation(count)[:samples]]
+
+
+def without(data: Dataset, public: NDArray[np.float32]) -> Dataset:
+    """Return the data set without the training images that are in a public set, too.
+
+    What is public is nobody's own.
+    """
+    known = {row.tobytes() for row in public}
+    own = np.array([row.tobytes() not in known for row in data.images], np.bool_)
+    return replace(data, images=data.images[own], labels=data.labels[own])
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ A new aggregator is a function in `AGGREGATORS`; a new way to use the servers is
 `SECURE`. Among all their names, an experiment's `--methods` choose.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.laboratory.experiments import spectral
 from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.mpc.dealing import MAX_BUCKETS
 from securemedian.mpc.errors import ConfigError
@@ -44,6 +45,8 @@ class Secure:
     options: Mapping[str, Any]
     policy: RangePolicy = field(default=CONSTANT)
     usual: bool = True
+    # whether it combines predictions on a public set, and not parameters
+    predictions: bool = False
 
 
 SECURE: dict[str, Secure] = {
@@ -74,6 +77,27 @@ SECURE: dict[str, Secure] = {
             (64, "", LogRange()),
         )
     },
+    "cronus": Secure(
+        "median of predictions (radix, 8 bits)",
+        {"method": "radix", "encoding": "unit", "word_bits": 8},
+        usual=False,
+        predictions=True,
+    ),
+    "cronus-bucketed": Secure(
+        "median of predictions (bucketed)",
+        {"method": "bucketed"},
+        usual=False,
+        predictions=True,
+    ),
+}
+
+# what clients of their own networks reach without each other
+ALONE = "alone"
+# the ways to combine predictions (n, d) in the clear, by how many of them may be attackers' and the
+# number of classes
+PREDICTED: dict[str, Callable[[NDArray[np.float32], int, int], NDArray[Any]]] = {
+    "predictions-mean": lambda sent, f, classes: sent.mean(axis=0, dtype=np.float64),
+    "predictions-spectral": spectral.filtered_mean,
 }
 
 
@@ -83,12 +107,16 @@ EXACT = ("radix", "pairwise", "median")
 
 def names() -> list[str]:
     """Return the names of all ways to combine updates."""
-    return [*SECURE, *(name for name in AGGREGATORS if name not in SECURE)]
+    return [*SECURE, *(name for name in AGGREGATORS if name not in SECURE), *PREDICTED, ALONE]
 
 
 def usual() -> list[str]:
     """Return the names of those that an experiment on all methods compares."""
-    return [name for name in names() if name not in SECURE or SECURE[name].usual]
+    return [
+        name
+        for name in names()
+        if not is_of_predictions(name) and (name not in SECURE or SECURE[name].usual)
+    ]
 
 
 def label(name: str) -> str:
@@ -96,12 +124,17 @@ def label(name: str) -> str:
     return SECURE[name].label if name in SECURE else f"{name}, in the clear"
 
 
+def is_of_predictions(name: str) -> bool:
+    """Return whether clients have networks of their own in this way, and predict a public set."""
+    return name in (*PREDICTED, ALONE) or (name in SECURE and SECURE[name].predictions)
+
+
 def has_range(name: str) -> bool:
     """Return whether this way to combine updates depends on the bucket range."""
     secure = SECURE.get(name)
-    return secure is not None and (
-        RoundParams.from_dict({"dim": 1, "max_clients": 2, **secure.options}).uses_range
-    )
+    if secure is None or secure.predictions:
+        return False
+    return RoundParams.from_dict({"dim": 1, "max_clients": 2, **secure.options}).uses_range
 
 
 def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[np.float32]:
@@ -118,7 +151,9 @@ def check(name: str, clients: int, attackers: int) -> None:
     """
     if name not in names():
         raise ConfigError(f"there is no method {name!r}: choose from {', '.join(names())}")
-    if name not in SECURE:
+    if name in PREDICTED:
+        PREDICTED[name](np.zeros((clients, 2), np.float32), attackers, 2)
+    elif name not in (*SECURE, ALONE):
         combine(
             name, np.random.default_rng(0).normal(size=(clients, 2)).astype(np.float32), attackers
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
-from securemedian.laboratory.data import SOURCES, Dataset, split
-from securemedian.laboratory.experiments import aggregation, mixture, rotated
-from securemedian.laboratory.experiments.runs import Run, fingerprint
+from securemedian.laboratory.data import SOURCES, Dataset, draw_public, split, without
+from securemedian.laboratory.experiments import aggregation, membership, mixture, rotated
+from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.optimiser import NoOptimiser, Optimiser
@@ -21,6 +21,14 @@ from securemedian.mpc.ranges.registry import POLICIES
 ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
 # the value of p0 = p1 in every other experiment
 USUAL = 0.1
+# what experiments measure, and what those on membership inference do
+ACCURACY, INFERENCE = "test accuracy", "AUC"
+# two networks for each data set, which differ in kind
+MIXED = {
+    "mnist": ("mlp", "cnn-mnist"),
+    "cifar10": ("cnn-cifar10", "mlp-cifar10"),
+    "digits": ("digits", "digits-linear"),
+}
 
 
 @dataclass(frozen=True)
@@ -41,17 +49,30 @@ class Design:
     first: int
     secure: bool
     extensions: dict[str, str]
+    # of rounds that exchange predictions: the public images, and the training before the first one
+    samples: int
+    warm_up: int
     optimiser: Optimiser = field(default=NoOptimiser())
     # of experiments on groups of clients: how many groups, and of which dimensions
     groups: Sequence[int] = ()
     dims: Sequence[int] = ()
 
     def run(
-        self, seed: int, method: str, attack: str = "none", policy: RangePolicy | None = None
+        self,
+        seed: int,
+        method: str,
+        attack: str = "none",
+        policy: RangePolicy | None = None,
+        networks: tuple[str, ...] = (),
     ) -> Run:
-        """Return one training run of this design; `policy` is by default the method's own."""
+        """Return one training run of this design.
+
+        `policy` is by default the method's own, and `networks` of clients that keep theirs are by
+        default the design's.
+        """
         secure = aggregation.SECURE.get(method)
         model = models.MODELS[self.model]
+        predictions = aggregation.is_of_predictions(method)
         return Run(
             data=self.data.name,
             data_digest=self.data_digest,
@@ -69,7 +90,10 @@ class Design:
             first=self.first,
             secure=self.secure and secure is not None,
             extensions=self.extensions,
-            optimiser=self.optimiser,
+            optimiser=NoOptimiser() if predictions else self.optimiser,
+            collaboration=Collaboration(networks or (self.model,), self.samples, self.warm_up)
+            if predictions
+            else None,
         )
 
     def stem(self, experiment: "Experiment") -> str:
@@ -101,6 +125,8 @@ class Curve:
     runs: Sequence[Run]
     # the value of the number that the experiment varies, if it varies one
     x: float | None = None
+    # what is shown of each round (`Figures.value`)
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,6 +196,10 @@ class Experiment:
     first: int = 3
     # through S0 and S1, or in the clear
     secure: bool = True
+    samples: int = 500
+    warm_up: int = 5
+    # what its curves show, in percent
+    measured: str = ACCURACY
     # None: the runs of its curves are carried out
     analysis: Analysis | None = None
     groups: tuple[int, ...] = ()
@@ -202,14 +232,18 @@ def design(
         "attackers": experiment.attackers,
         "first": experiment.first,
         "secure": experiment.secure,
+        "samples": experiment.samples,
+        "warm_up": experiment.warm_up,
         "groups": experiment.groups,
         "dims": experiment.dims,
     } | {name: value for name, value in chosen.items() if value is not None}
     for name in ("seeds", "methods", "attacks"):
         # a value that is named twice counts once
         values[name] = list(dict.fromkeys(values[name]))
+    methods = values["methods"]
     if "images" not in values:
-        most = len(data.labels) // max(1, values["clients"])
+        public = values["samples"] if any(map(aggregation.is_of_predictions, methods)) else 0
+        most = max(1, (len(data.labels) - public) // max(1, values["clients"]))
         values["images"] = min(experiment.images, most) if experiment.images else None
     made = Design(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
     _check(experiment, made)
@@ -243,7 +277,10 @@ def _check(experiment: Experiment, design: Design) -> None:
     for seed in design.seeds:
         if seed < 0:
             raise ConfigError(f"--seeds must be 0 or more, not {seed}")
-        split(design.data.labels, design.clients, seed, design.split, design.images)
+        own = design.data
+        if any(map(aggregation.is_of_predictions, design.methods)):
+            own = without(own, draw_public(own, design.samples, seed))
+        split(own.labels, design.clients, seed, design.split, design.images)
     if not 0 <= design.attackers < design.clients:
         raise ConfigError(
             f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
@@ -253,6 +290,8 @@ def _check(experiment: Experiment, design: Design) -> None:
         aggregation.check(method, design.clients, design.attackers)
         if method in aggregation.SECURE:
             design.run(design.seeds[0], method).params(dim=1)
+    if design.warm_up < 0:
+        raise ConfigError(f"--warm-up must be 0 or more, not {design.warm_up}")
 
 
 # The curves of an experiment
@@ -302,6 +341,58 @@ def _by_range(design: Design) -> list[Curve]:
     ]
 
 
+def _by_network(design: Design) -> list[Curve]:
+    """Return one panel per network: of all clients in a mixed collaboration, in one of its kind.
+
+    The third line is of clients that train alone.
+    """
+    if (networks := MIXED.get(design.data.name)) is None:
+        raise ConfigError(
+            f"there are no two networks for {design.data.name}: take one of {', '.join(MIXED)}"
+        )
+    if len(design.attacks) != 1:
+        raise ConfigError("an experiment on different networks is of one attack or none")
+
+    def curve(network: str, line: str, method: str, *kinds: str) -> Curve:
+        runs = [
+            design.run(seed, method, design.attacks[0], networks=kinds) for seed in design.seeds
+        ]
+        return Curve(network, line, runs, shown=network)
+
+    curves = []
+    for network in networks:
+        for method in design.methods:
+            if not aggregation.is_of_predictions(method):
+                raise ConfigError(f"{method} has one common model, and not different networks")
+            if method == aggregation.ALONE:
+                curves.append(curve(network, "alone", method, network))
+                continue
+            curves.append(curve(network, f"{method}, its own kind", method, network))
+            curves.append(curve(network, f"{method}, mixed", method, *networks))
+    return curves
+
+
+def _by_inference(design: Design) -> list[Curve]:
+    """Return one panel for inference on a client's update, and one for that on the aggregate."""
+    if design.attackers or aggregation.ALONE in design.methods:
+        raise ConfigError(
+            "membership inference is measured where all clients are honest and exchange something: "
+            f"take --attackers 0, and not {aggregation.ALONE}"
+        )
+    runs = {
+        method: [replace(design.run(seed, method), inference=True) for seed in design.seeds]
+        for method in design.methods
+    }
+    return [
+        Curve(f"on {what}", aggregation.label(method), runs[method], shown=shown)
+        for shown, what in (
+            (membership.UPDATE, "a client's update"),
+            (membership.AGGREGATE, "the aggregate"),
+        )
+        for method in design.methods
+    ]
+
+
 def _panel(design: Design, attack: str) -> str:
     if attack == "none" or not design.attackers:
         return "no fault"
@@ -318,18 +409,28 @@ def _no_curves(_: Design) -> list[Curve]:
 
 
 def _accuracy_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path,
+    figure: str,
+    design: Design,
+    results: Sequence[Result],
+    measured: str = f"{ACCURACY} (%)",
 ) -> list[Path]:
     panels = [
         Panel(
             name,
             "round",
-            "test accuracy (%)",
+            measured,
             [result.line(result.curve.line) for result in results if result.curve.panel == name],
         )
         for name in dict.fromkeys(result.curve.panel for result in results)
     ]
     return plots.save(stem, f"{figure}: {design.subject}", panels)
+
+
+def _inference_by_round(
+    stem: Path, figure: str, design: Design, results: Sequence[Result]
+) -> list[Path]:
+    return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
 def _accuracy_by_range(
@@ -491,6 +592,58 @@ EXPERIMENTS = {
             attacks=None,
             attackers=2,
             first=1,
+        ),
+        Experiment(
+            "cronus",
+            "Cronus",
+            "MNIST or CIFAR-10",
+            "20 min",
+            _by_attack,
+            _accuracy_grid,
+            clients=11,
+            images=300,
+            rounds=5,
+            methods=(
+                "mean",
+                "predictions-mean",
+                "predictions-spectral",
+                "cronus",
+                "cronus-bucketed",
+            ),
+            attacks=None,
+            attackers=2,
+            first=1,
+            samples=1000,
+        ),
+        Experiment(
+            "cronus-heterogeneous",
+            "Cronus, different networks",
+            "MNIST or CIFAR-10",
+            "20 min",
+            _by_network,
+            _accuracy_by_round,
+            clients=6,
+            images=300,
+            rounds=6,
+            methods=("cronus", "alone"),
+            attackers=0,
+            samples=1000,
+        ),
+        Experiment(
+            "cronus-membership",
+            "Cronus, membership inference",
+            "MNIST or CIFAR-10",
+            "5 min",
+            _by_inference,
+            _inference_by_round,
+            clients=4,
+            images=200,
+            rounds=8,
+            methods=("mean", "radix", "predictions-mean", "cronus"),
+            attackers=0,
+            samples=1000,
+            secure=False,
+            measured=INFERENCE,
         ),
     )
 }

@@ -35,6 +35,8 @@ CHOSEN = (
     "attacks",
     "attackers",
     "first",
+    "samples",
+    "warm_up",
     "groups",
     "dims",
 )
@@ -110,6 +112,18 @@ def add_verbs(verbs: "Verbs") -> None:
         "--split",
         metavar="HOW",
         help="iid (default), dirichlet:ALPHA, or labels:C for C labels per client",
+    )
+    verb.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="where predictions are exchanged: the public images (default: the experiment's)",
+    )
+    verb.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help="and for how many rounds clients train alone before their first ones (default: 5)",
     )
     verb.add_argument(
         "--groups",
@@ -233,7 +247,7 @@ def _list(console: "Console") -> None:
         "attacks",
         "takes",
     ):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading == "name")
     for one in catalogue.EXPERIMENTS.values():
         table.add_row(
             one.name,
@@ -297,7 +311,9 @@ def _run(
             [
                 [
                     100 * one
-                    for one in records[run.run_id].accuracies(design.rounds, design.data.classes)
+                    for one in records[run.run_id].accuracies(
+                        design.rounds, design.data.classes, curve.shown
+                    )
                 ]
                 for run in curve.runs
             ],

@@ -11,11 +11,13 @@ import numpy as np
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.experiments import aggregation, saved
+from securemedian.laboratory.experiments.collaborators import Collaborators
 from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
 from securemedian.laboratory.experiments.service import Service
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.exchange import Predictions
 from securemedian.mpc.training import Training
 
 # called with the record so far, first and after every round
@@ -35,7 +37,7 @@ def carry_out(
 
     Only runs that are `secure` need `service`.
     """
-    players = Players(run, data)
+    players = Collaborators(run, data) if run.collaboration else Players(run, data)
     record, training = saved.load_checkpoint(folder, run) or (
         Record(),
         Training(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser),
@@ -43,13 +45,22 @@ def carry_out(
     show(record)
     while not record.covers(rounds):
         if run.secure and service:
-            service.ready(training)
+            # where predictions are exchanged, S0 keeps no model
+            service.ready(Training() if run.collaboration else training)
         began = time.monotonic()
         try:
-            training, cost = _round(run, training, players, service)
+            before = training
+            inference: dict[str, float] = {}
+            if isinstance(players, Collaborators):
+                training, cost, inference = _collaborate(run, before, players, service)
+            else:
+                training, cost = _round(run, before, players, service)
+                if run.inference:
+                    inference = players.inference(_model(before), _model(training), before.number)
             model = _model(training)
-            accuracy, digest = players.accuracy(model), hashlib.sha256(model.data).hexdigest()
-            figures = Figures(accuracy, digest, time.monotonic() - began, cost)
+            accuracy, networks = _accuracy(players, model)
+            digest, seconds = hashlib.sha256(model.data).hexdigest(), time.monotonic() - began
+            figures = Figures(accuracy, digest, seconds, cost, networks, inference)
             record = replace(record, rounds=[*record.rounds, figures])
         except Diverged:
             record = replace(record, diverged=True)
@@ -89,6 +100,48 @@ def _round(
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
     return after, cost
+
+
+def _collaborate(
+    run: Run, before: Training, players: Collaborators, service: Service | None
+) -> tuple[Training, ServerCost | None, dict[str, float]]:
+    """Run one more round of predictions, and return what `_round` does, and what inference reaches.
+
+    The training's model stands for those of all clients.
+    """
+    state, cost = _model(before), None
+    if run.method == aggregation.ALONE:
+        after = players.alone(state, before.number)
+        return replace(before, model=after, published=before.number), None, {}
+    sent = players.predictions(state, before.number)
+    clients, _, classes = sent.shape
+    special = players.public.round(classes)
+    flat = sent.reshape(clients, -1)
+    if run.method in aggregation.PREDICTED:
+        combined = aggregation.PREDICTED[run.method](flat, run.attackers, classes)
+        exchange = Predictions(players.public.digest, classes)
+        labels = exchange.result(combined).astype(np.float32)
+    else:
+        params = run.params(flat.shape[1], special)
+        if run.secure:
+            assert service is not None
+            labels, cost = service.combine(params, players.public, sent)
+        else:
+            labels = plaintext.published(flat, params, before.published_for(params))[0]
+    after = players.after(state, labels, before.number)
+    inference = players.inference(sent, labels) if run.inference else {}
+    return replace(before, model=after, published=before.number), cost, inference
+
+
+def _accuracy(players: Players | Collaborators, model: Float32s) -> tuple[float, dict[str, float]]:
+    """Return the accuracy of a model; or the mean of all clients' own, and that of each network."""
+    if isinstance(players, Players):
+        return players.accuracy(model), {}
+    found: dict[str, list[float]] = {}
+    for network, accuracy in (own := players.accuracies(model)):
+        found.setdefault(network, []).append(accuracy)
+    mean = float(np.mean([accuracy for _, accuracy in own]))
+    return mean, {network: float(np.mean(ones)) for network, ones in found.items()}
 
 
 def _model(training: Training) -> Float32s:

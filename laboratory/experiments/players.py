@@ -9,6 +9,7 @@ from securemedian.laboratory import models
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data import split as split_images
+from securemedian.laboratory.experiments import membership
 from securemedian.laboratory.experiments.runs import Run
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
@@ -61,6 +62,18 @@ class Players:
     def accuracy(self, model: Float32s) -> float:
         """Return a model's accuracy on the test images."""
         return models.accuracy(self._model, model, self._data.test_images, self._data.test_labels)
+
+    def inference(self, before: Float32s, after: Float32s, number: int) -> dict[str, float]:
+        """Return what membership inference reaches in a round from `before` to `after`."""
+        victim = self._trainers[0]
+        update, everybody = victim.trained(before, number), self._trainers
+        images = np.concatenate([trainer.images for trainer in everybody])
+        labels = np.concatenate([trainer.labels for trainer in everybody])
+        own, all_of = (victim.images, victim.labels), (images, labels)
+        return {
+            membership.UPDATE: membership.by_loss(self._model, update, self._data, own),
+            membership.AGGREGATE: membership.by_loss(self._model, after, self._data, all_of),
+        }
 
     def _each(self, train: Callable[[Trainer], Float32s], dim: int) -> Iterator[Float32s]:
         if dim < THREADS_PAY_FROM:

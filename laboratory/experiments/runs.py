@@ -16,6 +16,18 @@ UPLOADS_LIMIT_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
+class Collaboration:
+    """What is special to a run that exchanges predictions."""
+
+    # the names of the clients' networks, which take turns
+    networks: tuple[str, ...]
+    # how many images are public, and so nobody's own
+    samples: int
+    # how long clients train alone before their first predictions, in rounds' worth of training
+    warm_up: int
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything that decides the figures of a training run, except the number of its rounds.
 
@@ -47,6 +59,10 @@ class Run:
     extensions: Mapping[str, str]
     # makes the next model of a round's result
     optimiser: Optimiser = field(default=NoOptimiser())
+    # None where parameters are exchanged
+    collaboration: Collaboration | None = None
+    # whether membership inference is measured in every round
+    inference: bool = False
 
     @property
     def run_id(self) -> str:
@@ -67,13 +83,20 @@ class Run:
         values = {
             "range" if name == "policy" else name: value for name, value in asdict(self).items()
         }
-        # the first saved runs had no optimiser: their ids stay
+        # the first saved runs had none of these: their ids stay
         del values["optimiser"]
+        if self.collaboration is None:
+            del values["collaboration"]
+        if not self.inference:
+            del values["inference"]
         optimiser = self.optimiser.to_dict()
         return values if self.optimiser == NoOptimiser() else values | {"optimiser": optimiser}
 
-    def params(self, dim: int) -> RoundParams:
-        """Return the parameters of a round of the servers, which takes all clients or fails."""
+    def params(self, dim: int, exchange: Mapping[str, Any] | None = None) -> RoundParams:
+        """Return the parameters of a round of the servers, which takes all clients or fails.
+
+        `exchange` is what is special to them where predictions are exchanged.
+        """
         return RoundParams.from_dict(
             {
                 "dim": dim,
@@ -81,6 +104,7 @@ class Run:
                 "min_clients": self.clients,
                 "deadline_s": UPLOADS_LIMIT_S,
                 **self.options,
+                **(exchange or {}),
             }
         )
 
@@ -107,6 +131,14 @@ class Figures:
     seconds: float
     # None for rounds in the clear
     cost: ServerCost | None
+    # the accuracy of each network, where clients keep networks of their own
+    networks: Mapping[str, float] = field(default_factory=dict)
+    # what membership inference reaches on an update and on the aggregate, if it is measured
+    inference: Mapping[str, float] = field(default_factory=dict)
+
+    def value(self, shown: str = "") -> float:
+        """Return the accuracy, of one network if it is named, or what inference on it reaches."""
+        return {"": self.accuracy, **self.networks, **self.inference}[shown]
 
 
 @dataclass(frozen=True)
@@ -119,9 +151,12 @@ class Record:
     rounds: list[Figures] = field(default_factory=list)
     diverged: bool = False
 
-    def accuracies(self, rounds: int, classes: int) -> list[float]:
-        """Return the accuracies of so many rounds; after a divergence, it is that of guessing."""
-        known = [figures.accuracy for figures in self.rounds[:rounds]]
+    def accuracies(self, rounds: int, classes: int, shown: str = "") -> list[float]:
+        """Return the accuracies of so many rounds; after a divergence, it is that of guessing.
+
+        They are what `Figures.value` gives for `shown`.
+        """
+        known = [figures.value(shown) for figures in self.rounds[:rounds]]
         return known + [1 / classes] * (rounds - len(known))
 
     def covers(self, rounds: int) -> bool:

@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securemedian.clients.client import Client, Coordinator
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.public import PublicSet
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.experiments.runs import ServerCost
@@ -72,8 +74,29 @@ class Service:
             before.policy if fresh else None,
             optimiser=before.optimiser if fresh else None,
         )
+        results, cost = self._results(params, round_id, play)
+        self._kept = before.after(results[0], params.method.range_buckets)
+        return self._kept, cost
+
+    def combine(
+        self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
+    ) -> tuple[Float32s, ServerCost]:
+        """Run a round of all clients' predictions (n, samples, classes), as `run_round` does.
+
+        Returns the labels (d,), and what the round cost the servers.
+        """
+        for client in self._clients:
+            client.public = public
+        round_id = self._coordinator.open(params)
+        results, cost = self._results(params, round_id, lambda _: predictions)
+        return results[0], cost
+
+    def _results(
+        self, params: RoundParams, round_id: str, play: Play
+    ) -> tuple[Float32s, ServerCost]:
+        """Submit to an open round, and return its results (results, d) and what it cost."""
         published = self._coordinator.model(round_id)
-        # rounds of experiments are opened with a model
+        # rounds of experiments are opened with a model, or need none
         assert published.model is not None
         try:
             updates = play(published.model)
@@ -86,14 +109,14 @@ class Service:
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
-        if not np.array_equal(results, plaintext.published(updates, params, published)):
+        flat = updates.reshape(len(updates), -1)
+        if not np.array_equal(results, plaintext.published(flat, params, published)):
             raise SecureMedianError(
                 f"round {status['number']} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"
             )
         cost = status["cost"]
-        self._kept = before.after(results[0], params.method.range_buckets)
-        return self._kept, ServerCost(
+        return results, ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 

@@ -9,7 +9,7 @@ from rich.table import Table
 import securemedian
 from securemedian.laboratory import report
 from securemedian.laboratory.experiments import aggregation
-from securemedian.laboratory.experiments.catalogue import Design, Experiment, Result
+from securemedian.laboratory.experiments.catalogue import ACCURACY, Design, Experiment, Result
 from securemedian.laboratory.experiments.runs import Record, ServerCost
 
 # in the rounds before this one, chance decides more than the method
@@ -39,6 +39,7 @@ def summary(
     return {
         "experiment": experiment.name,
         "figure": experiment.figure,
+        "measured": experiment.measured,
         "command": command,
         "machine": machine(),
         "settings": settings | {"data": design.data.name, "optimiser": design.optimiser.to_dict()},
@@ -49,7 +50,7 @@ def summary(
         ),
         "results": [
             _curve(result, records, design.rounds)
-            | {"below_exact": _below(result, _exact(result.curve.panel, results))}
+            | {"below_exact": _below(result, _exact(experiment, result.curve.panel, results))}
             for result in results
         ],
     }
@@ -62,6 +63,7 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
     return {
         "panel": curve.panel,
         "line": curve.line,
+        "shown": curve.shown,
         "p": curve.x,
         "method": first.method,
         "attack": first.attack,
@@ -79,8 +81,13 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
     }
 
 
-def _exact(panel: str, results: Sequence[Result]) -> Result | None:
-    """Return the curve of the exact median in a panel; None if the experiment has none."""
+def _exact(experiment: Experiment, panel: str, results: Sequence[Result]) -> Result | None:
+    """Return the curve of the exact median in a panel; None if the experiment has none.
+
+    Nothing is compared with it but accuracies.
+    """
+    if experiment.measured != ACCURACY:
+        return None
     return next(
         (
             result
@@ -151,7 +158,7 @@ def table(summary: Mapping[str, Any]) -> Table:
     seeds = settings["seeds"]
     made = Table(
         title=f"{summary['figure']}: {settings['model']} on {settings['data']}, "
-        f"{settings['clients']} clients, test accuracy after round {settings['rounds']} "
+        f"{settings['clients']} clients, {summary['measured']} after round {settings['rounds']} "
         f"over seeds {', '.join(map(str, seeds))}",
         caption=f"below exact: points below the exact median, at worst from round {FROM_ROUND} on"
         if any(one["below_exact"] is not None for one in summary["results"])
@@ -159,7 +166,7 @@ def table(summary: Mapping[str, Any]) -> Table:
     )
     made.add_column("attack")
     made.add_column("method", no_wrap=True)
-    made.add_column("accuracy (%)", justify="right", no_wrap=True)
+    made.add_column(f"{summary['measured'].split()[-1]} (%)", justify="right", no_wrap=True)
     for heading in (
         "least",
         "most",
@@ -172,7 +179,8 @@ def table(summary: Mapping[str, Any]) -> Table:
         made.add_column(heading, justify="right")
     for one in summary["results"]:
         servers, final = one["servers"], one["final"]
-        name = one["line"] + (f", p0 = p1 = {one['p']:g}" if one["p"] is not None else "")
+        shown = f"{one['shown']}: " if one["shown"] else ""
+        name = shown + one["line"] + (f", p0 = p1 = {one['p']:g}" if one["p"] is not None else "")
         made.add_row(
             one["attack"],
             name,

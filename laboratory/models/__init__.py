@@ -15,10 +15,13 @@ from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.models.clinic import CLINIC
 from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
-from securemedian.laboratory.models.mlp import DIGITS, MLP
+from securemedian.laboratory.models.mlp import DIGITS, DIGITS_LINEAR, MLP, MLP_CIFAR10
 from securemedian.mpc.errors import ConfigError
 
-MODELS = {model.name: model for model in (MLP, CNN_MNIST, CNN_CIFAR10, DIGITS, CLINIC)}
+MODELS = {
+    model.name: model
+    for model in (MLP, CNN_MNIST, CNN_CIFAR10, MLP_CIFAR10, DIGITS, DIGITS_LINEAR, CLINIC)
+}
 
 # images at once, so few that the activations of a convolution fit into the caches
 _TEST_BATCH = 100
@@ -64,10 +67,13 @@ def train(
     model: Model,
     vector: NDArray[np.float32],
     images: NDArray[np.float32],
-    labels: NDArray[np.int64],
+    labels: NDArray[np.int64] | NDArray[np.float32],
     rng: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Return the parameters after a client's local epochs from `vector`; `rng` shuffles."""
+    """Return the parameters after a client's local epochs from `vector`; `rng` shuffles.
+
+    Labels are one class per image, or soft: a probability per image and class.
+    """
     torch = _torch()
     network = _network(model, vector)
     optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
@@ -85,18 +91,36 @@ def train(
     return flatten(network.state_dict())[0].astype(np.float32)
 
 
-def accuracy(
-    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
-) -> float:
-    """Return the fraction of the images that the network with these parameters labels correctly."""
+def predict(model: Model, vector: NDArray[Any], images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the probabilities (images, classes) of the network with these parameters."""
     torch = _torch()
     # in evaluation mode BatchNorm uses the running statistics, which are part of the vector
     network = _network(model, vector).eval()
     with torch.no_grad():
-        guesses = torch.cat(
-            [network(batch).argmax(1) for batch in torch.from_numpy(images).split(_TEST_BATCH)]
-        )
-    return float((guesses.numpy() == labels).mean())
+        parts = [network(part).softmax(1) for part in torch.from_numpy(images).split(_TEST_BATCH)]
+    return np.asarray(torch.cat(parts).numpy())
+
+
+def losses(
+    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the cross-entropy of each image under the network with these parameters."""
+    torch = _torch()
+    network = _network(model, vector).eval()
+    inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    with torch.no_grad():
+        parts = [
+            torch.nn.functional.cross_entropy(network(part), own, reduction="none")
+            for part, own in zip(inputs.split(_TEST_BATCH), targets.split(_TEST_BATCH), strict=True)
+        ]
+    return np.asarray(torch.cat(parts).double().numpy())
+
+
+def accuracy(
+    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
+) -> float:
+    """Return the fraction of the images that the network with these parameters labels correctly."""
+    return float((predict(model, vector, images).argmax(1) == labels).mean())
 
 
 def loss(

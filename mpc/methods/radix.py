@@ -76,13 +76,13 @@ class Radix(Grouped, Counting):
     )
     encoding: str = option(
         "float32",
-        choices=("float32", "bfloat16", "fixed", "buckets"),
+        choices=("float32", "bfloat16", "fixed", "unit", "buckets"),
         compared=("float32", "bfloat16", "buckets"),
         text="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
-        "point, or bucket indices",
+        "point, unit for even steps from 0 to 1, or bucket indices",
     )
     word_bits: int = option(
-        32, text="with encoding fixed: bits of a word (default: 32)", metavar="W"
+        32, text="with encoding fixed or unit: bits of a word (default: 32)", metavar="W"
     )
     fraction_bits: int = option(
         24, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
@@ -106,6 +106,8 @@ class Radix(Grouped, Counting):
         check_whole("word_bits", self.word_bits, 2, 64)
         if self.encoding == "fixed":
             check_whole("fraction_bits", self.fraction_bits, 0, self.word_bits - 2)
+        if self.encoding == "unit":
+            check_whole("word_bits with encoding unit", self.word_bits, 2, 32)
         for q in self.quantiles:
             check_number("a quantile", q, 0, 1, "above 0 and at most 1")
         if self.groups > 1 and (self.ranks or self.quantiles or self.midpoint):
@@ -149,6 +151,7 @@ class Radix(Grouped, Counting):
             "float32": 32,
             "bfloat16": 16,
             "fixed": self.word_bits,
+            "unit": self.word_bits,
             "buckets": (self.buckets - 1).bit_length(),
         }
         return widths[self.encoding]
@@ -168,7 +171,8 @@ class Radix(Grouped, Counting):
 
         float32: the bits, complemented for negative values and with the sign bit flipped for
         others, so that -0 < +0. bfloat16: the same bits of the nearest bfloat16, ties to even.
-        fixed: offset binary. buckets: the index, of those `published`. Raises InputError for
+        fixed: offset binary. unit: the nearest multiple of 1 / (2^w - 1), ties to even, of a value
+        that is moved into [0, 1]. buckets: the index, of those `published`. Raises InputError for
         NaN.
         """
         if self.uses_range:
@@ -177,6 +181,9 @@ class Radix(Grouped, Counting):
         if self.encoding == "fixed":
             elements = encode.to_fixed(values, self.word_bits, self.fraction_bits)
             return elements ^ elements.dtype.type(1 << (self.word_bits - 1))
+        if self.encoding == "unit":
+            inside = np.clip(encode.without_nan(values, "the update"), 0, 1)
+            return np.rint(inside * self._greatest).astype(ring.dtype(self.word_bits))
         # what overflows float32 becomes inf
         with np.errstate(over="ignore"):
             bits = encode.without_nan(values, "the update").astype(np.float32).view(np.uint32)
@@ -202,6 +209,8 @@ class Radix(Grouped, Counting):
         if self.encoding == "fixed":
             elements = words ^ words.dtype.type(1 << (self.word_bits - 1))
             return encode.from_fixed(elements, self.word_bits, self.fraction_bits)
+        if self.encoding == "unit":
+            return words / np.float64(self._greatest)
         ordered = words.astype(np.uint32) << np.uint32(32 - self.word_width)
         # the bits that rounding cut off are 0 in the value, and so 1 in a complement
         if self.encoding == "bfloat16":
@@ -209,6 +218,11 @@ class Radix(Grouped, Counting):
         bits = np.where(ordered >> np.uint32(31), ordered ^ np.uint32(1 << 31), ~ordered)
         numbers = bits.view(np.float32).astype(np.float64)
         return np.where(np.isnan(numbers), np.copysign(np.inf, numbers), numbers)
+
+    @property
+    def _greatest(self) -> int:
+        """Return the word that stands for 1 with encoding unit."""
+        return (1 << self.word_bits) - 1
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         words, bits = chunk.xor_rows(party), self.bits_for(chunk.max_clients)
@@ -246,7 +260,7 @@ class Radix(Grouped, Counting):
 
     @property
     def kind(self) -> str:
-        return "approximate" if self.encoding in ("bfloat16", "buckets") else "exact"
+        return "approximate" if self.encoding in ("bfloat16", "unit", "buckets") else "exact"
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         numbers = self.values(values, published)
@@ -274,6 +288,10 @@ class Radix(Grouped, Counting):
         if self.encoding == "fixed":
             elements = encode.to_fixed(updates, self.word_bits, self.fraction_bits)
             return ring.signed(elements, self.word_bits) / 2.0**self.fraction_bits
+        if self.encoding == "unit":
+            steps = 2.0**self.word_bits - 1
+            exact = np.asarray(updates, np.float64)
+            return np.rint(np.minimum(np.maximum(exact, 0.0), 1.0) * steps) / steps
         # what overflows becomes inf
         with np.errstate(over="ignore"):
             single = np.asarray(updates).astype(np.float32)
@@ -292,6 +310,8 @@ class Radix(Grouped, Counting):
 
     @property
     def detail(self) -> str:
+        if self.encoding == "unit":
+            return f"unit {self.word_bits} bits"
         return f"{self.encoding} b={self.buckets}" if self.uses_range else self.encoding
 
 

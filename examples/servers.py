@@ -1,4 +1,4 @@
-"""Both servers of securemedian on this machine, for trials: python servers.py [DIRECTORY].
+"""Run both servers of securemedian on this machine, for trials: python servers.py [DIRECTORY].
 
 The directory gets the keys of two servers, a coordinator and five clients, unless it has them.
 """
@@ -18,7 +18,7 @@ CHECK_S = 1.0
 
 def main() -> None:
     """Run both servers until Ctrl-C or SIGTERM."""
-    named = sys.argv[1] if len(sys.argv) > 1 else "~/securemedian-flower"
+    named = sys.argv[1] if len(sys.argv) > 1 else "~/securemedian-example"
     directory = Path(named).expanduser().resolve()
     if not (directory / "s0.toml").exists():
         keygen.make_all(directory, CLIENTS, keygen.network("127.0.0.1", "127.0.0.1", None))

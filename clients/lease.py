@@ -17,8 +17,8 @@ class Lease:
     The operating system ends the lock with the process, however it ends.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Take the lease.
+    def __init__(self, path: Path, stop: str) -> None:
+        """Take the lease; `stop` is the command that ends a run.
 
         Raises RoundBusy if another run has it, and ConfigError if its file cannot be written.
         """
@@ -34,7 +34,7 @@ class Lease:
             os.close(self._file)
             raise RoundBusy(
                 f"another run opens rounds with this coordinator's key (it has locked {path}): "
-                "wait for its end, or end it with `flwr stop`"
+                f"wait for its end, or end it with `{stop}`"
             ) from error
 
     @property

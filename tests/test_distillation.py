@@ -1,0 +1,152 @@
+"""Clients that learn from each other's predictions: what they send, and what they learn."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from securemedian import Client, Coordinator, PublicSet, cli
+from securemedian.clients.config import ClientConfig
+from securemedian.laboratory import data, models, worker
+from securemedian.laboratory.attacks import ATTACKS
+from securemedian.laboratory.distillation import Student
+from securemedian.laboratory.models.base import Model
+from securemedian.laboratory.worker import Trainer
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.exchange import Predictions
+from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.params import RoundParams
+from tests.daemons import WAIT_S, Pair, in_background, running
+
+pytestmark = pytest.mark.slow
+
+DIGITS = data.load()
+PUBLIC = PublicSet(data.draw_public(DIGITS, 200, 1))
+OWN = data.without(DIGITS, PUBLIC.inputs)
+CLASSES = 10
+
+
+def linear() -> Model:
+    from torch import nn
+
+    return Model("linear", lambda: nn.Linear(64, CLASSES), shape=(8, 8), batch=10, rate=0.1)
+
+
+def student(index: int = 0, model: Model | None = None, attack: str = "none") -> Student:
+    """Return a client of three of 60 images each."""
+    trainer = Trainer.of_part(OWN, index, 3, 1, 60, ATTACKS[attack](1), model=model)
+    return Student.start(trainer, PUBLIC.inputs, 2)
+
+
+def accuracy(one: Student) -> float:
+    return models.accuracy(one.trainer.model, one.vector, DIGITS.test_images, DIGITS.test_labels)
+
+
+def test_what_is_public_is_nobodys_own() -> None:
+    assert len(OWN.images) == len(OWN.labels) == len(DIGITS.images) - 200
+    both = np.concatenate([OWN.images, PUBLIC.inputs])
+    assert np.array_equal(np.sort(both, axis=0), np.sort(DIGITS.images, axis=0))
+    kept = [index for index, row in enumerate(DIGITS.images) if (row == OWN.images).all(1).any()]
+    assert np.array_equal(DIGITS.labels[kept], OWN.labels)
+    for samples in (0, len(DIGITS.images)):
+        with pytest.raises(ConfigError, match="takes 1 to 1,499"):
+            data.draw_public(DIGITS, samples, 1)
+
+
+def test_a_prediction_is_the_softmax_of_the_network() -> None:
+    one = student(model=linear())
+    weights, bias = one.vector[:640].reshape(CLASSES, 64), one.vector[640:]
+    powers = np.exp(PUBLIC.inputs.astype(np.float64) @ weights.T + bias)
+    want = powers / powers.sum(axis=1, keepdims=True)
+    assert np.allclose(one.predictions(), want, atol=1e-6)
+    assert np.array_equal(one.sent(3), one.predictions())
+
+
+def test_soft_labels_are_learnt() -> None:
+    """A student that is taught by the true labels of the public set gets better than alone."""
+    truth = {row.tobytes(): label for row, label in zip(DIGITS.images, DIGITS.labels, strict=True)}
+    taught = np.eye(CLASSES, dtype=np.float32)[[truth[row.tobytes()] for row in PUBLIC.inputs]]
+    alone = wise = misled = student()
+    for number in (1, 2, 3):
+        alone = replace(alone, vector=alone.trainer.trained(alone.vector, number))
+        wise, misled = wise.after(taught, number), misled.after(taught[:, ::-1].copy(), number)
+    assert accuracy(wise) > accuracy(alone) + 0.05 > accuracy(misled) + 0.1
+    # the same values give the same student
+    assert np.array_equal(student().after(taught, 1).vector, student().after(taught, 1).vector)
+    assert not np.array_equal(student(0).vector, student(1).vector)
+
+
+@pytest.mark.parametrize("attack", ["bitflip", "gaussian", "sign-flip-10", "labelflip"])
+def test_attackers_send_what_a_round_can_carry(attack: str) -> None:
+    honest, liar = student(), student(attack=attack)
+    sent = liar.sent(1)
+    assert not np.array_equal(sent, honest.sent(1))
+    assert sent.shape == (200, CLASSES) and sent.dtype == np.float32
+    assert sent.min() >= 0 and sent.max() <= 1
+    if attack == "bitflip":
+        assert np.array_equal(sent, np.clip(np.float32(0.2) - honest.predictions(), 0, 1))
+
+
+def test_a_public_set_that_no_network_takes_and_a_negative_warm_up() -> None:
+    trainer = Trainer.of_part(OWN, 0, 3, 1, 60)
+    bads: list[Any] = [PUBLIC.inputs[:, 1:], PUBLIC.inputs.astype(np.float64), PUBLIC.inputs[0]]
+    for bad in bads:
+        with pytest.raises(ConfigError, match="choose another model or public set"):
+            Student.start(trainer, bad, 0)
+    with pytest.raises(ConfigError, match="0 rounds or more, not -1"):
+        Student.start(trainer, PUBLIC.inputs, -1)
+
+
+def test_the_verb_writes_a_public_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["public-set", str(tmp_path / "p"), "--samples", "200"]) == 0
+    assert capsys.readouterr().out.strip().endswith(f"200 samples, SHA-256 {PUBLIC.digest}")
+    assert np.array_equal(PublicSet.load(tmp_path / "p").inputs, PUBLIC.inputs)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("distillation") / "keys")) as started:
+        yield started
+
+
+def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) -> None:
+    """Three workers, one of which lies, through real daemons; and the same in the clear."""
+    method = Radix(encoding="unit", word_bits=8)
+    exchange = Predictions(PUBLIC.digest, CLASSES)
+    params = RoundParams(method, 200 * CLASSES, 3, exchange=exchange)
+    students = [student(0), student(1, linear()), student(2, attack="gaussian")]
+    before, after = [accuracy(one) for one in students], {}
+
+    def work(number: int) -> None:
+        config = ClientConfig.load(pair.folder / f"client-{number}.toml")
+        quick = replace(config, state_dir="", wait_timeout_s=WAIT_S, poll_interval_s=0.05)
+        with Client(quick, PUBLIC) as client:
+            after[number] = worker.collaborate(client, students[number - 1], 2, tmp_path)
+
+    waiting = [in_background(partial(work, number)) for number in (1, 2, 3)]
+    published = []
+    with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as coordinator:
+        for _ in range(2):
+            published.append(coordinator.result(coordinator.open(params)))
+    for wait in waiting:
+        wait()
+    for number, labels in enumerate(published, 1):
+        sent = [one.sent(number) for one in students]
+        for client, own in enumerate(sent, 1):
+            recorded = np.load(tmp_path / f"round-{number}-client-{client}.npy")
+            assert np.array_equal(recorded, own.reshape(-1))
+        median = np.sort(np.rint(np.array(sent, np.float64) * 255), axis=0)[1] / 255
+        sums = median.sum(axis=1, keepdims=True)
+        want = np.where(sums > 0, median / np.where(sums > 0, sums, 1), 1 / CLASSES)
+        assert np.array_equal(labels, want.astype(np.float32).reshape(-1))
+        students = [one.after(labels.reshape(-1, CLASSES), number) for one in students]
+    for number, one in enumerate(students, 1):
+        assert np.array_equal(after[number].vector, one.vector)
+    assert all(accuracy(one) > least for one, least in zip(students[:2], before, strict=False))

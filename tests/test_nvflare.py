@@ -1,0 +1,822 @@
+"""The plug-in for NVFlare, with real daemons and NVFlare's own controllers, in process.
+
+The runs of its simulator are in tests/test_nvflare_runs.py.
+"""
+
+import copy
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.client import Client as Site
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.event import fire_event_to_components
+from nvflare.apis.wf_comm_spec import WFCommSpec
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import ModelLearnable, make_model_learnable
+from nvflare.app_common.abstract.model_persistor import ModelPersistor
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
+from nvflare.app_common.shareablegenerators.full_model_shareable_generator import (
+    FullModelShareableGenerator,
+)
+from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
+from nvflare.fuel.utils import fobs
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
+from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
+from nvflare.private.fed.client.client_runner import (
+    ClientRunner,
+    ClientRunnerConfig,
+    TaskRouter,
+)
+from nvflare.private.fed.utils.fed_utils import fobs_initialize
+from nvflare.private.privacy_manager import Scope
+
+from securemedian.clients.plugins import Rounds
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.ranges.mean import MeanRange
+from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
+from tests.daemons import ROOT, Pair, running
+
+pytestmark = pytest.mark.slow
+
+Arrays = dict[str, np.ndarray]
+# the model that a site gets, and its kind and values when it is trained
+Train = Callable[[int, Arrays], Arrays]
+
+JOB = "job"
+LOG = logging.getLogger("another run")
+START: Arrays = {
+    "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+    "steps": np.array([7], np.int64),
+    "b": np.zeros(2, np.float64),
+}
+# the update of site 1, 2 and 3, and the median of three
+SHIFTS = {1: 0.5, 2: -0.25, 3: 4.0}
+
+
+def shifted(site: int, model: Arrays) -> Arrays:
+    """Return what a site has trained. BatchNorm's counters are whole numbers."""
+    return {
+        "w": model["w"] + np.float32(SHIFTS[site]) * np.arange(6, dtype=np.float32).reshape(2, 3),
+        "steps": model["steps"] + site,
+        "b": model["b"] - SHIFTS[site],
+    }
+
+
+def median_of(train: Train, model: Arrays, sites: tuple[int, ...] = (1, 2, 3)) -> Arrays:
+    """Return numpy's median of what sites train."""
+    trained = [train(site, model) for site in sites]
+    return {name: np.median([one[name] for one in trained], axis=0) for name in ("w", "b")}
+
+
+class Trainer(Executor):
+    """The training of a site, as users of NVFlare write it."""
+
+    def __init__(self, site: int, train: Train, kind: str) -> None:
+        super().__init__()
+        self.site, self.train, self.kind = site, train, kind
+        self.seen: list[str] = []
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        self.seen.append(task_name)
+        model = from_shareable(shareable).data
+        trained = self.train(self.site, copy.deepcopy(model))
+        if self.kind == DataKind.WEIGHT_DIFF:
+            # as NVFlare's own learners do, whole numbers too
+            trained = {
+                name: (array - model[name]).astype(np.float32) for name, array in trained.items()
+            }
+        # in place, as many trainers do
+        model["w"] *= 0
+        meta = {
+            MetaKey.NUM_STEPS_CURRENT_ROUND: self.site,
+            MetaKey.INITIAL_METRICS: {"loss": float(self.site), "epoch": np.float32(2)},
+        }
+        return DXO(self.kind, trained, meta).to_shareable()
+
+
+class Persistor(ModelPersistor):
+    """What keeps the model at the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: list[Arrays] = []
+        self.metrics: list[Any] = []
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.AFTER_AGGREGATION:
+            result = fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT)
+            self.metrics.append(getattr(result, "metrics", None))
+
+    def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
+        return make_model_learnable(copy.deepcopy(START), {})
+
+    def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
+        self.saved.append(copy.deepcopy(model["weights"]))
+
+
+class Engine:
+    """What NVFlare's server or a site gives its components: contexts, events and files."""
+
+    def __init__(self, name: str, folder: Path, handlers: list[FLComponent]) -> None:
+        self.handlers = handlers
+        self.components: dict[str, Any] = {}
+        self.sites: list[Site] = []
+        self.reasons: list[str] = []
+        self.abort = Signal()
+        # of the site's own privacy policy
+        self.scope: Scope | None = None
+        for kind in ("startup", "local"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+        self._workspace = Workspace(str(folder), name)
+        self._contexts = FLContextManager(self, name, JOB)
+
+    def new_context(self) -> FLContext:
+        return self._contexts.new_context()
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.FATAL_SYSTEM_ERROR:
+            self.reasons.append(fl_ctx.get_prop(FLContextKey.EVENT_DATA))
+            self.abort.trigger(True)
+        fire_event_to_components(event_type, self.handlers, fl_ctx)
+
+    def get_workspace(self) -> Workspace:
+        return self._workspace
+
+    def get_clients(self) -> list[Site]:
+        return self.sites
+
+    def get_component(self, name: str) -> Any:
+        return self.components.get(name)
+
+    def persist_components(self, *_: Any, **__: Any) -> None: ...
+
+    def register_aux_message_handler(self, *_: Any, **__: Any) -> None: ...
+
+
+class Loopback(WFCommSpec):
+    """Sites that are function calls; what goes to them and comes from them is kept in bytes."""
+
+    def __init__(self, server: Engine, sites: dict[int, tuple[ClientRunner, Engine]]) -> None:
+        super().__init__()
+        self.server, self.sites = server, sites
+        self.replies: list[bytes] = []
+
+    def broadcast(self, task: Task, fl_ctx: FLContext, *_: Any, **__: Any) -> None:
+        sent = None
+        for number, (runner, engine) in self.sites.items():
+            if self.server.abort.triggered:
+                return
+            client_task = ClientTask(self.server.sites[number - 1], task)
+            context = self.server.new_context()
+            task.before_task_sent_cb(client_task=client_task, fl_ctx=context)
+            # as NVFlare does, the first site's copy is everybody's
+            sent = sent or fobs.dumps(task.data)
+            at_site = engine.new_context()
+            at_site.set_peer_context(context)
+            at_site.set_prop(FLContextKey.SCOPE_OBJECT, engine.scope, private=True, sticky=False)
+            assignment = TaskAssignment(task.name, client_task.id, fobs.loads(sent))
+            self.replies.append(fobs.dumps(runner._process_task(assignment, at_site)))
+            client_task.result = fobs.loads(self.replies[-1])
+            task.result_received_cb(client_task=client_task, fl_ctx=context)
+
+    def broadcast_and_wait(self, *arguments: Any, **options: Any) -> None:
+        options.pop("abort_signal", None)
+        self.broadcast(*arguments, **options)
+
+    def get_num_standing_tasks(self) -> int:
+        return 0
+
+
+class Job:
+    """A job of NVFlare's: a controller of its own, and three sites with its own runner."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        folder: Path,
+        train: Train = shifted,
+        kind: str = DataKind.WEIGHTS,
+        filters: tuple[str, ...] = ("data", "result"),
+        sites: int = 3,
+        extra: tuple[Filter, ...] = (),
+    ) -> None:
+        self.folder, self.trainers, self.engines = folder, {}, {}
+        runners = {}
+        for number in range(1, sites + 1):
+            config = str(pair.folder / "client-{client}.toml")
+            engine = Engine(f"site-{number}", folder / f"site-{number}", [])
+            chains: dict[str, list[Filter]] = {"data": [], "result": list(extra)}
+            for chain, name in (
+                ("data", FilterChainType.TASK_DATA_CHAIN),
+                ("result", FilterChainType.TASK_RESULT_CHAIN),
+            ):
+                if chain in filters:
+                    one = SecureMedianFilter(config)
+                    one.set_prop(FilterContextKey.CHAIN_TYPE, name)
+                    chains[chain].append(one)
+            router = TaskRouter()
+            trainer = Trainer(number, train, kind)
+            router.add_executor(["*"], trainer)
+            runner = ClientRunner(
+                {},
+                ClientRunnerConfig(
+                    router,
+                    {f"{task}/in": chains["data"] for task in ("train", "submit_model")},
+                    {f"{task}/out": chains["result"] for task in ("train", "submit_model")},
+                ),
+                JOB,
+                engine,
+            )
+            runners[number] = (runner, engine)
+            self.trainers[number], self.engines[number] = trainer, engine
+        self.server = Engine("server", folder / "server", [])
+        self.server.sites = [Site(f"site-{n}", f"token-{n}") for n in runners]
+        self.loop = Loopback(self.server, runners)
+        self.persistor = Persistor()
+
+    def filters(self, site: int) -> list[Filter]:
+        runner, _ = self.loop.sites[site]
+        return [*runner.task_data_filters["train/in"], *runner.task_result_filters["train/out"]]
+
+    def run(self, aggregator: Any, rounds: int = 1, workflow: type[Controller] = FedAvg) -> Arrays:
+        """Run the job and return the last model that was kept, or the one to start from."""
+        server = self.server
+        server.components = {
+            "persistor": self.persistor,
+            "aggregator": aggregator,
+            "shareable_generator": FullModelShareableGenerator(),
+        }
+        if issubclass(workflow, FedAvg):
+            controller = workflow(
+                num_clients=len(server.sites),
+                num_rounds=rounds,
+                aggregator=aggregator,
+                ignore_result_error=True,
+                task_check_period=0.01,
+            )
+        else:
+            controller = ScatterAndGather(
+                min_clients=1,
+                num_rounds=rounds,
+                persistor_id="persistor",
+                ignore_result_error=True,
+                task_check_period=0.01,
+            )
+        controller.set_communicator(self.loop)
+        parts = (aggregator, self.persistor, controller)
+        server.handlers = [part for part in parts if part is not None]
+        context = server.new_context()
+        try:
+            server.fire_event(EventType.START_RUN, context)
+            controller.initialize(context)
+            controller.control_flow(server.abort, context)
+        finally:
+            server.fire_event(EventType.END_RUN, server.new_context())
+        return self.persistor.saved[-1] if self.persistor.saved else START
+
+    @property
+    def reason(self) -> str:
+        """Why the job was ended, or "" if it was not."""
+        return "\n".join(self.server.reasons)
+
+    @property
+    def left(self) -> list[Shareable]:
+        """Everything that has left a site."""
+        return [fobs.loads(reply) for reply in self.loop.replies]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def formats() -> None:
+    """Register what NVFlare's processes write and read messages with."""
+    fobs_initialize()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("nvflare") / "keys")) as started:
+        yield started
+
+
+def secure(pair: Pair, **options: Any) -> SecureMedian:
+    # what is not there is not waited for
+    return SecureMedian(str(pair.folder / "coordinator.toml"), **{"wait_s": 0.2} | options)
+
+
+def nothing_is_open(pair: Pair) -> bool:
+    return pair.status()["state"] in ("published", "failed", "none")
+
+
+def included(pair: Pair) -> list[str]:
+    """Return whose updates are in the latest result. Servers name them in the order of keys."""
+    return sorted(pair.status()["included"])
+
+
+def no_array_left(job: Job) -> None:
+    """Look for arrays in everything that has left a site."""
+    assert job.left
+    for reply in job.left:
+        assert list(tasks.arrays_in(reply)) == []
+        # and by type, which finds a list of arrays as well
+        assert b"ndarray" not in fobs.dumps(reply)
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("workflow", [FedAvg, ScatterAndGather])
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_the_result_is_the_median_and_no_update_leaves_a_site(
+    kind: str, workflow: type[Controller], pair: Pair, tmp_path: Path
+) -> None:
+    job = Job(pair, tmp_path, kind=kind)
+    result = job.run(secure(pair), 2, workflow)
+    assert not job.reason
+    expected: Arrays = START
+    for _ in range(2):
+        expected = START | median_of(shifted, expected)
+    for name in ("w", "b"):
+        assert np.abs(result[name] - expected[name]).max() < 1e-5
+        assert (result[name].dtype, result[name].shape) == (START[name].dtype, START[name].shape)
+    # a counter has no median: it keeps its value, and its type
+    assert (result["steps"].dtype, result["steps"].tolist()) == (np.dtype(np.int64), [7])
+    assert included(pair) == ["client-1", "client-2", "client-3"]
+    no_array_left(job)
+    assert len(job.left) == 6
+    for reply in job.left:
+        dxo = from_shareable(reply)
+        assert dxo.data_kind == kind
+        assert list(dxo.data) == [tasks.ROUND]
+        assert dxo.meta[MetaKey.INITIAL_METRICS]["epoch"] == 2
+    assert nothing_is_open(pair)
+
+
+def test_the_search_for_arrays_finds_what_nvflare_itself_sends(pair: Pair, tmp_path: Path) -> None:
+    job = Job(pair, tmp_path, filters=())
+    job.run(None)
+    for reply in job.left:
+        assert sorted(tasks.arrays_in(reply)) == ["DXO.data.b", "DXO.data.steps", "DXO.data.w"]
+        assert b"ndarray" in fobs.dumps(reply)
+
+
+def test_metrics_are_averaged_by_steps_as_nvflare_does(pair: Pair, tmp_path: Path) -> None:
+    private, plain = Job(pair, tmp_path / "private"), Job(pair, tmp_path / "plain", filters=())
+    private.run(secure(pair))
+    plain.run(None)
+    assert private.persistor.metrics == plain.persistor.metrics
+    assert private.persistor.metrics[0]["loss"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+class HalfSteps(FedAvg):
+    """FedAvg with an optimiser at the server, as NVFlare's FedOpt is: a half step per round.
+
+    Like that one it leaves the model in the context as it was at the start.
+    """
+
+    def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
+        assert aggr_result.params_type == ParamsType.DIFF
+        model.params = {
+            name: (array + aggr_result.params[name] / 2).astype(array.dtype)
+            for name, array in model.params.items()
+        }
+        return model
+
+
+def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair, tmp_path: Path) -> None:
+    job = Job(pair, tmp_path, kind=DataKind.WEIGHT_DIFF)
+    result = job.run(secure(pair), 2, HalfSteps)
+    assert not job.reason
+    step = median_of(shifted, START)["w"] - START["w"]
+    assert np.abs(result["w"] - START["w"] - step).max() < 1e-5
+
+
+def test_rounds_on_buckets_go_on_from_each_other(pair: Pair, tmp_path: Path) -> None:
+    numbers: list[int] = []
+    small = {1: 0.001, 2: -0.002, 3: 0.004}
+
+    def train(site: int, model: Arrays) -> Arrays:
+        numbers.append(pair.status()["number"])
+        return model | {"w": model["w"] + np.float32(small[site])}
+
+    result = Job(pair, tmp_path, train).run(secure(pair, method="bucketed", buckets=16), 2)
+    assert np.abs(result["w"] - START["w"] - 0.002).max() < 0.02
+    assert numbers == [1, 1, 1, 2, 2, 2]
+
+
+def test_filters_before_ours_work_on_the_weights(pair: Pair, tmp_path: Path) -> None:
+    class Clip(Filter):
+        """A filter as those for differential privacy are."""
+
+        def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+            dxo = from_shareable(shareable)
+            dxo.data["w"] = np.clip(dxo.data["w"], -0.5, 0.5)
+            return dxo.update_shareable(shareable)
+
+    job = Job(pair, tmp_path, extra=(Clip(),))
+    result = job.run(secure(pair))
+    assert np.array_equal(result["w"], np.clip(median_of(shifted, START)["w"], -0.5, 0.5))
+    no_array_left(job)
+
+
+def test_the_order_of_names_does_not_matter(pair: Pair, tmp_path: Path) -> None:
+    class Reverse(Filter):
+        """What a way between server and site may do to a table."""
+
+        def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+            content = shareable["DXO"]
+            content["data"] = dict(reversed(content["data"].items()))
+            return shareable
+
+    job = Job(pair, tmp_path, lambda site, m: dict(reversed(shifted(site, m).items())))
+    runner, _ = job.loop.sites[2]
+    runner.task_data_filters["train/in"].insert(0, Reverse())
+    result = job.run(secure(pair))
+    assert np.array_equal(result["w"], median_of(shifted, START)["w"])
+
+
+@pytest.mark.parametrize("filters", [(), ("data", "result")])
+def test_a_site_may_have_the_filter_of_its_own(
+    filters: tuple[str, ...], pair: Pair, tmp_path: Path
+) -> None:
+    """A site's filters, in privacy.json as the page has it, run before those of the job."""
+    page = (ROOT / "docs" / "nvflare.md").read_text("utf-8")
+    policy = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0]
+    job = Job(pair, tmp_path, filters=filters)
+    for number, engine in job.engines.items():
+        local = tmp_path / f"site-{number}" / "local"
+        (local / "privacy.json").write_text(policy)
+        (local / "securemedian.toml").symlink_to(pair.folder / f"client-{number}.toml")
+        engine.scope = create_privacy_manager(engine.get_workspace(), names_only=False).get_scope(
+            None
+        )
+    result = job.run(secure(pair))
+    assert np.array_equal(result["w"], median_of(shifted, START)["w"])
+    assert included(pair) == ["client-1", "client-2", "client-3"]
+    no_array_left(job)
+
+
+# What may go wrong in a round
+
+
+def fails_on(*sites: int, until: int = 99) -> Train:
+    """Return a training that raises at some sites in their first `until` rounds."""
+    called = dict.fromkeys(sites, 0)
+
+    def train(site: int, model: Arrays) -> Arrays:
+        if site in called:
+            called[site] += 1
+            if called[site] <= until:
+                raise ValueError(f"no memory at {site}")
+        return shifted(site, model)
+
+    return train
+
+
+def test_a_site_whose_training_fails_is_left_out_without_waiting_for_it(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        result = Job(pair, tmp_path, fails_on(3)).run(secure(pair))
+    lower = np.minimum(shifted(1, START)["w"], shifted(2, START)["w"])
+    assert np.array_equal(result["w"], lower)
+    assert included(pair) == ["client-1", "client-2"]
+    assert "without client-3 (its upload reached neither server)" in caplog.text
+
+
+@pytest.mark.parametrize("workflow", [FedAvg, ScatterAndGather])
+def test_too_few_updates_stop_the_job_with_the_reason(
+    workflow: type[Controller], pair: Pair, tmp_path: Path
+) -> None:
+    job = Job(pair, tmp_path, fails_on(3))
+    job.run(secure(pair, min_clients=3), 2, workflow)
+    assert "2 complete uploads, and s0 asks for at least 3" in job.reason
+    # sites that have submitted have the filter
+    assert "is SecureMedianFilter among" not in job.reason
+    assert job.trainers[1].seen == ["train"]
+    assert nothing_is_open(pair)
+
+
+@pytest.mark.parametrize("workflow", [FedAvg, ScatterAndGather])
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_a_round_without_a_result_is_skipped_on_request(
+    kind: str,
+    workflow: type[Controller],
+    pair: Pair,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Job(pair, tmp_path, fails_on(3, until=1), kind)
+    result = job.run(secure(pair, min_clients=3, on_failure="skip"), 2, workflow)
+    assert "at least 3" in caplog.text
+    assert "the model stays as it is" in caplog.text
+    # the second round trained from the start model
+    assert np.array_equal(job.persistor.saved[0]["b"], START["b"])
+    assert np.array_equal(result["b"], START["b"] - 0.5)
+    no_array_left(job)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m | {"w": m["w"] * np.float32(np.nan)}, "the update has 6 NaN"),
+        (lambda m: m | {"w": m["w"].T}, r"'w' was sent as float32 \(2, 3\) and came back as"),
+        (lambda m: m | {"w": m["w"].astype(np.float64)}, r"came back as float64 \(2, 3\)"),
+        (lambda m: {"w": m["w"], "b": m["b"]}, "the update lacks steps"),
+        (lambda m: m | {"bias": m["b"]}, "the update has bias, which the model has not"),
+    ],
+)
+def test_a_wrong_update_is_refused_at_the_site(
+    change: Callable[[Arrays], Arrays],
+    said: str,
+    pair: Pair,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Job(pair, tmp_path, lambda site, m: change(m) if site == 2 else shifted(site, m))
+    job.run(secure(pair))
+    assert included(pair) == ["client-1", "client-3"]
+    assert re.search(said, caplog.text)
+    codes = [reply.get_return_code() for reply in job.left]
+    assert codes == [ReturnCode.OK, ReturnCode.TASK_RESULT_FILTER_ERROR, ReturnCode.OK]
+    no_array_left(job)
+
+
+# What may be wrong with a job
+
+
+def test_an_aggregator_without_the_filter_trains_nothing(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(pair, tmp_path, filters=())
+    job.run(secure(pair))
+    assert "is SecureMedianFilter among the clients' filters?" in job.reason
+    # what a site's log says
+    assert "expect content_type DXO but got DXO for SecureMedianFilter" in caplog.text
+    assert {reply.get_return_code() for reply in job.left} == {ReturnCode.EXECUTION_EXCEPTION}
+    no_array_left(job)
+    assert nothing_is_open(pair)
+
+
+def test_a_filter_without_the_aggregator_refuses_before_training(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(pair, tmp_path)
+    job.run(None)
+    assert "SecureMedianFilter needs the aggregator SecureMedian at the server" in caplog.text
+    assert all(trainer.seen == [] for trainer in job.trainers.values())
+    codes = {reply.get_return_code() for reply in job.left}
+    assert codes == {ReturnCode.TASK_DATA_FILTER_ERROR}
+
+
+def test_a_filter_in_the_result_chain_alone_sends_nothing(pair: Pair, tmp_path: Path) -> None:
+    job = Job(pair, tmp_path, filters=("result",))
+    job.run(secure(pair))
+    assert all(reply.get_return_code() != ReturnCode.OK for reply in job.left)
+    no_array_left(job)
+
+
+def test_an_update_in_the_clear_ends_the_job(pair: Pair, tmp_path: Path) -> None:
+    """A site's configuration, written by hand, may lack one of the two chains."""
+    job = Job(pair, tmp_path, filters=("data",))
+    job.run(secure(pair, on_failure="skip"), 2)
+    assert "site-1 sent its weights to this server, in the clear" in job.reason
+    assert len(job.left) == 1
+    assert nothing_is_open(pair)
+
+
+def test_arrays_may_leave_in_no_other_result(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The evaluation of sites' models by each other asks for them."""
+    job = Job(pair, tmp_path)
+    runner, engine = job.loop.sites[1]
+    for name, said in (
+        ("submit_model", "the task 'submit_model' names no round to submit to"),
+        ("train", "the task 'train' names no round to submit to"),
+    ):
+        task = DXO(DataKind.WEIGHTS, START).to_shareable()
+        context = engine.new_context()
+        context.set_peer_context(job.server.new_context())
+        reply = runner._process_task(TaskAssignment(name, "1", task), context)
+        assert said in caplog.text
+        assert list(tasks.arrays_in(reply)) == []
+        assert reply.get_return_code() != ReturnCode.OK
+
+
+def test_arrays_beside_the_weights_are_refused(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gradients(Filter):
+        """A site's own filter that adds something."""
+
+        def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+            shareable["gradients"] = [{"of": np.ones(2)}]
+            return shareable
+
+    job = Job(pair, tmp_path, extra=(Gradients(),))
+    job.run(secure(pair))
+    assert "the result of 'train' has arrays at gradients.0.of, which must not lea" in caplog.text
+    no_array_left(job)
+
+
+# What may be wrong with configurations
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("", "this site does not say which client.toml is its own: put it, or a link to it"),
+        ("/nowhere/client.toml", "/nowhere/client.toml"),
+        ("{keys}/client-1.toml", "Do two nodes use client-1's keys?"),
+        ("{keys}/coordinator.toml", "'round' is for a client"),
+        ("{keys}/away.toml", "could not be reached within 0.5 s"),
+    ],
+)
+def test_a_sites_mistake_is_one_message(
+    config: str, said: str, pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.away("client-3")
+    job = Job(pair, tmp_path)
+    for one in job.filters(3):
+        one.config = config.replace("{keys}", str(pair.folder))
+    job.run(secure(pair))
+    assert said in caplog.text
+    assert included(pair) == ["client-1", "client-2"]
+    # what a look at the files finds is found before hours of training
+    assert job.trainers[3].seen == ([] if "client.toml" in said else ["train"])
+    no_array_left(job)
+
+
+def test_a_sites_own_configuration_goes_before_the_jobs(pair: Pair, tmp_path: Path) -> None:
+    job = Job(pair, tmp_path)
+    for number, mine in ((1, 2), (2, 1)):
+        own = tmp_path / f"site-{number}" / "local" / "securemedian.toml"
+        own.symlink_to(pair.folder / f"client-{mine}.toml")
+        for one in job.filters(number):
+            one.config = str(pair.folder / "client-3.toml")
+    job.run(secure(pair))
+    assert included(pair) == ["client-1", "client-2", "client-3"]
+
+
+def test_a_site_without_a_number_needs_a_configuration_of_its_own(
+    pair: Pair, tmp_path: Path
+) -> None:
+    one = SecureMedianFilter("client-{client}.toml")
+    context = Engine("clinic", tmp_path, []).new_context()
+    task = DXO(DataKind.WEIGHTS, dict(START)).to_shareable()
+    tasks.address(task, "1-0123abcd")
+    one.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
+    with pytest.raises(ConfigError, match="'clinic' has no number at its end"):
+        one.process(task, context)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "median"}, "method must be one of"),
+        ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
+        ({"options": {"dim": 5}}, "dim: the model and the nodes decide that"),
+        ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
+        ({"min_clients": 1}, "min_clients must be from 2"),
+        ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
+        ({"wait_s": 0}, "wait_s must be more than 0"),
+        ({"deadline_s": 0}, "deadline_s must be more than 0"),
+    ],
+)
+def test_wrong_options_are_refused_where_the_job_is_written(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SecureMedian("coordinator.toml", **options)
+
+
+def test_mistakes_at_the_server_end_the_job_before_training(pair: Pair, tmp_path: Path) -> None:
+    job = Job(pair, tmp_path / "1")
+    job.run(SecureMedian("/nowhere/coordinator.toml", on_failure="skip"))
+    assert "securemedian: " in job.reason and "/nowhere/coordinator.toml" in job.reason
+    assert job.left == []
+    job = Job(pair, tmp_path / "2")
+    job.run(secure(pair, min_clients=4))
+    assert "3 clients are connected, fewer than min_clients (4)" in job.reason
+    assert job.left == []
+    assert nothing_is_open(pair)
+
+
+# Servers that are away, jobs that are stopped
+
+
+def test_servers_that_are_away_end_the_job_or_the_round(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = str(pair.away("coordinator"))
+    job = Job(pair, tmp_path / "stop")
+    job.run(SecureMedian(coordinator, wait_s=0.1))
+    assert "no round could be opened: S0 at tcp://127" in job.reason
+    assert job.left == []
+    job = Job(pair, tmp_path / "skip")
+    result = job.run(SecureMedian(coordinator, on_failure="skip", wait_s=0.1), 2)
+    assert not job.reason
+    assert np.array_equal(result["w"], START["w"])
+    assert caplog.text.count("there was no round: the model stays as it is") == 2
+    # sites have trained, as NVFlare cannot be told to leave it, and nothing of it has left them
+    assert job.trainers[1].seen == ["train", "train"]
+    no_array_left(job)
+
+
+def test_a_job_that_is_stopped_ends_its_round(pair: Pair, tmp_path: Path) -> None:
+    def train(site: int, model: Arrays) -> Arrays:
+        assert pair.status()["state"] == "open"
+        job.server.abort.trigger(True)
+        return shifted(site, model)
+
+    job = Job(pair, tmp_path, train)
+    # an abort while sites train, before the aggregation
+    aggregator = secure(pair)
+    job.run(aggregator, 1, ScatterAndGather)
+    status = pair.status()
+    assert (status["state"], status["opened"]) == ("failed", "nothing")
+    assert "the run was stopped" in status["reason"]
+
+
+def test_two_jobs_at_a_time_have_two_coordinators(pair: Pair, tmp_path: Path) -> None:
+    other = Rounds(pair.folder / "coordinator.toml", secure(pair)._checked, LOG, "flwr stop")
+    other.open(START, 2)
+    try:
+        job = Job(pair, tmp_path)
+        job.run(secure(pair))
+        assert "another run opens rounds with this coordinator's key" in job.reason
+        assert "end it with `nvflare job abort`" in job.reason
+        assert pair.status()["state"] == "open"
+    finally:
+        other.end()
+    assert nothing_is_open(pair)
+
+
+# The job as NVFlare writes it
+
+
+def test_a_job_names_the_filter_in_both_chains_and_copies_no_source(tmp_path: Path) -> None:
+    train = tmp_path / "client.py"
+    train.write_text("import nvflare.client as flare\n")
+    recipe = NumpyFedAvgRecipe(
+        name="digits",
+        min_clients=2,
+        model=[0.0],
+        train_script=str(train),
+        aggregator=SecureMedian(
+            "coordinator.toml", method="bucketed", range_policy=MeanRange(decay=0.5), buckets=16
+        ),
+    )
+    recipe.add_client_output_filter(SecureMedianFilter("client-{client}.toml"))
+    recipe.export(str(tmp_path / "job"))
+    written = {
+        name: json.loads(next((tmp_path / "job").rglob(f"config_fed_{name}.json")).read_text())
+        for name in ("server", "client")
+    }
+    filters = [
+        {
+            "tasks": [task],
+            "filters": [
+                {
+                    "path": "securemedian.nvflare.filter.SecureMedianFilter",
+                    "args": {"config": "client-{client}.toml"},
+                }
+            ],
+        }
+        for task in ("train", "submit_model")
+    ]
+    assert written["client"]["task_data_filters"] == filters
+    assert written["client"]["task_result_filters"] == filters
+    aggregator = written["server"]["workflows"][0]["args"]["aggregator"]
+    assert aggregator["path"] == "securemedian.nvflare.aggregator.SecureMedian"
+    assert aggregator["args"]["options"] == {"buckets": 16}
+    assert aggregator["args"]["range_policy"]["args"] == {"decay": 0.5}
+    # what a site builds of that
+    again = SecureMedian(**aggregator["args"] | {"range_policy": MeanRange(decay=0.5)})
+    assert again._checked == recipe.aggregator._checked
+    assert [path.name for path in (tmp_path / "job").rglob("*.py")] == ["client.py"]

@@ -1,0 +1,199 @@
+"""What the plug-ins share: rounds, the lease, and pages whose messages are those of the code."""
+
+import ast
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.lease import Lease
+from securemedian.clients.plugins import RoundOptions, Rounds, listed, same_form, submit
+from securemedian.mpc.errors import (
+    ConfigError,
+    DuplicateUpload,
+    InputError,
+    RoundBusy,
+    RoundFailed,
+    ServerUnreachable,
+)
+from tests.daemons import ROOT, Pair, running
+
+MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
+SHARED = ("clients/plugins.py", "clients/lease.py", "mpc/encode.py")
+
+
+def literals(source: str) -> str:
+    """Return the texts in a module, without what f-strings put into them."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            texts += [
+                "".join(str(v.value) if isinstance(v, ast.Constant) else "|" for v in node.values)
+            ]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(("page", "folder"), [("flower.md", "flower"), ("nvflare.md", "flare")])
+def test_the_messages_of_a_page_are_those_of_the_code(page: str, folder: str) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| ", text.partition("goes wrong")[2], re.MULTILINE)
+    assert len(rows) > 10
+    said = "\n".join(
+        literals(path.read_text("utf-8"))
+        for path in [*ROOT.glob(f"{folder}/*.py"), *(ROOT / name for name in SHARED)]
+    )
+    for message in re.findall("`(.+?)`", " ".join(rows)):
+        # words in capitals, N, M and I stand for what varies
+        for part in re.split(r"\.\.\.|'?\b(?:[A-Z]{2,}|[NMI])\b'?|NaN", message):
+            assert part.strip(" ,:()") in said, message
+
+
+@pytest.mark.parametrize("name", ["flower", "nvflare"])
+def test_a_page_and_its_example_have_the_same_commands(name: str) -> None:
+    blocks = [
+        re.findall(r"```bash\n(.*?)```", (ROOT / path).read_text("utf-8"), re.DOTALL)[0]
+        for path in (f"docs/{name}.md", f"examples/{name}/README.md")
+    ]
+    assert blocks[0] == blocks[1]
+    assert len(blocks[0].replace("\\\n", "").splitlines()) == 3
+
+
+def test_a_lease_is_for_one(tmp_path: Path) -> None:
+    one = Lease(tmp_path / "coordinator.round", "flwr stop")
+    one.round_id = "12-0123abcd"
+    one.round_id = "1-0123abcd"
+    with pytest.raises(RoundBusy, match="another run"):
+        Lease(tmp_path / "coordinator.round", "flwr stop")
+    one.release()
+    assert Lease(tmp_path / "coordinator.round", "flwr stop").round_id == "1-0123abcd"
+    with pytest.raises(ConfigError, match="cannot write"):
+        Lease(tmp_path / "missing" / "coordinator.round", "flwr stop")
+    assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("plugins") / "keys")) as started:
+        yield started
+
+
+def options(**changes: Any) -> RoundOptions:
+    given: dict[str, Any] = {
+        "method": "radix",
+        "min_clients": 2,
+        "deadline_s": 60.0,
+        "range_policy": None,
+        "on_failure": "stop",
+        "wait_s": 0.1,
+    }
+    return RoundOptions(**given | changes)
+
+
+def rounds_of(pair: Pair, **changes: Any) -> Rounds:
+    log = logging.getLogger("tests")
+    return Rounds(pair.folder / "coordinator.toml", options(**changes), log, "stop it")
+
+
+def give(pair: Pair, round_id: str, number: int, value: float) -> None:
+    config = ClientConfig.load(pair.folder / f"client-{number}.toml")
+    submit(config, {**MODEL, "w": MODEL["w"] + np.float32(value)}, round_id)
+
+
+@pytest.mark.slow
+def test_a_round_of_a_framework_from_its_opening_to_its_result(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = rounds_of(pair)
+    round_id = rounds.open(MODEL, 3)
+    assert rounds.nobody_submitted(round_id)
+    give(pair, round_id, 1, 4.0)
+    give(pair, round_id, 2, -1.5)
+    assert not rounds.nobody_submitted(round_id)
+    with pytest.raises(DuplicateUpload, match="Do two nodes use client-2's keys?"):
+        give(pair, round_id, 2, 7.0)
+    with caplog.at_level(logging.INFO, "tests"):
+        result = rounds.result(round_id, MODEL)
+    assert result["w"].tolist() == [[-1.5, -1.5], [-1.5, -1.5]]
+    assert (result["steps"].tolist(), result["w"].dtype) == ([3], np.float32)
+    assert "the result of 2 clients, without client-3 (its upload" in caplog.text
+    # too few for the next one
+    round_id = rounds.open(result, 3)
+    with pytest.raises(RoundFailed, match="0 complete uploads"):
+        rounds.result(round_id, result)
+    # and the one after it is left open
+    round_id = rounds.open(result, 3)
+    with pytest.raises(RoundBusy, match="or end it with `stop it`"):
+        rounds_of(pair).open(MODEL, 3)
+    rounds.end()
+    status = pair.status(round_id=round_id)
+    assert (status["state"], "the run was stopped" in status["reason"]) == ("failed", True)
+    # whoever comes next has the lease
+    other = rounds_of(pair)
+    other.open(MODEL, 3)
+    other.end()
+
+
+@pytest.mark.slow
+def test_servers_that_are_away_are_waited_for(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    rounds = Rounds(pair.away("coordinator"), options(), logging.getLogger("tests"), "stop it")
+    with pytest.raises(ServerUnreachable, match=r"within 0.5 s.*\(waited for 0.1 s\)"):
+        rounds.open(MODEL, 3)
+    assert not rounds.nobody_submitted("1-0123abcd")
+    rounds.end()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "median"}, "method must be one of"),
+        ({"others": {"dim": 5, "max_clients": 2}}, "dim and max_clients: the model and the nodes"),
+        ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
+        ({"wait_s": 0}, "wait_s must be more than 0 seconds"),
+        ({"method": "pairwise", "others": {"result_to": "clients"}}, "needs the result here"),
+    ],
+)
+def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        options(**changes)
+
+
+def test_options_are_the_parameters_of_a_round() -> None:
+    chosen = options(method="bucketed", on_failure="skip", others={"buckets": 8})
+    assert chosen.skips and not options().skips
+    params = chosen.params(dim=7, clients=4)
+    assert (params.dim, params.max_clients, params.min_clients) == (7, 4, 2)
+    assert (params.deadline_s, params.uses_range) == (60.0, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"w": MODEL["w"]}, "the update lacks steps, which the model has"),
+        (MODEL | {"b": MODEL["w"]}, "the update has b, which the model has not"),
+        (
+            MODEL | {"w": MODEL["w"][0]},
+            r"'w' was sent as float32 \(2, 2\) and came back as float32 \(",
+        ),
+        (MODEL | {"w": MODEL["w"].astype(int)}, r"and came back as int64 \(2, 2\)"),
+    ],
+)
+def test_an_update_of_another_form_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        same_form(given, MODEL)
+
+
+def test_an_update_gets_the_order_of_the_model() -> None:
+    assert list(same_form(dict(reversed(MODEL.items())), MODEL)) == list(MODEL)
+
+
+def test_a_few_of_many_are_listed() -> None:
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
