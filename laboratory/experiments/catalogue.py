@@ -556,7 +556,7 @@ EXPERIMENTS = {
             "ifca",
             "IFCA, Figure 1",
             "none",
-            "2 min",
+            "10 min",
             _no_curves,
             _accuracy_by_round,
             clients=2,
