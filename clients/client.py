@@ -384,7 +384,10 @@ class Client(_Member):
         limit = self._limit(timeout_s)
         while True:
             current = self._wait(
-                self.servers[0], self._look_for_round, limit, "no new round was opened"
+                self.servers[0],
+                self._look_for_round,
+                limit,
+                "no new round was opened for this client",
             )
             if (made := self._sender.made(current.round_id)) is None:
                 break
