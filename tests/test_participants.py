@@ -1,5 +1,6 @@
 """Rounds that are for some clients of a training alone, whom the coordinator names."""
 
+import copy
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian import cli
 from securemedian.clients.client import Client, Coordinator
 from securemedian.mpc import wire
 from securemedian.mpc.errors import (
@@ -17,11 +19,9 @@ from securemedian.mpc.errors import (
     ConfigError,
     NotAllowed,
     ReceiptInvalid,
-    RoundFailed,
     UnknownRound,
 )
 from securemedian.mpc.params import RoundParams
-from securemedian.scripts import cli
 from securemedian.servers.config import MAX_CLIENTS
 from securemedian.servers.control import Close, Failed, Held, Open, Opened, Ready, Run, Uploaded
 from securemedian.settings.receipts import Receipt
@@ -57,8 +57,8 @@ def open_for(s0: Server, keys: list[str], **changes: Any) -> str:
     return asked.round
 
 
-def asked_of(server: Server, participants: list[str], **changes: Any) -> Open:
-    params = PARAMS.to_dict() | changes
+def asked_of(participants: list[Any]) -> Open:
+    params = PARAMS.to_dict()
     return Open(ROUND, 1, params, bytes(16), True, False, START, participants=participants)
 
 
@@ -75,9 +75,13 @@ def test_others_are_refused_and_nobody_waits_for_them(s0: Server, restarted: boo
         s0.latest.server_round.adrift = False
     text = f"round {round_id} is for participants whom its coordinator has named, and you are not"
     for op in ("round", "tell", "upload"):
-        fields = {"tell": {"round": round_id, "metrics": {"loss": 1.0}}}.get(op, {})
-        refused = s0.upload(third, round_id) if op == "upload" else s0.ask(third, op, **fields)
-        code = "not-allowed" if op == "upload" else "unknown-round"
+        if op == "upload":
+            refused, code = s0.upload(third, round_id), "not-allowed"
+        elif op == "tell":
+            metrics = {"loss": 1.0}
+            refused, code = s0.ask(third, op, round=round_id, metrics=metrics), "unknown-round"
+        else:
+            refused, code = s0.ask(third, op), "unknown-round"
         assert refused.fields["code"] == code and refused.fields["message"].startswith(text)
     status = s0.ask(s0.coordinator, "status").fields
     assert sorted(status["clients"]) == sorted(names_of(s0, two)) and status["state"] == "open"
@@ -137,31 +141,29 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
         ([*two, "~" * 40], "clients-differ", "s1 has no such clients of training default"),
         ([third], "bad-config", "s1 asks for at least 2 clients"),
     ):
-        s1.hear(asked_of(s1, participants))
+        s1.hear(asked_of(participants))
         refused = s1.sent[-1]
         assert isinstance(refused, Failed) and refused.code == code and text in refused.reason
-    # what is not sorted is no message
     for malformed in (two[::-1], [two[0], two[0]], [7, 8]):
-        said = len(s1.sent)
-        s1.hear(asked_of(s1, malformed))
-        assert len(s1.sent) == said
-    s1.hear(asked_of(s1, two))
+        with pytest.raises(ConfigError, match="`participants`"):
+            asked_of(malformed)
+    s1.hear(asked_of(two))
     assert s1.sent[-1] == Opened(ROUND, bytes(16))
     assert s1.upload(third, ROUND).fields["code"] == "not-allowed"
     for key in two:
         s1.upload(key, ROUND)
     s1.hear(Close(ROUND, held(two)))
-    # S0 has told S1 of others than its own
-    mine = s1.latest.server_round
-    others = replace(mine, asked=asked_of(s1, s1.keys))
-    s1.hear(Run(ROUND, others.digest, 1, bytes(16), False))
+    # S0 has others than those that it has named to S1
+    leader = copy.copy(s1.latest.server_round)
+    leader.asked = asked_of(s1.keys)
+    s1.hear(Run(ROUND, leader.digest, 1, bytes(16), False))
     assert s1.sent[-1].code == "parameters-differ"
 
 
 def test_both_run_with_the_same_participants(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, min_clients=2)
     *two, _ = s1.keys
-    s1.hear(asked_of(s1, two))
+    s1.hear(asked_of(two))
     for key in two:
         s1.upload(key, ROUND)
     s1.hear(Close(ROUND, held(two)))
