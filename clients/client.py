@@ -155,6 +155,11 @@ class _Member:
     ) -> None:
         self.close()
 
+    def name(self) -> str:
+        """Return the name that this side's key has at S0."""
+        answer = self.servers[0].ask("info", patience_s=self.config.retry_limit_s)
+        return str(answer.fields["name"])
+
     def model(self, round_id: str) -> Published:
         """Return what S0 published for a round: the global model, and how the buckets lie.
 

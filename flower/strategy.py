@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +139,8 @@ class SecureMedian(Strategy):
         self._round_id = ""
         # the model of that round
         self._sent: Arrays = {}
+        # the name at S0 of a node's client, by the node's id; of those in the latest rounds
+        self._clients: dict[int, str] = {}
         # the model that S0 keeps, shape (d,), as far as this run knows
         self._kept: NDArray[np.float32] | None = None
 
@@ -190,7 +192,8 @@ class SecureMedian(Strategy):
             return []
         self._sent = records.to_arrays(arrays)
         try:
-            self._round_id = self._wait(lambda: self._open(len(messages)))
+            nodes = [message.metadata.dst_node_id for message in messages]
+            self._round_id = self._wait(lambda: self._open(nodes))
         except _ROUND_LOST as error:
             self._lose(f"no round could be opened: {error}", error)
             return []
@@ -221,8 +224,15 @@ class SecureMedian(Strategy):
         for error in errors:
             log.warning("\t> %s", error)
         self._refuse_updates_in_the_clear(replies)
+        clients = {
+            reply.metadata.src_node_id: records.take_signature(reply.content)
+            for reply in replies
+            if reply.has_content()
+        }
+        for reply in replies:
+            self._clients.pop(reply.metadata.src_node_id, None)
         try:
-            result = self._result(round_id)
+            result = self._result(round_id, clients)
         except _ROUND_LOST as error:
             self._lose(self._why(error, round_id, errors), error)
             return None, None
@@ -309,16 +319,16 @@ class SecureMedian(Strategy):
                 said = str(error)
             time.sleep(_POLL_S)
 
-    def _open(self, nodes: int) -> str:
-        """Open a round for the model to be sent, and return its id."""
+    def _open(self, nodes: list[int]) -> str:
+        """Open a round of these nodes for the model to be sent, and return its id."""
         vector, _ = flatten(self._sent)
         model = vector.astype(np.float32)
-        if nodes < self._min_clients:
+        if len(nodes) < self._min_clients:
             raise ConfigError(
-                f"{type(self._strategy).__name__} has sampled {nodes} nodes, fewer than "
+                f"{type(self._strategy).__name__} has sampled {len(nodes)} nodes, fewer than "
                 f"min_clients ({self._min_clients}): raise its min_train_nodes or fraction_train"
             )
-        params = self._params(model.size, nodes)
+        params = self._params(model.size, len(nodes))
         if self._lease is None:
             self._lease = Lease(self._lease_file)
         self._end_round_left_open("a new run has replaced the one that opened it")
@@ -334,11 +344,17 @@ class SecureMedian(Strategy):
                 reset=first and given is None,
                 # a model that an optimiser has changed
                 keep_range=given is not None and not first,
+                participants=self._clients_of(nodes),
             )
         self._lease.round_id = round_id
         self._kept = model
-        log.info("round %s is open for %d nodes", round_id, nodes)
+        log.info("round %s is open for %d nodes", round_id, len(nodes))
         return round_id
+
+    def _clients_of(self, nodes: list[int]) -> list[str] | None:
+        """Return the names of the nodes' clients, or None while it is not known of each node."""
+        names = {self._clients[node] for node in nodes if node in self._clients}
+        return sorted(names) if len(names) == len(nodes) else None
 
     def _end_round_left_open(self, why: str) -> None:
         """End the round that the lease says is open, if it is, and wait for its end."""
@@ -356,14 +372,20 @@ class SecureMedian(Strategy):
                 time.sleep(_POLL_S)
         self._lease.round_id = ""
 
-    def _result(self, round_id: str) -> Arrays:
-        """Close the round, as no more nodes will submit, and return its result."""
+    def _result(self, round_id: str, clients: Mapping[int, str]) -> Arrays:
+        """Close the round, as no more nodes will submit, and return its result.
+
+        `clients` are the names that nodes say they have. Those whose uploads S0 knows are kept.
+        """
         with Coordinator(self._config) as coordinator:
             # it has closed by itself if all nodes have submitted
             with suppress(RoundClosed):
                 coordinator.close_round(round_id)
             vector = coordinator.result(round_id)
             status = coordinator.status(round_id)
+        self._clients |= {
+            node: name for node, name in clients.items() if status["clients"].get(name) == "both"
+        }
         self._forget()
         result: Arrays = unflatten(vector, flatten(self._sent)[1])
         # in float16 it is S0's model as far as that form can say
