@@ -597,7 +597,7 @@ def test_other_train_functions_and_mods_are_covered(pair: Pair) -> None:
     grid = InProcessGrid(app, node_configs(pair))
     run(secure(pair, Other(fraction_evaluate=0.0)), grid)
     assert seen == [["a", "m"]] * 3
-    assert [list(reply.content) for reply in grid.replies] == [["m"]] * 3
+    assert [list(reply.content) for reply in grid.replies] == [["m", CLIENT]] * 3
 
 
 # What may be wrong with configurations
