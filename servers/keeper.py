@@ -97,6 +97,7 @@ class TrainingKeeper:
             left_out=server_round.excluded,
             start=bytes.fromhex(server_round.asked.start),
             opened=opened,
+            participants=server_round.asked.participants,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
 

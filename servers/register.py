@@ -172,8 +172,9 @@ class Register:
 
         It is stored with its first transition (`commit`). Raises RoundBusy if this server stops,
         PolicyRefused if its policy is against the round, ConfigError if the uploads are too long or
-        `max_clients` is below this server's own `min_clients`, ClientsDiffer if it is below the
-        number of clients that an earlier attempt binds, and NotStored if there is no room.
+        `max_clients` or the participants are below this server's own `min_clients`, ClientsDiffer
+        if they leave no room for clients that an earlier attempt binds or if this server does not
+        list a participant, and NotStored if there is no room.
         """
         config = self._config
         if self._closed:
@@ -369,13 +370,14 @@ class Register:
         database = self._store.database
         asked = Open(**(made.asked | {"session": bytes(SESSION_BYTES)}))
         params = RoundParams.from_dict(asked.params)
+        most = min(params.max_clients, len(asked.participants) or params.max_clients)
         server_round = ServerRound(
             self._config.party,
             asked,
             params,
             made.names,
             # as it was admitted; the floor of today holds for the clients that are chosen
-            min(self._config.min_clients, params.max_clients),
+            min(self._config.min_clients, most),
             self._limits,
             frozenset(made.repeats),
             signing_key=self._config.peer.signing_key,
