@@ -51,7 +51,7 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
         )
     ((key, trained),) = found.items()
     name = submit(config, same_form(records.to_arrays(trained), sent), round_id)
-    records.sign(reply.content, name)
+    records.add_client(reply.content, name)
     del reply.content[key]
     return reply
 

@@ -47,15 +47,15 @@ def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
     return RecordDict(records), to_arrays(arrays), round_id
 
 
-def sign(content: RecordDict, client: str) -> None:
+def add_client(content: RecordDict, client: str) -> None:
     """Add to the content of a reply which client the node is, by its name at S0."""
     content[CLIENT] = ConfigRecord({"name": client})
 
 
-def take_signature(content: RecordDict) -> str:
+def take_client(content: RecordDict) -> str:
     """Take the name of the node's client out of the content of a reply; "" if there is none."""
-    signature = content.pop(CLIENT, None)
-    return str(signature.get("name", "")) if isinstance(signature, ConfigRecord) else ""
+    about = content.pop(CLIENT, None)
+    return str(about.get("name", "")) if isinstance(about, ConfigRecord) else ""
 
 
 def to_arrays(record: ArrayRecord) -> Arrays:

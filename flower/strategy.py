@@ -177,7 +177,7 @@ class SecureMedian(Strategy):
             log.warning("\t> %s", error)
         self._refuse_updates_in_the_clear(replies)
         clients = {
-            reply.metadata.src_node_id: records.take_signature(reply.content)
+            reply.metadata.src_node_id: records.take_client(reply.content)
             for reply in replies
             if reply.has_content()
         }

@@ -191,7 +191,6 @@ class Register:
                 f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
                 f"at least {config.min_clients} clients"
             )
-        params.method.check_members(config.members[asked.training].clients)
         number, clients = self._store.database.bound(asked.training)
         server_round = ServerRound(
             config.party,
@@ -204,6 +203,7 @@ class Register:
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
             toss_opening=os_entropy(OPENING_BYTES).hex(),
         )
+        params.method.check_members(server_round.names)
         spool = self._store.spool(asked.round, params.layout, params.dealing)
         return Entry(server_round, spool, before, request)
 
