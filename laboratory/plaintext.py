@@ -17,6 +17,7 @@ def published(
     params: RoundParams,
     before: Published,
     weights: Sequence[int] | None = None,
+    *,
     groups: Sequence[int] | None = None,
     coin: bytes = b"",
 ) -> NDArray[np.float32]:

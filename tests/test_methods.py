@@ -99,7 +99,7 @@ def published_round(
     before = Training(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
     clear = before.published_for(params)
-    return results, plaintext.published(updates, params, clear, weights, one.coin)
+    return results, plaintext.published(updates, params, clear, weights, coin=one.coin)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])

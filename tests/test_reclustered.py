@@ -171,7 +171,7 @@ def test_a_round_is_algorithm_1(
         got = made.decode(made.public(outcome.values), sum(given), Published(model))
         want = expected(made, updates, model, given, outcome.coin)
         assert np.array_equal(got[0], want)
-        clear = plaintext.published(updates, params, Published(model), given, outcome.coin)
+        clear = plaintext.published(updates, params, Published(model), given, coin=outcome.coin)
         assert np.array_equal(clear[0], want.astype(np.float32))
 
 

@@ -102,7 +102,7 @@ def _round(
             coin = canonical.digest("coin", run.seed, before.number)[:SEED_BYTES]
             weights = params.weights_of(keygen.client_names(run.clients))
             published = before.published_for(params)
-            results = plaintext.published(play(model), params, published, weights, coin)
+            results = plaintext.published(play(model), params, published, weights, coin=coin)
             after = before.after(results[0], params.method.range_buckets)
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
