@@ -104,7 +104,7 @@ class TrimmedMean(Grouped, FixedPoint):
 
     @property
     def detail(self) -> str:
-        return f"{self.trim:g}"
+        return f"{self.trim:g}{self.grouping}"
 
 
 def dropped(clients: int, trim: float) -> int:
