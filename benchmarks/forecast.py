@@ -39,8 +39,8 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, cut, cut_check, demand
-from securemedian.mpc.plan import lone_party, predict, rehearse, rehearse_check
+from securemedian.mpc.pipeline import Cost, cut, cut_check, round_demand
+from securemedian.mpc.plan import lone_party, predict, rehearse_check, rehearse_round
 from securemedian.mpc.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.share import SeedUpload
@@ -328,11 +328,11 @@ def calibrate(
     """
     begin, end = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
     size = end - begin
-    while size > 1 and demand(params, weights, size).ots > CALIBRATION_OTS:
+    while size > 1 and round_demand(params, weights, size).ots > CALIBRATION_OTS:
         size //= 2
     computed = _timed(
         lone_party(protocol),
-        lambda party: rehearse(party, params, weights, size, protocol.batch),
+        lambda party: rehearse_round(party, params, weights, size, protocol.batch),
     )
     pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
     ot, checked = computed.ot, 0.0

@@ -40,7 +40,17 @@ from securemedian.mpc import (
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.kernels import extension, lpn, native, packing, planes, tables
-from securemedian.mpc.methods import bucketed, mean, order, pairwise, radix, trimmed_mean
+from securemedian.mpc.methods import (
+    bucketed,
+    clustered,
+    mean,
+    order,
+    pairwise,
+    radix,
+    reclustered,
+    trimmed_mean,
+    zeno,
+)
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import ferret, leaves
 from securemedian.mpc.ot.extension import BLOCK
@@ -208,11 +218,14 @@ STEPS: tuple[Place, ...] = (
     ("uploads", share, "read", None),
     ("uploads", share, "weighted_sum", None),
     ("uploads", dealing, "counts", None),
+    ("uploads", clustered, "sums_over", None),
     ("comparisons", compare, "msb", None),
     ("equality", equal, "is_zero", None),
     ("bits to numbers", order, "to_ring", None),
     ("multiplexers", pairwise, "multiplex", None),
     ("multiplexers", trimmed_mean, "multiplex", None),
+    ("multiplexers", zeno, "multiplex", None),
+    ("squares", zeno, "square", None),
     ("products", planes, "reply", None),
     ("products", planes, "finish", None),
     ("bit planes", planes, "split", None),
@@ -222,6 +235,8 @@ STEPS: tuple[Place, ...] = (
     ("opening", pairwise, "open_ring", None),
     ("opening", trimmed_mean, "open_ring", None),
     ("opening", mean, "open_ring", None),
+    ("opening", reclustered, "open_ring", None),
+    ("opening", zeno, "open_ring", None),
 )
 
 
@@ -373,9 +388,9 @@ def _round_parts(
     weights, dim = [1] * params.max_clients, params.dim
 
     def work(party: Party) -> None:
-        plan.rehearse(party, params, weights, dim, protocol.batch)
+        plan.rehearse_round(party, params, weights, dim, protocol.batch)
 
-    demand = pipeline.demand(params, weights, dim)
+    demand = pipeline.round_demand(params, weights, dim)
     return _phases(protocol, demand, work, STEPS, options, dim)
 
 

@@ -44,7 +44,18 @@ COMPARE_BATCH = 1 << 18
 POOL_BYTES = 1 << 30
 
 # the fields of a point that are options of methods
-SWEPT = ("buckets", "ring_bits", "schedule", "encoding", "word_bits", "groups", "membership")
+SWEPT = (
+    "buckets",
+    "ring_bits",
+    "schedule",
+    "encoding",
+    "word_bits",
+    "aggregator",
+    "clusters",
+    "reclusterings",
+    "groups",
+    "membership",
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,9 @@ class Point:
     schedule: str | None = None
     encoding: str | None = None
     word_bits: int | None = None
+    aggregator: str | None = None
+    clusters: int | None = None
+    reclusterings: int | None = None
     groups: int | None = None
     membership: str | None = None
     # whether all correlations are made before the round starts, as servers do while clients train
@@ -165,6 +179,8 @@ def _median(
         # both servers get all rotations in full
         stream = Stream(os_entropy(16))
         uploads: list[share.Upload] = [_words(params.layout, stream) for _ in halves]
+    elif params.method.surveys:
+        uploads = _of_zeros(params, party.number)
     else:
         uploads = _uploads(params.layout, party.number, params.max_clients, protocol)
     meet()
@@ -216,6 +232,18 @@ def _uploads(
             uploads.append(share.SeedUpload(layout, os_entropy(16), protocol.native_aes))
         else:
             uploads.append(_words(layout, stream))
+    return uploads
+
+
+def _of_zeros(params: RoundParams, party_id: int) -> list[share.Upload]:
+    """Return one party's uploads of zeros, for methods that refuse some values."""
+    zeros = np.zeros((1, params.dim), ring.dtype(params.share_bits))
+    uploads: list[share.Upload] = []
+    for client in range(params.max_clients):
+        # both parties make both halves
+        seed = client.to_bytes(16, "little")
+        halves = share.split(zeros, params.share_bits, lambda _, seed=seed: seed)  # type: ignore[misc]
+        uploads.append(halves[(client + party_id) % 2])
     return uploads
 
 

@@ -253,6 +253,12 @@ def _add_open(actions: "Verbs") -> None:
         help="the round closes by itself when this many uploads are complete",
     )
     action.add_argument(
+        "--participants",
+        type=lambda text: text.split(","),
+        metavar="NAME,..",
+        help="only these clients take part (default: all of the training)",
+    )
+    action.add_argument(
         "--min-clients", type=int, help="the servers refuse to compute with fewer (default: 2)"
     )
     action.add_argument(
@@ -297,11 +303,18 @@ def _open(options: argparse.Namespace) -> None:
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
         asked = params if dim is not None else replace(params, dim=coordinator.dim())
         round_id = coordinator.open(
-            asked, model, policy, options.reset, chosen, keep_range=options.keep_range
+            asked,
+            model,
+            policy,
+            options.reset,
+            chosen,
+            keep_range=options.keep_range,
+            participants=options.participants,
         )
-        if asked.max_clients < FEW_CLIENTS:
+        most = min(asked.max_clients, len(options.participants or []) or asked.max_clients)
+        if most < FEW_CLIENTS:
             print(
-                f"securemedian: warning: the result of at most {asked.max_clients} clients tells "
+                f"securemedian: warning: the result of at most {most} clients tells "
                 "much about single updates (the median of two is the smaller value): "
                 f"take {FEW_CLIENTS} or more where you can",
                 file=sys.stderr,

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,6 +190,11 @@ class _Member:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def name(self) -> str:
+        """Return the name that this side's key has at S0."""
+        answer = self.servers[0].ask("info", patience_s=self.config.retry_limit_s)
+        return str(answer.fields["name"])
 
     def model(self, round_id: str) -> Published:
         """Return what S0 published for a round: the global model, and how the buckets lie.
@@ -439,7 +444,10 @@ class Client(_Member):
         limit = self._limit(timeout_s)
         while True:
             current = self._wait(
-                self.servers[0], self._look_for_round, limit, "no new round was opened"
+                self.servers[0],
+                self._look_for_round,
+                limit,
+                "no new round was opened for this client",
             )
             if (made := self._sender.made(current.round_id)) is None:
                 break
@@ -862,6 +870,7 @@ class Coordinator(_Member):
         optimiser: Optimiser | None = None,
         request: str = "",
         keep_range: bool = False,
+        participants: Sequence[str] | None = None,
     ) -> str:
         """Open a round and return its id.
 
@@ -873,7 +882,13 @@ class Coordinator(_Member):
         training run goes on. With `keep_range` it goes on as well, with the `model` in place of its
         own. Without a `range_policy` or an `optimiser` the current one is kept.
         The optimiser makes the next round's model of this one's result.
+
+        `participants` are the names of clients, as S0 has them. Only they can take part then, and
+        the round closes by itself once all of them have uploaded. Raises ConfigError if S0 does not
+        know all of them, or if they are fewer than the round or a server asks for.
         """
+        if participants is not None and not participants:
+            raise ConfigError("`participants` is empty: leave it out for a round of all clients")
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
             "params": params.to_dict(),
@@ -882,6 +897,7 @@ class Coordinator(_Member):
             "reset": reset,
             "keep_range": keep_range,
             "request": request or os.urandom(16).hex(),
+            "participants": list(participants or ()),
         }
         answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
         return str(answer.fields["round"])

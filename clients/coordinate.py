@@ -67,6 +67,8 @@ class TrainingPlan:
     # the range policy and the optimiser with their options; {} for the default ones
     range: dict[str, Any] = field(default_factory=dict)
     optimiser: dict[str, Any] = field(default_factory=dict)
+    # the names of the clients that take part in every round; [] for all of the training
+    participants: list[str] = field(default_factory=list)
     # the training, as the servers call it
     training: str = DEFAULT_TRAINING
     # the folder of what the training leaves
@@ -324,6 +326,7 @@ class Training:
                     self._policy if first else None,
                     optimiser=self._step if first else None,
                     request=request,
+                    participants=self._plan.participants or None,
                 )
             except ServerUnreachable:
                 raise

@@ -139,16 +139,19 @@ class Rounds:
         self._lease: Lease | None = None
         # the model that S0 keeps, shape (d,), as far as this run knows
         self._kept: NDArray[np.float32] | None = None
+        # the names of the clients whose uploads both servers had in the latest round with a result
+        self.submitted: frozenset[str] = frozenset()
 
-    def open(self, model: Arrays, clients: int) -> str:
+    def open(self, model: Arrays, clients: int, participants: list[str] | None = None) -> str:
         """Open a round for updates of the form of `model`, which clients train, and return its id.
 
-        What may pass by itself is waited for, for `wait_s`. Raises one of ROUND_LOST if no round
+        It is for so many clients, and only for the `participants` if their names are given. What
+        may pass by itself is waited for, for `wait_s`. Raises one of ROUND_LOST if no round
         can be opened now, and another SecureMedianError if none ever can.
         """
-        return self.wait(lambda: self._open(model, clients), _PASSES)
+        return self.wait(lambda: self._open(model, clients, participants), _PASSES)
 
-    def _open(self, model: Arrays, clients: int) -> str:
+    def _open(self, model: Arrays, clients: int, participants: list[str] | None) -> str:
         vector, _ = flatten(model)
         start = vector.astype(np.float32)
         params = self.options.params(start.size, clients)
@@ -167,6 +170,7 @@ class Rounds:
                 reset=first and given is None,
                 # a model that an optimiser has changed
                 keep_range=given is not None and not first,
+                participants=participants,
             )
         self._lease.round_id = round_id
         self._kept = start
@@ -187,6 +191,8 @@ class Rounds:
             status = coordinator.status(round_id)
         if self._lease:
             self._lease.round_id = ""
+        there = status["clients"]
+        self.submitted = frozenset(name for name in there if there[name] == "both")
         result: Arrays = unflatten(vector, flatten(model)[1])
         # in float16 it is S0's model as far as that form can say
         self._kept = flatten(result)[0].astype(np.float32)
@@ -251,14 +257,15 @@ class Rounds:
             time.sleep(_POLL_S)
 
 
-def submit(config: ClientConfig, update: Arrays, round_id: str) -> None:
-    """Submit an update to a round in shares.
+def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
+    """Submit an update to a round in shares, and return the name that S0 has for this client.
 
     Raises what `Client.submit` raises.
     """
     with Client(config) as client:
         try:
             client.submit(update, round_id)
+            return client.name()
         except DuplicateUpload as error:
             raise DuplicateUpload(f"{error}. Do two nodes use {config.name}'s keys?") from error
 

@@ -89,6 +89,10 @@ def _show(options: argparse.Namespace) -> None:
             print(f"left out      {why}")
         for key in keys:
             print(f"  {key} {names.get(key, '')}".rstrip())
+    if record.participants:
+        print(f"participants  {len(record.participants)}, whom the coordinator has named")
+    for key in record.participants:
+        print(f"  {key} {names.get(key, '')}".rstrip())
     signed = " and ".join(sorted(receipt.signatures)) or "nobody"
     if options.keys:
         receipt.check(signing_keys(options.keys))

@@ -19,9 +19,9 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
     """Call the ClientApp, and submit what it has trained to S0 and S1 in shares.
 
     It belongs first among the ClientApp's mods: those after it, such as Flower's for differential
-    privacy, then work on the arrays before they are shared. The reply keeps its metrics and loses
-    its arrays. Messages other than `train` go through as they are, and their replies must have no
-    arrays.
+    privacy, then work on the arrays before they are shared. The reply keeps its metrics, loses
+    its arrays, and says which client the node is. Messages other than `train` go through as they
+    are, and their replies must have no arrays.
 
     Raises ConfigError for a wrong or missing client.toml and for a message without a round, before
     anything is trained; InputError for an update that has not the form of the model, or NaN; and
@@ -50,7 +50,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
             "trained parameters"
         )
     ((key, trained),) = found.items()
-    submit(config, same_form(records.to_arrays(trained), sent), round_id)
+    name = submit(config, same_form(records.to_arrays(trained), sent), round_id)
+    records.add_client(reply.content, name)
     del reply.content[key]
     return reply
 

@@ -19,6 +19,8 @@ from securemedian.mpc.errors import ConfigError
 ROUND = "securemedian.round"
 # the arrays, on their way to the nodes
 ARRAYS = "securemedian.arrays"
+# the record of a reply that says which client the node is
+CLIENT = "securemedian.client"
 
 
 def address(content: RecordDict, arrays_key: str, round_id: str) -> RecordDict:
@@ -43,6 +45,17 @@ def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
     records = {usual if key == ARRAYS else key: record for key, record in content.items()}
     del records[ROUND]
     return RecordDict(records), to_arrays(arrays), round_id
+
+
+def add_client(content: RecordDict, client: str) -> None:
+    """Add to the content of a reply which client the node is, by its name at S0."""
+    content[CLIENT] = ConfigRecord({"name": client})
+
+
+def take_client(content: RecordDict) -> str:
+    """Take the name of the node's client out of the content of a reply; "" if there is none."""
+    about = content.pop(CLIENT, None)
+    return str(about.get("name", "")) if isinstance(about, ConfigRecord) else ""
 
 
 def to_arrays(record: ArrayRecord) -> Arrays:

@@ -90,6 +90,8 @@ class SecureMedian(Strategy):
         self._round_id = ""
         # the model of that round
         self._sent: Arrays = {}
+        # the name at S0 of a node's client, by the node's id; of those in the latest rounds
+        self._clients: dict[int, str] = {}
 
     def start(
         self,
@@ -141,7 +143,9 @@ class SecureMedian(Strategy):
             )
         self._sent = records.to_arrays(arrays)
         try:
-            self._round_id = self._rounds.open(self._sent, len(messages))
+            nodes = [message.metadata.dst_node_id for message in messages]
+            clients = self._clients_of(nodes)
+            self._round_id = self._rounds.open(self._sent, len(messages), clients)
         except ROUND_LOST as error:
             self._lose(f"no round could be opened: {error}", error)
             return []
@@ -172,11 +176,21 @@ class SecureMedian(Strategy):
         for error in errors:
             log.warning("\t> %s", error)
         self._refuse_updates_in_the_clear(replies)
+        clients = {
+            reply.metadata.src_node_id: records.take_client(reply.content)
+            for reply in replies
+            if reply.has_content()
+        }
+        for reply in replies:
+            self._clients.pop(reply.metadata.src_node_id, None)
         try:
             result = self._rounds.result(round_id, self._sent)
         except ROUND_LOST as error:
             self._lose(self._why(error, round_id, errors), error)
             return None, None
+        # what a node says of itself counts where S0 has an upload of that client
+        submitted = self._rounds.submitted
+        self._clients |= {node: name for node, name in clients.items() if name in submitted}
         inner = self._strategy
         metrics = None
         if contents:
@@ -229,6 +243,11 @@ class SecureMedian(Strategy):
         except _NotYet as error:
             self._lose(str(error), error)
             return False
+
+    def _clients_of(self, nodes: list[int]) -> list[str] | None:
+        """Return the names of the nodes' clients, or None while it is not known of each node."""
+        names = {self._clients[node] for node in nodes if node in self._clients}
+        return sorted(names) if len(names) == len(nodes) else None
 
     def _next_model(self, server_round: int, result: Arrays) -> ArrayRecord | None:
         """Return the model that `strategy` makes of the result, in the form of the last model."""

@@ -1,12 +1,13 @@
 """A round's result computed in the clear, to compare with, and two plain yardsticks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import ring
+from securemedian.mpc import aggregators
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 
@@ -17,12 +18,14 @@ def published(
     before: Published,
     weights: Sequence[int] | None = None,
     groups: Sequence[int] | None = None,
+    coin: bytes = b"",
 ) -> NDArray[np.float32]:
     """Return the results that a round must publish, of shape (ranks, d).
 
-    `updates` (n, d) are those of the included clients, `weights` their weights (1 each if None),
-    and `before` is what was published for the round. In a round of several groups `groups` says
-    which one each client chose; one of fewer than `min_clients` keeps its model.
+    `updates` (n, d) are those of the included clients in the servers' order, `weights` their
+    weights (1 each if None), and `before` is what was published for the round. In a round of
+    several groups `groups` says which one each client chose; one of fewer than `min_clients` keeps
+    its model. `coin` is what was tossed for it, for methods that toss.
     """
     if params.method.groups > 1:
         chosen = np.asarray(groups)
@@ -33,7 +36,7 @@ def published(
             ]
         )
     results = params.method.in_the_clear(
-        updates, weights or [1] * len(updates), before, params.max_clients
+        updates, weights or [1] * len(updates), replace(before, coin=coin), params.max_clients
     )
     return np.asarray(params.exchange.result(results), np.float32)
 
@@ -49,9 +52,9 @@ def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> 
 
 def mean(updates: NDArray[Any]) -> NDArray[np.float32]:
     """Return the mean of the updates (n, d), which one faulty client can move at will."""
-    return np.asarray(updates.mean(axis=0, dtype=np.float64), np.float32)
+    return aggregators.mean(updates, 0)
 
 
 def median(updates: NDArray[Any]) -> NDArray[np.float32]:
     """Return the exact lower median of each coordinate of the updates (n, d)."""
-    return np.asarray(np.sort(updates, axis=0)[ring.median_rank(len(updates)) - 1], np.float32)
+    return aggregators.median(updates, 0)

@@ -184,7 +184,14 @@ class TrainingRun:
             plain_median=accuracy(plaintext.median(updates)),
             matches_plaintext=np.array_equal(
                 results,
-                plaintext.published(updates, scenario.params, before, groups=groups.tolist()),
+                plaintext.published(
+                    updates,
+                    scenario.params,
+                    before,
+                    scenario.params.weights_of(status["included"]),
+                    groups.tolist(),
+                    bytes.fromhex(status["coin"]),
+                ),
             ),
             seconds=seconds,
             protocol_seconds=cost["seconds"],

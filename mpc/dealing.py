@@ -319,9 +319,7 @@ def messages(
 
     With the label, dtype and shape of each message, for `mpc.plan`.
     """
-    for label in ("toss.commit", "toss.open"):
-        for sent in (True, False):
-            yield sent, label, np.uint64, (OPENING_BYTES // 8,)
+    yield from toss_messages()
     for part in shape.parts:
         guards = shape.vectors(part.guards)
         words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
@@ -351,6 +349,13 @@ def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
         raise PeerProtocolError("the peer opened another seed than it had committed to")
     openings = (opening, theirs) if number == 0 else (theirs, opening)
     return digest("toss", *openings)[:SEED_BYTES]
+
+
+def toss_messages() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends and receives in `toss`, as `messages` does."""
+    for label in ("toss.commit", "toss.open"):
+        for sent in (True, False):
+            yield sent, label, np.uint64, (OPENING_BYTES // 8,)
 
 
 def _commitment(number: int, opening: bytes) -> bytes:

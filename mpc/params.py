@@ -72,6 +72,7 @@ class RoundParams:
             raise ConfigError(
                 f"a round of {self.exchange.name} has no models to choose from: leave groups out"
             )
+        self.method.check_dim(self.dim, self.max_clients)
 
     # What the method says of a round of these numbers
 
@@ -163,13 +164,14 @@ class RoundParams:
         end: int,
         batch: int,
         groups: Sequence[int] = (),
+        coin: bytes = b"",
     ) -> Chunk:
         """Return coordinates [begin, end) of a round on these uploads.
 
         `groups` are those of the clients, where they are visible.
         """
         sizes = self.layout, self.max_clients, self.min_clients
-        return Chunk(uploads, weights, groups, *sizes, begin, end, batch)
+        return Chunk(uploads, weights, groups, *sizes, begin, end, batch, coin)
 
     def published_groups(self, values: PublicValues, groups: Sequence[int]) -> list[int]:
         """Return the groups, 0-based, that have a result: all of those with `min_clients`.

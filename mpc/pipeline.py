@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc import dealing, ring, share
-from securemedian.mpc.arrays import Result, Words
+from securemedian.mpc.arrays import Result, RingShare, Words, XorBits
 from securemedian.mpc.channel import Channel, Traffic, local_pair
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing
@@ -24,7 +24,7 @@ from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Chunk
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
-from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.prg import SEED_BYTES, Entropy, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
 # Takes the coordinates done, and the coordinates in all.
@@ -108,6 +108,8 @@ class Outcome:
     # (results, dim): what the servers learn, or with result_to = "clients" this party's shares
     values: Result = field(repr=False)
     cost: Cost
+    # what was tossed for the round; empty for methods that do not toss
+    coin: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ def run_round(
     progress: Progress | None = None,
     weights: Sequence[int] | None = None,
     groups: Sequence[int] = (),
+    entropy: Entropy = os_entropy,
 ) -> Outcome:
     """Compute the result of a round, while the other party does the same.
 
@@ -214,25 +217,48 @@ def run_round(
     `groups` the groups of the clients, where they are visible. Blocks
     until the round is done. The first error of any lane is raised after the channels of all lanes
     are closed. Raises InputError for no uploads or too many.
+
+    `entropy` is what this party tosses with, where the method tosses. SECURITY: a run that breaks
+    off is repeated with the same, because two results of the same uploads under two coins tell
+    more than one.
     """
     _check_count(params, uploads)
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
+    coin = b""
+    if params.method.tosses:
+        coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
     chunks = cut(params, len(uploads), len(parties), chunk, batch)
+    pieces = [params.chunk(uploads, weights, *ends, batch, groups, coin) for ends in chunks]
+    if params.method.surveys:
+        verdicts = _judged(parties, params, pieces)
+        pieces = [replace(piece, verdicts=verdicts) for piece in pieces]
     results: dict[int, Result] = {}
     report = _Report(params.dim, progress)
 
     def lane(number: int) -> None:
-        for begin, end in chunks[number :: len(parties)]:
-            piece = params.chunk(uploads, weights, begin, end, batch, groups)
-            results[begin] = compute(parties[number], params, piece)
-            report.add(end - begin)
+        for piece in pieces[number :: len(parties)]:
+            results[piece.begin] = compute(parties[number], params, piece)
+            report.add(piece.dim)
 
     run_lanes(parties, lane)
     # numpy forgets which of the two the chunks were; they are all the same
     values = cast(Result, np.concatenate([results[begin] for begin, _ in chunks], axis=1))
-    return Outcome(values, meter.read())
+    return Outcome(values, meter.read(), coin)
+
+
+def _judged(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chunk]) -> XorBits:
+    """Return shares of what the method's `judge` finds in the surveys of all chunks."""
+    surveys: dict[int, RingShare] = {}
+
+    def lane(number: int) -> None:
+        for piece in pieces[number :: len(parties)]:
+            surveys[piece.begin] = survey(parties[number], params, piece)
+
+    run_lanes(parties, lane)
+    total = np.stack([surveys[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
+    return judge(parties[0], params, RingShare(total), pieces[0])
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -262,6 +288,9 @@ def fill(
     sizes = [end - begin for begin, end in cut(params, len(weights), len(parties), chunk, batch)]
     # in the order in which they are taken: number, coordinates and demand of each
     work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]
+    if params.method.surveys:
+        work += [(i, size, survey_demand(params, weights, size)) for i, size in enumerate(sizes)]
+        work.append((0, 0, params.method.judge_demand(weights, params.max_clients)))
     work += [(i, size, demand(params, weights, size)) for i, size in enumerate(sizes)]
     # per lane, the coordinates of each of its pieces and chunks, and the stock to have after it
     steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
@@ -273,7 +302,7 @@ def fill(
         steps_here = steps[number % len(parties)]
         steps_here.append((coordinates, steps_here[-1][1] + wanted if steps_here else wanted))
     report = _Report(sum(coordinates for _, coordinates, _ in work), progress)
-    kinds = params.method.check_demand(1, params.max_clients) + demand(params, weights, 1)
+    kinds = params.method.check_demand(1, params.max_clients) + round_demand(params, weights, 1)
 
     def lane(number: int) -> None:
         party = parties[number]
@@ -397,6 +426,23 @@ def evenly(params: RoundParams, clients: int) -> list[int]:
     return [client % params.method.groups for client in range(clients)]
 
 
+def survey(party: Party, params: RoundParams, chunk: Chunk) -> RingShare:
+    """Return a chunk's survey on one lane, after making the correlations that it lacks."""
+    party.pool.reserve(survey_demand(params, chunk.weights, chunk.dim))
+    return params.method.survey(party, chunk)
+
+
+def survey_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Return the correlations that the survey of `dim` coordinates needs."""
+    return params.method.survey_demand(weights, dim, params.max_clients)
+
+
+def judge(party: Party, params: RoundParams, surveyed: RingShare, chunk: Chunk) -> XorBits:
+    """Return the verdicts of a survey, after making the correlations that they lack."""
+    party.pool.reserve(params.method.judge_demand(chunk.weights, params.max_clients))
+    return params.method.judge(party, surveyed, chunk)
+
+
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     """Return the correlations that `dim` coordinates of clients with these weights need.
 
@@ -409,6 +455,12 @@ def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
         if len(members := weights[group::groups]) >= params.min_clients:
             total = total + params.method.demand(members, dim, params.max_clients)
     return total
+
+
+def round_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Return the correlations that all of a round of `dim` coordinates needs, but for its check."""
+    judged = params.method.judge_demand(weights, params.max_clients)
+    return survey_demand(params, weights, dim) + judged + demand(params, weights, dim)
 
 
 def warm_up(params: ProtocolParams | None = None) -> None:
@@ -452,6 +504,9 @@ def _warm_up_uploads(
     layout, shape = params.layout, params.dealing
     packed = np.zeros((layout.rows, layout.row_words), np.uint64)
     words = share.WordsUpload(layout, packed)
+    if params.method.surveys:
+        # a seed expands to values that are refused
+        return [words] * WARM_UP_CLIENTS
     if shape is None:
         seed = share.SeedUpload(layout, bytes(SEED_BYTES), protocol.native_aes)
         return [words, *[seed] * (WARM_UP_CLIENTS - 1)]

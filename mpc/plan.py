@@ -28,11 +28,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc import share
-from securemedian.mpc.arrays import Blocks, Words
+from securemedian.mpc.arrays import Blocks, RingShare, Words, XorBits
+from securemedian.mpc.boolean import words_of
 from securemedian.mpc.channel import Channel, Traffic, frame_size
 from securemedian.mpc.correlations.pool import Pool
-from securemedian.mpc.dealing import Dealing, DealtUpload, messages
+from securemedian.mpc.dealing import Dealing, DealtUpload, messages, toss_messages
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods.base import Chunk
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender, checked_block
 from securemedian.mpc.ot.softspoken import corrections_shape
@@ -49,6 +51,8 @@ from securemedian.mpc.pipeline import (
     evenly,
     exchange_verdicts,
     exchange_wishes,
+    judge,
+    survey,
 )
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS, ProtocolParams
@@ -123,6 +127,17 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
     if params.dealing is not None:
         checking = (_dealings_checked(params.dealing, len(weights)),) * 2
     lanes[0].add(rehearsal.opening(protocol))
+    if params.method.tosses:
+        lanes[0].add(rehearsal.toss())
+    if params.method.surveys:
+        for number, size in enumerate(sizes):
+            at = number % protocol.lanes
+            part = rehearsal.survey(size, states[at])
+            lanes[at].add(part)
+            states[at] = part.after
+        part = rehearsal.judge(states[0])
+        lanes[0].add(part)
+        states[0] = part.after
     for number, size in enumerate(sizes):
         at = number % protocol.lanes
         part = rehearsal.chunk(size, states[at])
@@ -169,11 +184,42 @@ def rehearse(
     party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
 ) -> None:
     """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
+    compute(party, params, _rehearsed_chunk(params, weights, size, batch))
+
+
+def rehearse_round(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
+    if params.method.surveys:
+        rehearse_survey(party, params, weights, size, batch)
+        rehearse_judge(party, params, weights, batch)
+    rehearse(party, params, weights, size, batch)
+
+
+def rehearse_survey(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
+    survey(party, params, _rehearsed_chunk(params, weights, size, batch))
+
+
+def rehearse_judge(party: Party, params: RoundParams, weights: Sequence[int], batch: int) -> None:
+    """Do what lane 0 does with the surveys of all chunks, which are zeros."""
+    chunk = _rehearsed_chunk(params, weights, 1, batch)
+    assert chunk.verdicts is not None
+    surveyed = np.zeros(params.method.surveyed(len(weights)), np.uint64)
+    judge(party, params, RingShare(surveyed), chunk)
+
+
+def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
     dealt, upload = params.dealing, _NoUpload()
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
     groups = evenly(params, len(weights))
-    compute(party, params, params.chunk(uploads, weights, 0, size, batch, groups))
+    chunk = params.chunk(uploads, weights, 0, size, batch, groups, bytes(SEED_BYTES))
+    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
+    return replace(chunk, verdicts=XorBits(verdicts))
 
 
 def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
@@ -391,6 +437,18 @@ class _Rehearsal:
         """Return what lane 0 does before its first chunk."""
         return self._aside(lambda party: exchange_wishes([party], protocol))
 
+    def toss(self) -> _Part:
+        """Return what lane 0 does to toss the coin of a round."""
+
+        def exchange(party: Party) -> None:
+            for sent, label, dtype, shape in toss_messages():
+                if sent:
+                    party.channel.send(label, np.zeros(shape, dtype))
+                else:
+                    party.channel.recv(label, dtype, shape)
+
+        return self._aside(exchange)
+
     def verdicts(self, clients: int) -> _Part:
         """Return what lane 0 does when all values are checked."""
         return self._aside(lambda party: exchange_verdicts(party, [True] * clients))
@@ -407,6 +465,20 @@ class _Rehearsal:
         params, weights, batch = self._params, self._weights, self._protocol.batch
         return self._rehearsed(
             (size,), state, lambda party: rehearse(party, params, weights, size, batch)
+        )
+
+    def survey(self, size: int, state: _State) -> _Part:
+        """Return what the survey of a chunk of `size` coordinates does from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (size, 0, 0), state, lambda party: rehearse_survey(party, params, weights, size, batch)
+        )
+
+    def judge(self, state: _State) -> _Part:
+        """Return what lane 0 does with the surveys from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (), state, lambda party: rehearse_judge(party, params, weights, batch)
         )
 
     def piece(self, piece: Piece, state: _State) -> _Part:

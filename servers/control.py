@@ -9,7 +9,7 @@ come now is decided by the tables of `round_state`.
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from securemedian.mpc import wire
@@ -96,6 +96,8 @@ class Open(RoundMessage):
     start: str
     # the name of the training
     training: str = DEFAULT_TRAINING
+    # the public keys of the clients that may take part, sorted; all of the training if it is empty
+    participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +107,9 @@ class Open(RoundMessage):
         _check_session(self.session)
         if not _DIGEST.fullmatch(self.start):
             raise ConfigError(f"`start` is no digest in hex digits: {quoted(self.start)}")
+        _check_keys("participants", self.participants)
+        if self.participants != sorted(set(self.participants)):
+            raise ConfigError("`participants` is not sorted, or names a client twice")
 
 
 @dataclass(frozen=True)

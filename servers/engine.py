@@ -249,12 +249,16 @@ class Engine:
         weights: Sequence[int],
         examine: Examine = nothing,
         groups: Sequence[int] = (),
+        opening: bytes = b"",
     ) -> None:
-        """Compute the round that was prepared, together with the other server."""
+        """Compute the round that was prepared, together with the other server.
+
+        `opening` is what this server opens when it tosses, the same in every run of a round.
+        """
         self._compute_now()
         self._begin(
             "protocol",
-            lambda lanes: self._compute(lanes, params, uploads, weights, groups, examine),
+            lambda lanes: self._compute(lanes, params, uploads, weights, groups, examine, opening),
         )
 
     def poll(self) -> Result | SecureMedianError | None:
@@ -453,13 +457,21 @@ class Engine:
         weights: Sequence[int],
         groups: Sequence[int],
         examine: Examine,
+        opening: bytes,
     ) -> Outcome:
         examine()
         ahead, lanes.ahead = lanes.ahead, Cost()
         checks, lanes.checks = lanes.checks, Cost()
         note = partial(self._note, lanes)
         outcome = pipeline.run_round(
-            lanes.parties, params, self._protocol, uploads, note, weights, groups
+            lanes.parties,
+            params,
+            self._protocol,
+            uploads,
+            note,
+            weights,
+            groups,
+            lambda _: opening,
         )
         return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 

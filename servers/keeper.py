@@ -79,8 +79,9 @@ class TrainingKeeper:
         receipt = self._receipt(server_round, digest_of(packed))
         method, published = params.method, params.published_groups(opened, groups)
         kept = [group for group in range(method.groups) if group not in published]
-        outermost = method.outermost(PublicValues(opened[published]))
-        return Result(receipt, packed, cost, outermost, kept)
+        with_result = PublicValues(opened[published]) if method.groups > 1 else opened
+        outermost = method.outermost(with_result)
+        return Result(receipt, packed, cost, outermost, kept_groups=kept, coin=outcome.coin.hex())
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""
@@ -96,6 +97,7 @@ class TrainingKeeper:
             left_out=server_round.excluded,
             start=bytes.fromhex(server_round.asked.start),
             opened=opened,
+            participants=server_round.asked.participants,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from securemedian.mpc.dealing import OPENING_BYTES
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
@@ -17,6 +18,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
+from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.training import Training
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
@@ -170,8 +172,9 @@ class Register:
 
         It is stored with its first transition (`commit`). Raises RoundBusy if this server stops,
         PolicyRefused if its policy is against the round, ConfigError if the uploads are too long or
-        `max_clients` is below this server's own `min_clients`, ClientsDiffer if it is below the
-        number of clients that an earlier attempt binds, and NotStored if there is no room.
+        `max_clients` or the participants are below this server's own `min_clients`, ClientsDiffer
+        if they leave no room for clients that an earlier attempt binds or if this server does not
+        list a participant, and NotStored if there is no room.
         """
         config = self._config
         if self._closed:
@@ -198,7 +201,9 @@ class Register:
             limits=self._limits,
             signing_key=config.peer.signing_key,
             repeats=clients if number == asked.number and not asked.start_over else frozenset(),
+            toss_opening=os_entropy(OPENING_BYTES).hex(),
         )
+        params.method.check_members(server_round.names)
         spool = self._store.spool(asked.round, params.layout, params.dealing)
         return Entry(server_round, spool, before, request)
 
@@ -365,13 +370,14 @@ class Register:
         database = self._store.database
         asked = Open(**(made.asked | {"session": bytes(SESSION_BYTES)}))
         params = RoundParams.from_dict(asked.params)
+        most = min(params.max_clients, len(asked.participants) or params.max_clients)
         server_round = ServerRound(
             self._config.party,
             asked,
             params,
             made.names,
             # as it was admitted; the floor of today holds for the clients that are chosen
-            min(self._config.min_clients, params.max_clients),
+            min(self._config.min_clients, most),
             self._limits,
             frozenset(made.repeats),
             signing_key=self._config.peer.signing_key,

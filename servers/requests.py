@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,6 @@ import securemedian
 from securemedian.mpc import wire
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
-    MAX_QUOTE,
     BadUpload,
     ConfigError,
     FrameError,
@@ -70,6 +69,7 @@ NO_ROUND: dict[str, Any] = {
     "cost": {},
     "outermost": 0,
     "kept_groups": [],
+    "coin": "",
     "deadline_in_s": 0.0,
     "stored_bytes": 0,
 }
@@ -170,6 +170,8 @@ class OpenFields:
     request: str = ""
     # the name of the training
     training: str = DEFAULT_TRAINING
+    # the names of the clients that may take part; all of the training if it is empty
+    participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.request and not _REQUEST.fullmatch(self.request):
@@ -177,6 +179,8 @@ class OpenFields:
                 f"`request` is 32 hex digits that you have drawn, or empty; "
                 f"not {quoted(self.request)}"
             )
+        if not all(type(name) is str for name in self.participants):
+            raise ConfigError("`participants` lists something that is not a name")
 
 
 @dataclass(frozen=True)
@@ -421,6 +425,7 @@ class Desk:
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
             "kept_groups": list(entry.result.kept_groups) if entry.result else [],
+            "coin": entry.result.coin if entry.result else "",
             "deadline_in_s": self._rounds.left_s(entry),
             "stored_bytes": entry.spool.stored_bytes,
         }
@@ -535,6 +540,7 @@ class Desk:
 
         training = self._training(call)
         params = RoundParams.from_dict(self._with_keys(training, call.fields.params))
+        participants = self._keys(training, call.fields.participants, "participants")
         self._rounds.open(
             training,
             params,
@@ -545,22 +551,42 @@ class Desk:
             when_opened,
             call.fields.request,
             call.fields.keep_range,
+            list(participants.values()),
         )
 
     def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters with keys in `weights`, where the coordinator gives clients' names."""
+        """Return parameters with keys where the coordinator gives clients' names.
+
+        These are `weights` and `validator`.
+        """
+        names = self._config.members[training].clients
+        keys = {name: key for key, name in names.items()}
+        validator = params.get("validator")
+        if isinstance(validator, str):
+            # one that is on no list is refused with the round
+            params = params | {"validator": keys.get(validator, validator)}
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
-        names = self._config.members[training].clients
-        keys = {name: key for key, name in names.items()}
-        unknown = sorted(str(name) for name in weights.keys() - keys.keys())
-        if unknown:
-            raise ConfigError(
-                f"weights names {cut(', '.join(unknown), MAX_QUOTE)}: no client of training "
-                f"{training} has that name at {self._config.name}"
-            )
+        keys = self._keys(training, weights, "weights")
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
+
+    def _keys(self, training: str, names: Collection[str], where: str) -> dict[str, str]:
+        """Return the keys of clients of a training by the names that stand in `where`.
+
+        Raises ConfigError, which has all the names that nobody has.
+        """
+        clients = self._config.members[training].clients
+        keys = {name: key for key, name in clients.items()}
+        if unknown := [name for name in names if name not in keys]:
+            listed = ", ".join(sorted({quoted(name) for name in unknown}))
+            raise ConfigError(
+                cut(
+                    f"{where}: no client of training {training} at {self._config.name} is called "
+                    f"{listed}"
+                )
+            )
+        return {name: keys[name] for name in names}
 
     def _close(self, call: Call) -> Answer:
         self._rounds.close(self._find(call))
@@ -574,10 +600,7 @@ class Desk:
 def _check_listed(call: Call, server_round: ServerRound) -> None:
     """Raise UnknownRound unless the round has the caller among its clients."""
     if call.key not in server_round.names:
-        raise UnknownRound(
-            f"round {server_round.round_id} was opened before you were on the list of clients: "
-            "wait for the next one"
-        )
+        raise UnknownRound(server_round.why_not_for_you)
 
 
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:

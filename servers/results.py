@@ -28,6 +28,8 @@ class Result:
     outermost: int = 0
     # the groups, 0-based, whose model stays because they have fewer than `min_clients`
     kept_groups: Sequence[int] = ()
+    # what was tossed for the result, in hex digits; empty where nothing is
+    coin: str = ""
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the fields, which msgpack and JSON can hold, and the arrays."""
@@ -36,6 +38,7 @@ class Result:
             "cost": dict(self.cost),
             "outermost": self.outermost,
             "kept_groups": list(self.kept_groups),
+            "coin": self.coin,
         }
         return fields, {"values": self.values}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
+    MAX_QUOTE,
     BadUpload,
     ClientsDiffer,
     ConfigError,
@@ -49,7 +50,8 @@ class RoundFacts:
     # the message with which S0 asks S1 to take part
     asked: Open
     params: RoundParams
-    # the name of each client on this server's allow-list, by public key
+    # the name of each client of the training on this server's list, by public key; only those of
+    # the participants if the coordinator has named any
     names: Mapping[str, str]
     # the fewest clients that this server ever computes with
     floor: int
@@ -57,6 +59,9 @@ class RoundFacts:
     # the clients of an earlier attempt at this number that may have opened values: only these may
     # take part again. Empty if there was no such attempt.
     repeats: frozenset[str] = frozenset()
+    # what this server opens, in hex digits, if it tosses for the round's result: the same in every
+    # run of the protocol
+    toss_opening: str = ""
     state: State = State.NEW
     # the time at which the present state has reached its limit
     deadline: float = float("inf")
@@ -129,6 +134,29 @@ class RoundFacts:
             )
         if len(self.repeats) > most:
             raise ClientsDiffer(f"max_clients is {most}: {self._repeats_whom()}")
+        if self.asked.participants:
+            self._leave_out_others(set(self.asked.participants))
+
+    def _leave_out_others(self, participants: set[str]) -> None:
+        """Keep the names of the participants alone.
+
+        Raises ClientsDiffer if one of them is not on this server's list, or if a client is not
+        among them whom an earlier attempt binds, and ConfigError if they are too few for this
+        server.
+        """
+        if unlisted := sorted(participants - self.names.keys()):
+            raise ClientsDiffer(
+                f"s{self.party} has no such clients of training {self.training} as some of the "
+                f"participants: {cut(', '.join(unlisted), MAX_QUOTE)}"
+            )
+        if len(participants) < self.needed:
+            raise ConfigError(
+                f"there are {len(participants)} participants, and s{self.party} asks for at least "
+                f"{self.needed} clients (min_clients)"
+            )
+        if not self.repeats <= participants:
+            raise ClientsDiffer(f"the participants are others: {self._repeats_whom()}")
+        self.names = {key: name for key, name in self.names.items() if key in participants}
 
     @property
     def round_id(self) -> str:
@@ -178,8 +206,9 @@ class RoundFacts:
     @property
     def digest(self) -> bytes:
         """The digest of what must be alike at both servers before they run."""
-        agreed = self.included, sorted(self.failed), sorted(self.excluded.items())
-        return digest(self.round_id, self.number, self.params.to_dict(), *agreed)
+        clients = self.included, sorted(self.failed), sorted(self.excluded.items())
+        agreed = self.params.to_dict(), self.asked.participants, *clients
+        return digest(self.round_id, self.number, *agreed)
 
     @property
     def dealt(self) -> bool:
@@ -287,7 +316,7 @@ class RoundFacts:
         if self.state is not State.OPEN:
             raise RoundClosed(f"round {self.round_id} is {self.state} and takes no {what}")
         if client not in self.names:
-            raise NotAllowed(f"round {self.round_id} was opened before you were on the list")
+            raise NotAllowed(self.why_not_for_you)
         if self.params.weights and client not in self.params.weights:
             raise NotAllowed(
                 f"round {self.round_id} is weighted, and its coordinator gave you no weight"
@@ -301,6 +330,15 @@ class RoundFacts:
                 f"your dealing for round {self.round_id} failed the check: "
                 "you are left out of this round"
             )
+
+    @property
+    def why_not_for_you(self) -> str:
+        """What a client is told that is not among the round's."""
+        if self.asked.participants:
+            why = "is for participants whom its coordinator has named, and you are not among them"
+        else:
+            why = "was opened before you were on the list of clients"
+        return f"round {self.round_id} {why}: wait for the next one"
 
     @property
     def closed(self) -> bool:
@@ -512,6 +550,7 @@ _SAVED = (
     "attempt",
     "setbacks",
     "computed_here",
+    "toss_opening",
     "begun",
     "ran",
 )

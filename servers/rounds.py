@@ -166,15 +166,17 @@ class Rounds:
         when_opened: WhenOpened,
         request: str = "",
         keep_range: bool = False,
+        participants: Sequence[str] = (),
     ) -> None:
         """Open a round of a training, at S0; `when_opened` is called once S1 has answered.
 
         A `request` that was made before is answered with the round that it has opened.
         `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
         its options, or {} for the current one. With `keep_range` a `model` is that of the current
-        training run from now on, and begins no new one. Raises PeerUnavailable or ParametersDiffer
-        if S1 is not ready, RoundBusy if a round of the training is live, and InputError or
-        ConfigError if the round cannot be computed.
+        training run from now on, and begins no new one. `participants` are the keys of the clients
+        that may take part, by default all. Raises PeerUnavailable or ParametersDiffer if S1 is not
+        ready, RoundBusy if a round of the training is live, and InputError, ConfigError or
+        ClientsDiffer if the round cannot be computed.
         """
         self.flush()
         if made := self.register.requested(training, request):
@@ -202,6 +204,7 @@ class Rounds:
             start_over=reset or (model is not None and not keep_range),
             start=before.digest.hex(),
             training=training,
+            participants=sorted(set(participants)),
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]

@@ -216,6 +216,7 @@ class RoundRunner:
             server_round.params.weights_of(server_round.included),
             entry.spool.examination(server_round.included),
             server_round.groups,
+            bytes.fromhex(server_round.toss_opening),
         )
 
     def _publish(self, entry: Entry) -> None:

@@ -48,20 +48,28 @@ class Record:
     opened: bytes
     # the group of each of those in `included`, where groups are visible
     groups: list[int] = field(default_factory=list)
+    # those whom the coordinator let take part; empty if that was the whole training
+    participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        lists = [self.included, *self.left_out.values()]
+        lists = [self.included, self.participants, *self.left_out.values()]
         if not all(type(group) is int for group in self.groups):
             raise ConfigError("`groups` lists something that is no number")
         if not all(isinstance(keys, list) for keys in lists) or not all(
             isinstance(text, str)
             for text in [*self.left_out, *(key for keys in lists for key in keys)]
         ):
-            raise ConfigError("`included` or `left_out` lists something that is not a key")
+            raise ConfigError("a list of clients has something in it that is not a key")
 
     def encode(self) -> bytes:
-        """Return the canonical bytes: the msgpack map of the fields, in their order."""
-        encoded: bytes = msgpack.packb(flat(self))
+        """Return the canonical bytes: the msgpack map of the fields, in their order.
+
+        Where there are no `participants` it lacks them, as those of earlier releases do.
+        """
+        values = flat(self)
+        if not self.participants:
+            del values["participants"]
+        encoded: bytes = msgpack.packb(values)
         return encoded
 
     @classmethod

@@ -135,11 +135,19 @@ def run_rounds(
     params: RoundParams,
     shares: Sequence[tuple[share.Upload, share.Upload]],
     protocol: ProtocolParams | None = None,
+    entropy: Sequence[Entropy] = (os_entropy, os_entropy),
 ) -> tuple[Outcome, Outcome]:
-    """Run one round at both parties; `shares` is one pair per client."""
+    """Run one round at both parties; `shares` is one pair per client.
+
+    `entropy` is what they toss with, where the method tosses.
+    """
     # the first message says how large a chunk each party wishes for, and is pinned with the rest
     used = protocol or ProtocolParams(lanes=len(parties[0]), chunk=1 << 16)
-    return run_both(lambda j: run_round(parties[j], params, used, [pair[j] for pair in shares]))
+    return run_both(
+        lambda j: run_round(
+            parties[j], params, used, [pair[j] for pair in shares], entropy=entropy[j]
+        )
+    )
 
 
 def additive(

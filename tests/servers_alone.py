@@ -82,6 +82,8 @@ class FakeEngine:
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []
+        # what each run of the protocol would toss with
+        self.openings: list[bytes] = []
 
     @property
     def opened_session(self) -> bytes | None:
@@ -125,8 +127,10 @@ class FakeEngine:
         weights: Sequence[int],
         examine: Examine = nothing,
         groups: Sequence[int] = (),
+        opening: bytes = b"",
     ) -> None:
-        """Note the uploads."""
+        """Note the uploads, and what this server would toss with."""
+        self.openings.append(opening)
         self.uploads, self.examine = uploads, examine
 
     def poll(self) -> Result | SecureMedianError | None:

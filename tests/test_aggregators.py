@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 # of the plaintext functionalities that they share
 pytest.importorskip("torch")
 
-from securemedian.laboratory.experiments.aggregators import AGGREGATORS
+from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.errors import InputError
 
 DIM = 40

@@ -153,6 +153,8 @@ def test_all_rounds_one_after_the_other(folder: Path) -> None:
     assert [opened["model"] is not None for opened in fake.opened] == [True, False, False]
     assert len({opened["request"] for opened in fake.opened}) == 3
     assert fake.closed == []
+    # all clients take part
+    assert {opened["participants"] for opened in fake.opened} == {None}
     for number, line in enumerate(lines(folder), 1):
         assert (line["number"], line["state"], line["model"]) == (
             number,
@@ -196,6 +198,13 @@ def test_results_for_the_clients_alone_leave_receipts(folder: Path) -> None:
     assert len(list((folder / "out").glob("receipt-*.json"))) == 3
     with pytest.raises(ConfigError, match="loss would have nothing to measure"):
         ran(folder, Fake(), "tests.test_coordinate:loss")
+
+
+def test_every_round_has_the_participants_of_the_plan(folder: Path) -> None:
+    (folder / "plan.toml").write_text(f'participants = ["a", "b"]\n{PLAN}{ROUND}')
+    fake = Fake("failed", "published", "published", "published")
+    ran(folder, fake)
+    assert [opened["participants"] for opened in fake.opened] == [["a", "b"]] * 4
 
 
 def test_a_folder_that_cannot_be_written_ends_the_training(folder: Path) -> None:

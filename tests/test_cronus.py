@@ -27,6 +27,7 @@ from securemedian.laboratory.experiments.spectral import filtered_mean
 from securemedian.mpc.errors import InputError
 
 DIGITS = data.load()
+models.use_one_thread()
 
 
 def design(**chosen: Any) -> catalogue.Design:

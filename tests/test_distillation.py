@@ -28,6 +28,7 @@ from tests.daemons import WAIT_S, Pair, in_background, running
 pytestmark = pytest.mark.slow
 
 DIGITS = data.load()
+models.use_one_thread()
 PUBLIC = PublicSet(data.draw_public(DIGITS, 200, 1))
 OWN = data.without(DIGITS, PUBLIC.inputs)
 CLASSES = 10

@@ -21,11 +21,19 @@ from securemedian.laboratory import (  # noqa: E402
     models,
     plaintext,
 )
-from securemedian.laboratory.experiments import catalogue, execution, saved, summaries  # noqa: E402
+from securemedian.laboratory.experiments import (  # noqa: E402
+    catalogue,
+    execution,
+    leak,
+    saved,
+    summaries,
+)
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
-from securemedian.laboratory.experiments.runs import Record, Run  # noqa: E402
+from securemedian.laboratory.experiments.runs import Collaboration, Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
+from securemedian.mpc.clusters import exposed  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
+from securemedian.mpc.methods.reclustered import Reclustered  # noqa: E402
 from securemedian.mpc.optimiser import Adam, Momentum, NoOptimiser  # noqa: E402
 from securemedian.mpc.ranges.coordinate import CoordinateRange  # noqa: E402
 from securemedian.mpc.ranges.mean import MeanRange  # noqa: E402
@@ -85,8 +93,12 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     bucketed = secure.run(1, "bucketed", "bitflip", CoordinateRange(0.2, 0.1))
     bucketed = replace(bucketed, optimiser=Momentum())
     radix = secure.run(1, "radix", "gaussian")
+    # with clusters of one client, and so whatever the servers toss
+    clustered = [secure.run(1, name) for name in ("share-median-m1-r1", "share-zeno-m1-r1")]
     with Service(3, nothing) as service:
         through = {radix.run_id: execution.carry_out(radix, 2, digits, service, tmp_path, nothing)}
+        for run in clustered:
+            through[run.run_id] = execution.carry_out(run, 1, digits, service, tmp_path, nothing)
         with pytest.raises(KeyboardInterrupt):
             execution.carry_out(bucketed, 3, digits, service, tmp_path, interrupt_after(1))
         # these servers are at this very run: but it is another's turn first
@@ -99,11 +111,11 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
             patch.setattr(
                 plaintext,
                 "published",
-                lambda updates, *_: np.zeros((1, updates.shape[1]), np.float32),
+                lambda updates, *_, **__: np.zeros((1, updates.shape[1]), np.float32),
             )
             execution.carry_out(other, 1, digits, service, tmp_path, nothing)
     assert saved.load(tmp_path, other) is None
-    for run, rounds in ((radix, 2), (bucketed, 3)):
+    for run, rounds in ((radix, 2), (bucketed, 3), *((run, 1) for run in clustered)):
         plain = replace(run, secure=False)
         clear = execution.carry_out(plain, rounds, digits, None, tmp_path, nothing)
         assert models_of(through[run.run_id]) == models_of(clear)
@@ -178,14 +190,17 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
         "secure": True,
         "extensions": {"a.py": "x"},
         "optimiser": Momentum(),
+        "collaboration": Collaboration(("digits",), 100, 5),
+        "inference": True,
     }
     assert set(changed) == set(Run.__dataclass_fields__)
     ids = {replace(first, **{name: value}).run_id for name, value in changed.items()} | {
         first.run_id
     }
     assert len(ids) == len(changed) + 1
-    # runs that were saved before there were optimisers are found again
-    assert "optimiser" not in replace(first, optimiser=NoOptimiser()).to_dict()
+    # runs that were saved before there were any of these are found again
+    plain = replace(first, optimiser=NoOptimiser()).to_dict()
+    assert not {"optimiser", "collaboration", "inference"} & plain.keys()
 
 
 def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path) -> None:
@@ -339,12 +354,15 @@ def test_every_experiment_runs(
         ]
     else:
         options += ["--images", "5"]
-    if name == "attacks":
+    if name in ("attacks", "share", "share-reclusterings"):
         options += ["--seeds", "1"]
     if name.startswith("cronus"):
         options += ["--samples", "20", "--warm-up", "1"]
     if name == "cronus":
         options += ["--attacks", "none,lie,labelflip"]
+    if name in ("share", "share-reclusterings"):
+        options += ["--methods", "share-median-m3-r4,share-krum-m3-r4,share-zeno-m3-r4"]
+        options += ["--attacks", "sign-flip-10"]
     assert experiment(name, *options) == 0
     said = capsys.readouterr().out
     assert catalogue.EXPERIMENTS[name].figure in said
@@ -410,6 +428,32 @@ def test_unscaled_columns_are_learnt_through_batch_normalisation(tmp_path: Path)
     found = {one["method"]: one for one in summary(tmp_path, "ranges-clinic")["results"]}
     assert found["bucketed"]["below_exact"] < 5
     assert found["bucketed-paper"]["final"]["mean"] < 60 < found["radix"]["final"]["mean"]
+
+
+def test_the_analysis_of_a_leak_is_saved_drawn_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leak, "RECLUSTERINGS", (1, 5))
+    monkeypatch.setattr(leak, "COORDINATES", 32)
+    assert experiment("share-leak", "--clients", "12", "--out", str(tmp_path)) == 0
+    assert "SHARE, Appendix C.3" in capsys.readouterr().out
+    assert (tmp_path / "share-leak-digits.png").exists()
+    found = summary(tmp_path, "share-leak-digits")
+    assert [one["exposed"] for one in found["results"]] == [0, 12]
+    assert found["results"][1]["opened"]["max"] < 1e-4 < found["results"][1]["hidden"]["min"]
+
+
+def test_opened_sums_give_updates_away_and_a_hidden_result_does_not() -> None:
+    """From R = 4 on 12 updates follow to within the fixed point; from the result none does."""
+    updates = np.random.default_rng(5).normal(size=(12, 40))
+    for reclusterings, solved in ((1, False), (6, True)):
+        method = Reclustered(clusters=3, reclusterings=reclusterings)
+        hidden, _ = leak.attack(method, updates)
+        opening = replace(method, clustering="opened", accept_leak=True)
+        opened, coin = leak.attack(opening, updates)
+        assert (opened < 1e-6).all() if solved else (opened > 0.1).all()
+        assert (hidden > 0.5).all()
+        assert len(exposed(coin, 12, 4, reclusterings).clients) == (12 if solved else 0)
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from securemedian import cli
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.experiments.aggregation import SECURE
-from securemedian.laboratory.experiments.aggregators import AGGREGATORS
 from securemedian.laboratory.models import MODELS
+from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.methods.registry import METHODS
 
 pytestmark = pytest.mark.slow

@@ -21,6 +21,7 @@ pytest.importorskip("flwr")
 from flwr.app import (
     Array,
     ArrayRecord,
+    ConfigRecord,
     Context,
     Error,
     Message,
@@ -34,9 +35,9 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
-from securemedian.clients.client import Coordinator
+from securemedian.clients.client import Client, Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
-from securemedian.flower.records import ARRAYS
+from securemedian.flower.records import ARRAYS, CLIENT
 from securemedian.mpc.errors import ConfigError, InputError
 from tests.daemons import ROOT, Pair, running, wait_until
 
@@ -215,10 +216,15 @@ def test_the_result_is_flowers_own_median_and_no_update_leaves_a_node(pair: Pair
     # metrics and evaluation are as usual
     assert result.train_metrics_clientapp[2]["loss"] == pytest.approx(2)
     assert result.evaluate_metrics_clientapp == expected.evaluate_metrics_clientapp
-    # what leaves a node: metrics, and nothing else
+    # what leaves a node: metrics, who it is if it has trained, and nothing else
     assert len(grid.replies) == 12
     for reply in grid.replies:
-        assert [type(record) for record in reply.content.values()] == [MetricRecord]
+        trained = reply.metadata.message_type == MessageType.TRAIN
+        assert set(reply.content) == {"metrics", CLIENT} if trained else {"metrics"}
+        assert not reply.content.array_records
+        if trained:
+            node = reply.metadata.src_node_id
+            assert dict(reply.content.config_records[CLIENT]) == {"name": f"client-{node}"}
         assert all(isinstance(value, int | float) for value in reply.content["metrics"].values())
     # the same search finds the arrays that Flower's own strategy asks for
     assert any(reply.content.array_records for reply in plain.replies)
@@ -317,6 +323,68 @@ def test_a_node_whose_training_fails_is_left_out_without_waiting_for_it(
     assert included(pair) == ["client-1", "client-2"]
     assert "without client-3 (its upload reached neither server)" in caplog.text
     assert "node 3: <class 'RuntimeError'>:<'no memory at 3'>" in caplog.text
+
+
+class Sampling(FedAvg):
+    """A strategy that trains on all three nodes in the first round, and on two from then on."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self.fraction_train = 1.0 if server_round == 1 else 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def clients_by_round(
+    pair: Pair, strategy: SecureMedian, grid: Grid, rounds: int
+) -> list[tuple[list[str], list[str]]]:
+    """Run a training; return the clients of each round that S0 names, and those left out."""
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def look(server_round: int, _: ArrayRecord) -> None:
+        if server_round:
+            status = pair.status()
+            seen.append((sorted(status["clients"]), sorted(status["left_out"])))
+
+    start = record(START)
+    strategy.start(grid, start, num_rounds=rounds, timeout=60, evaluate_fn=look)
+    return seen
+
+
+def test_a_round_is_for_the_sampled_nodes_once_they_are_known(pair: Pair) -> None:
+    grid = grid_of(pair)
+    seen = clients_by_round(pair, secure(pair, Sampling(fraction_evaluate=0.0)), grid, 3)
+    trained = [message.metadata.dst_node_id for message in grid.sent]
+    assert seen[0] == (pair.names, [])
+    for number, sampled in ((1, trained[3:5]), (2, trained[5:])):
+        assert seen[number] == (sorted(f"client-{node}" for node in sampled), [])
+
+
+@pytest.mark.parametrize("claimed", ["client-1", "mallory"])
+def test_a_node_that_says_that_it_is_another_keeps_nobody_out(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, claimed: str
+) -> None:
+    name = Client.name
+    says = {"client-2": claimed}
+    monkeypatch.setattr(Client, "name", lambda self: says.get(name(self), name(self)))
+    strategy = secure(pair, FedAvg(fraction_evaluate=0.0))
+    seen = clients_by_round(pair, strategy, grid_of(pair), 2)
+    assert seen == [(pair.names, [])] * 2
+
+
+def test_a_node_that_has_failed_counts_as_unknown(pair: Pair) -> None:
+    calls: list[int] = []
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        calls.append(node)
+        if node == 3 and calls.count(3) == 2:
+            raise ValueError("out of memory")
+        return shifted(node, model)
+
+    strategy = secure(pair, FedAvg(fraction_evaluate=0.0))
+    seen = clients_by_round(pair, strategy, grid_of(pair, train), 2)
+    assert seen[1] == (pair.names, ["client-3"])
+    assert strategy._clients == {1: "client-1", 2: "client-2"}
 
 
 def test_too_few_updates_stop_the_run_with_the_reason(pair: Pair) -> None:
@@ -475,7 +543,7 @@ def test_other_train_functions_and_mods_are_covered(pair: Pair) -> None:
     grid = InProcessGrid(app, node_configs(pair))
     run(secure(pair, Other(fraction_evaluate=0.0)), grid)
     assert seen == [["a", "m"]] * 3
-    assert [list(reply.content) for reply in grid.replies] == [["m"]] * 3
+    assert [list(reply.content) for reply in grid.replies] == [["m", CLIENT]] * 3
 
 
 # What may be wrong with configurations

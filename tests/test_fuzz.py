@@ -66,6 +66,7 @@ CONTROL = [
     control.Hello("instance", "", 0, [], {"release": "1"}),
     control.Bye(),
     control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, "0" * 64),
+    control.Open("1-00000000", 1, {}, bytes(16), True, False, "0" * 64, participants=["a", "b"]),
     control.Resume("1-00000000", bytes(16), "open", 0, b"", {"key": b""}, ["key"], [], [], {}),
     control.Uploaded("1-00000000", "key"),
     control.Close("1-00000000", {"key": b""}),

@@ -34,6 +34,7 @@ from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.reclustered import Reclustered
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
@@ -69,6 +70,12 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         lambda values: values.sum(axis=0),
     ),
     (RoundParams(Bucketed(buckets=8), 100, CLIENTS), reference.lower_median),
+    (
+        RoundParams(
+            Reclustered(ring_bits=16, fraction_bits=0, clusters=1, reclusterings=2), 100, CLIENTS
+        ),
+        lambda values: 2 * CLIENTS * np.array(reference.lower_median(values)),
+    ),
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
@@ -625,6 +632,54 @@ MASKS: dict[str, Mask] = {
         (shares.opens_the_sum_alone,),
         silent=True,
     ),
+    "the sums of clusters": Mask(
+        "from a few reclusterings both servers learn every client's update, by linear equations",
+        (
+            (
+                "Reclustered.compute",
+                "sums.reshape(len(sums), -1)",
+                "(sums.reshape(len(sums), -1), open_ring(party, sums, bits))[0]",
+            ),
+        ),
+        (shares.opens_one_aggregate,),
+        silent=True,
+    ),
+    "the aggregate of each reclustering": Mask(
+        "both servers learn R functions of the updates in place of one",
+        (
+            (
+                "Reclustered.compute",
+                "summed(found, self.reclusterings)",
+                "(summed(found, self.reclusterings), open_ring(party, found, bits))[0]",
+            ),
+        ),
+        (shares.opens_one_aggregate,),
+        silent=True,
+    ),
+    "which clusters pass": Mask(
+        "both servers learn whose clusters agree with the validator",
+        (
+            (
+                "Zeno.judge",
+                "invert(party, compare.msb(party, terms, BITS))",
+                "(open_ring(party, terms, BITS),"
+                " invert(party, compare.msb(party, terms, BITS)))[1]",
+            ),
+        ),
+        (shares.opens_a_step_and_a_sum,),
+        silent=True,
+    ),
+    "both shares of the products of a square": Mask(
+        "a party's output share is the square of its own share",
+        (
+            (
+                "square",
+                "total[part] += products.reshape(bits - 1, -1).sum(axis=0, dtype=total.dtype)",
+                "pass",
+            ),
+        ),
+        (shares.output_share, "square-5"),
+    ),
     "who holds the median": Mask(
         "both servers learn whose value is the median of each coordinate",
         (("median", "selection == 'opened'", "selection == 'oblivious'"),),
@@ -660,6 +715,8 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "and": ("a of a triple", "b of a triple"),
     "b2a": ("the bit of a DaBit",),
     "mux.request": ("choices of a 1-of-2 OT",),
+    "square.request": ("choices of a 1-of-2 OT",),
+    "square.reply": ("keys on a correlated reply",),
     "mux.reply": ("keys on a correlated reply",),
     "select.request": ("choices of a step",),
     "select.reply": ("keys on a reply of a step",),
@@ -674,7 +731,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.bits": "the result: tests/test_privacy.py says which bits of it each method opens",
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
-    "toss.open": "half of a seed that is public, and chosen after the dealings",
+    "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
     "dealing.digests": "a digest that the peer computes too, if the client is honest",
@@ -689,6 +746,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
     "conjunctions": ("a of a triple", "b of a triple", "c of a triple"),
     "to_ring": ("the bit of a DaBit", "the ring share of a DaBit"),
     "multiplex": ("choices of a 1-of-2 OT", "keys on a correlated reply"),
+    "square": ("choices of a 1-of-2 OT", "keys on a correlated reply"),
     "Selection.__init__": ("choices of a step", "keys on a reply of a step"),
 }
 
@@ -706,6 +764,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
+    ("draw", "Stream(seed, nonce=number)"): "a public partition",
     (
         "_chunks",
         "half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))",

@@ -13,6 +13,7 @@ import pytest
 from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
 from securemedian.mpc import compare
+from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
@@ -20,8 +21,10 @@ from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published, We
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.reclustered import HIDDEN
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
+from securemedian.mpc.methods.zeno import Zeno
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
 from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
@@ -37,15 +40,30 @@ from securemedian.servers.store import Store
 from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
+# what methods cannot do without: here the first client is the validator
+GIVEN: dict[str, dict[str, Any]] = {"zeno": {"validator": "client-0", "clusters": 1}}
+# what choices cannot do without
+OPENED = {"clustering": "opened", "accept_leak": True}
+NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("clustering", "opened"): OPENED,
+    **{("aggregator", name): OPENED for name in AGGREGATORS if name not in HIDDEN},
+}
+# these need more clients: tests/test_reclustered.py
+OF_MANY = {"krum", "multi-krum", "bulyan"}
 
 
 def variants() -> list[Method]:
     """Every method as it is by default, and with every choice that one of its options has."""
     found: list[Method] = []
     for cls in METHODS.values():
-        found.append(cls())
+        given = GIVEN.get(cls.name, {})
+        found.append(cls(**given))
         for name, option in options_of(cls).items():
-            found += [cls(**{name: v}) for v in option.choices if v != option.default]
+            found += [
+                cls(**given | {name: value} | NEEDS.get((name, value), {}))
+                for value in option.choices
+                if value != option.default and value not in OF_MANY
+            ]
     return found
 
 
@@ -77,9 +95,11 @@ def published_round(
         values = (values + other.values).astype(values.dtype)
     else:
         assert (one.values == other.values).all()
+    assert one.coin == other.coin and bool(one.coin) == params.method.tosses
     before = Training(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
-    return results, plaintext.published(updates, params, before.published_for(params), weights)
+    clear = before.published_for(params)
+    return results, plaintext.published(updates, params, clear, weights, one.coin)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 11])
@@ -112,7 +132,13 @@ def test_rounds_on_uneven_buckets(method: Method, policy: RangePolicy) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [cls() for cls in METHODS.values() if "weights" in options_of(cls)], ids=str
+    "method",
+    [
+        cls(**{"validator": "c"} if name == "zeno" else {})
+        for name, cls in METHODS.items()
+        if "weights" in options_of(cls)
+    ],
+    ids=lambda m: m.name,
 )
 def test_a_weighted_round_too(method: Method) -> None:
     weights = {"a": 3, "b": 1, "c": 4, "d": 2, "e": 5}
@@ -121,6 +147,8 @@ def test_a_weighted_round_too(method: Method) -> None:
     updates = np.random.default_rng(3).normal(size=(5, 150))
     got, want = published_round(RoundParams(weighted, 150, 5), updates, ProtocolParams(lanes=1))
     assert np.array_equal(got, want)
+    if isinstance(method, Zeno):
+        method = replace(method, validator="client-2")
     plain, _ = published_round(RoundParams(method, 150, 5), updates, ProtocolParams(lanes=1))
     assert not np.array_equal(got, plain)
 
@@ -173,15 +201,18 @@ def test_an_option_of_another_method_says_whose_it_is() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> None:
     def kinds(made: Method, clients: int) -> set[type]:
-        counts = (made.demand([1] * clients, 64, clients) + made.check_demand(64, clients)).counts
-        return {type(kind) for kind in counts}
+        weights = [1] * clients
+        taken = made.demand(weights, 64, clients) + made.check_demand(64, clients)
+        taken = taken + made.survey_demand(weights, 64, clients)
+        return {type(kind) for kind in (taken + made.judge_demand(weights, clients)).counts}
 
     warmed = METHODS[method].warm_up()
     assert set().union(*(kinds(made, WARM_UP_CLIENTS) for made in warmed)) >= set().union(
         *(kinds(made, 12) for made in variants() if made.name == method)
     )
     widths = {math.ceil(made.bits_for(WARM_UP_CLIENTS) / 8) for made in warmed}
-    assert widths == {1, 2, 4, 8}
+    # squares fit into 64 bits alone
+    assert widths == ({8} if method == "zeno" else {1, 2, 4, 8})
     for made in warmed:
         RoundParams(made, 2, WARM_UP_CLIENTS)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import boolean, compare, equal, millionaire, ring, share
+from securemedian.mpc import boolean, compare, equal, millionaire, ring, share, square
 from securemedian.mpc.arrays import PublicWords, RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Kind
@@ -29,12 +29,15 @@ from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.kernels import planes
 from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.methods.reclustered import Reclustered
+from securemedian.mpc.methods.zeno import Zeno
 from securemedian.mpc.ot import base, ferret, one_of_n, softspoken
 from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
+from securemedian.mpc.pipeline import run_round
 from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS
+from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
 from tests.parties import run_both
 from tests.test_privacy import Recorder
 from tests.uniformity import (
@@ -310,6 +313,11 @@ def first_to_ring(party: Party, x: XorBits, _: XorBits, bits: int) -> RingShare:
     return boolean.to_ring(party, x, COUNT, bits)
 
 
+def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingShare:
+    """Square the first of two inputs."""
+    return square.square(party, x, bits)
+
+
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
@@ -382,6 +390,20 @@ PROTOCOLS: dict[str, Protocol] = {
             messages={"mux.request": ((1,), "whole"), "mux.reply": ((bits,), "whole")},
         )
         for bits in (4, 64)
+    },
+    **{
+        f"square-{bits}": Protocol(
+            elements(bits, lambda x, _: x * x & 1),
+            on_own(first_squared, bits),
+            bits,
+            packed=False,
+            messages=messages,
+        )
+        for bits, messages in (
+            (2, {"square.request": ((1,), "sending"), "square.reply": ((2,), "receiving")}),
+            (5, {}),
+            (64, {}),
+        )
     },
     **{
         f"radix-products-{bits}": Protocol(
@@ -1095,6 +1117,48 @@ def opens_the_sum_alone() -> None:
             check_uniform(columns, bits_of("x0", values[0], 0, 1))
 
 
+def opens_one_aggregate() -> None:
+    """Check that of all reclusterings together each server is sent one share per coordinate."""
+    method, dim = Reclustered(ring_bits=16, fraction_bits=0, clusters=1, reclusterings=2), 256
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.arange(CLIENTS * dim, dtype=np.uint16).reshape(CLIENTS, dim) % 50
+    halves = [share.split(row[None], 16) for row in values]
+    parties, pair = recorded_parties()
+
+    def compute(j: int) -> None:
+        chunk = params.chunk([half[j] for half in halves], [1] * CLIENTS, 0, dim, dim, bytes(16))
+        parties[j].pool.reserve(method.demand(chunk.weights, dim, CLIENTS))
+        method.compute(parties[j], chunk)
+
+    run_both(compute)
+    for end in pair:
+        opened = [array for label, array in end.received if label.startswith("open")]
+        if sum(array.size for array in opened) * 64 != 16 * dim:
+            raise Leak("more is sent than one share of the sum over the reclusterings")
+
+
+def opens_a_step_and_a_sum() -> None:
+    """Check that SHARE with Zeno++ opens the validator's update, its length and the result."""
+    method, dim = Zeno(validator="v", clusters=1, reclusterings=2), 128
+    params = RoundParams(method, dim, CLIENTS)
+    values = np.arange(CLIENTS * dim, dtype=np.uint64).reshape(CLIENTS, dim) % np.uint64(9)
+    halves = [share.split(row[None], 64) for row in values]
+    parties, pair = recorded_parties()
+    run_both(
+        lambda j: run_round(
+            [parties[j]],
+            params,
+            ProtocolParams(lanes=1),
+            [half[j] for half in halves],
+            weights=[0] + [1] * (CLIENTS - 1),
+        )
+    )
+    for end in pair:
+        opened = [array.size for label, array in end.received if label.startswith("open")]
+        if opened != [dim, 1, dim]:
+            raise Leak("more is sent than shares of the validator's update and of the result")
+
+
 def opens_nothing(name: str) -> None:
     """Check that a protocol whose output stays shared opens nothing on its way."""
     protocol = PROTOCOLS[name]
@@ -1120,6 +1184,14 @@ def test_only_the_bits_opened_are_sent() -> None:
 
 def test_the_mean_opens_the_sum_alone() -> None:
     opens_the_sum_alone()
+
+
+def test_reclusterings_open_one_aggregate() -> None:
+    opens_one_aggregate()
+
+
+def test_zeno_opens_a_step_and_a_sum() -> None:
+    opens_a_step_and_a_sum()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

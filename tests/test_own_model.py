@@ -418,7 +418,7 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
         reason = "S0: aborted by coordinator: wrong data"
         assert said_after == (f"going on to the next round: round {failed} has no result: {reason}")
         assert said[-1].endswith(
-            "no new round was opened within 0.2 s: the training ends after 0 rounds"
+            "no new round was opened for this client within 0.2 s: the training ends after 0 rounds"
         )
         assert flatten(model)[0].tolist() == START.tolist()
         with pytest.raises(ChannelTimeout):

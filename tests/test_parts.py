@@ -115,6 +115,10 @@ def test_the_parts_and_the_rest_are_the_whole(
         },
         "trimmed-mean": {"uploads", "comparisons", "bits to numbers", "multiplexers", "opening"},
         "mean": {"uploads", "opening"},
+        "zeno": {"uploads", "squares", "comparisons", "multiplexers", "opening"},
+        "reclustered": {
+            *("uploads", "comparisons", "bits to numbers", "equality", "multiplexers", "opening")
+        },
         "radix": {"uploads", "bit planes", "products", "comparisons", "opening"},
     }
     # 31-bit millionaires' has eight leaves and ANDs, 3-bit one leaf and none

@@ -65,6 +65,13 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "midpoint": {"method": "radix", "encoding": "bfloat16", "midpoint": True},
     "trimmed-mean": {"method": "trimmed-mean", "trim": 0.3},
     "untrimmed": {"method": "trimmed-mean", "trim": 0.0},
+    "reclustered": {"method": "reclustered", "reclusterings": 3},
+    "reclustered-trimmed": {
+        "method": "reclustered",
+        "clusters": 1,
+        "aggregator": "trimmed-mean",
+        "trim": 0.3,
+    },
 }
 
 

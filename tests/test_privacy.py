@@ -34,6 +34,7 @@ from securemedian.mpc.methods.base import FixedPoint
 from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.methods.reclustered import Reclustered
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
@@ -64,6 +65,7 @@ MASKED = {
     "select.reply",
 }
 PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "verdicts", "open.bits", "open.ring"}
+PUBLIC |= {"toss.commit", "toss.open"}
 ROUNDS = {
     "scan": RoundParams(Bucketed(buckets=8, schedule="scan"), DIM, CLIENTS),
     "scan-wide": RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=16), DIM, CLIENTS),
@@ -84,6 +86,9 @@ ROUNDS = {
     ),
     "trimmed-mean": RoundParams(
         TrimmedMean(ring_bits=32, fraction_bits=0, trim=0.25), DIM, CLIENTS
+    ),
+    "reclustered": RoundParams(
+        Reclustered(ring_bits=32, fraction_bits=0, clusters=1, reclusterings=2), DIM, CLIENTS
     ),
     "pairwise-opened": RoundParams(
         Pairwise(ring_bits=16, fraction_bits=0, selection="opened"), DIM, CLIENTS
@@ -442,6 +447,7 @@ PINNED = {
     "predictions": "669190019cffa76927f506d0c16a9b91",
     "trimmed-mean": "3aa1b7c39ec3013b6d8ae92e794c66a0",
     "pairwise": "ec612517005886b89bf9ecc350c4670b",
+    "reclustered": "6d2ebad3d4b40a3b88955207c1c0cfd0",
 }
 PINNED_DEALING = "d03e201a7bb7f68a3ef6e9c2c625d7e0"
 PINNED_CHECKS = {
@@ -460,7 +466,8 @@ def test_wire_bytes_are_pinned(name: str) -> None:
     pair = recorders()
     entropy = [deterministic_entropy(seed) for seed in (1, 2)]
     both = make_parties(pairs=[pair], entropy=entropy, session_id=b"pinned by a test")
-    run_rounds(both, params, shares_of(params, inputs(params, "random"), deterministic_entropy(3)))
+    halves = shares_of(params, inputs(params, "random"), deterministic_entropy(3))
+    run_rounds(both, params, halves, entropy=[deterministic_entropy(seed) for seed in (4, 5)])
     digest = hashlib.sha256()
     for end in pair:
         for label, array in end.received:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.laboratory.experiments import spectral
-from securemedian.laboratory.experiments.aggregators import AGGREGATORS
+from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.dealing import MAX_BUCKETS
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.methods.reclustered import HIDDEN, MEDIAN, TRIMMED_MEAN
+from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ranges.base import RangePolicy
 from securemedian.mpc.ranges.constant import ConstantRange
 from securemedian.mpc.ranges.coordinate import CoordinateRange
@@ -101,6 +102,45 @@ PREDICTED: dict[str, Callable[[NDArray[np.float32], int, int], NDArray[Any]]] = 
 }
 
 
+def _share(aggregator: str, size: int, reclusterings: int) -> tuple[str, Secure]:
+    """Return SHARE with an aggregator on clusters of `size` clients, and its name."""
+    options: dict[str, Any] = {
+        "method": "reclustered",
+        "aggregator": aggregator,
+        "clusters": size,
+        "reclusterings": reclusterings,
+        # the paper's, which drops two thirds
+        "trim": 0.34,
+    }
+    if aggregator == "zeno":
+        # the first client is honest; its update stands for a step on validation data
+        options = {
+            "method": "zeno",
+            "clusters": size,
+            "reclusterings": reclusterings,
+            "validator": "client-1",
+            # honest clients of the digits are within, and sign flips beyond
+            "rho": 0.1,
+            "epsilon": 0.02,
+        }
+    elif aggregator not in HIDDEN:
+        options |= {"clustering": "opened", "accept_leak": True, "faulty_clusters": 3}
+    label = f"SHARE, {aggregator}, m = {size}, R = {reclusterings}"
+    return f"share-{aggregator}-m{size}-r{reclusterings}", Secure(label, options, usual=False)
+
+
+SHARE_BY_SIZE = dict(
+    _share(aggregator, size, reclusterings)
+    for aggregator in (MEDIAN, TRIMMED_MEAN, "krum", "zeno")
+    for size, reclusterings in ((1, 1), (3, 4), (5, 4))
+)
+SHARE_BY_RECLUSTERINGS = dict(
+    _share(aggregator, 3, reclusterings)
+    for aggregator in (MEDIAN, TRIMMED_MEAN)
+    for reclusterings in (1, 4, 10)
+)
+SECURE |= SHARE_BY_SIZE | SHARE_BY_RECLUSTERINGS
+
 # those whose result is the exact median
 EXACT = ("radix", "pairwise", "median")
 
@@ -134,7 +174,8 @@ def has_range(name: str) -> bool:
     secure = SECURE.get(name)
     if secure is None or secure.predictions:
         return False
-    return RoundParams.from_dict({"dim": 1, "max_clients": 2, **secure.options}).uses_range
+    options = dict(secure.options)
+    return METHODS[options.pop("method")](**options).uses_range
 
 
 def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from typing import Any
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES, Dataset, draw_public, split, without
-from securemedian.laboratory.experiments import aggregation, membership, mixture, rotated
+from securemedian.laboratory.experiments import aggregation, leak, membership, mixture, rotated
 from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
@@ -71,13 +71,12 @@ class Design:
         default the design's.
         """
         secure = aggregation.SECURE.get(method)
-        model = models.MODELS[self.model]
         predictions = aggregation.is_of_predictions(method)
         return Run(
             data=self.data.name,
             data_digest=self.data_digest,
             model=self.model,
-            recipe={"batch": model.batch, "rate": model.rate, "epochs": model.epochs},
+            recipe={name: _recipe(name) for name in networks} if networks else _recipe(self.model),
             split=self.split,
             clients=self.clients,
             images=self.images,
@@ -114,6 +113,12 @@ class Design:
             f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, "
             f"medians {where}"
         )
+
+
+def _recipe(model: str) -> dict[str, Any]:
+    """Return how a client trains a model."""
+    trained = models.MODELS[model]
+    return {"batch": trained.batch, "rate": trained.rate, "epochs": trained.epochs}
 
 
 @dataclass(frozen=True)
@@ -577,6 +582,50 @@ EXPERIMENTS = {
             attackers=2,
             analysis=Analysis(rotated.by_round, rotated.draw),
             groups=(4,),
+        ),
+        Experiment(
+            "share",
+            "SHARE, Figures 2 to 5",
+            "MNIST",
+            "2 h",
+            _by_attack,
+            _accuracy_by_round,
+            clients=60,
+            images=100,
+            methods=("mean", *(name for name in aggregation.SHARE_BY_SIZE if "krum" not in name)),
+            attacks=("none", "sign-flip-10", "sign-flip-100", "fall-of-empires", "labelflip"),
+            attackers=3,
+            first=1,
+            secure=False,
+        ),
+        Experiment(
+            "share-reclusterings",
+            "SHARE, Figures 6 and 7",
+            "MNIST with --split labels:2 or labels:5",
+            "1 h",
+            _by_attack,
+            _accuracy_by_round,
+            clients=60,
+            images=100,
+            methods=("mean", *aggregation.SHARE_BY_RECLUSTERINGS),
+            attacks=("none", "fall-of-empires"),
+            attackers=3,
+            first=1,
+            secure=False,
+        ),
+        Experiment(
+            "share-leak",
+            "SHARE, Appendix C.3",
+            "any",
+            "1 min",
+            _no_curves,
+            _accuracy_by_round,
+            clients=60,
+            images=20,
+            rounds=1,
+            methods=("mean",),
+            attackers=0,
+            analysis=Analysis(leak.by_reclusterings, leak.draw),
         ),
         Experiment(
             "attacks",

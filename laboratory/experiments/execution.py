@@ -15,10 +15,13 @@ from securemedian.laboratory.experiments.collaborators import Collaborators
 from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
 from securemedian.laboratory.experiments.service import Service
+from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.exchange import Predictions
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.training import Training
+from securemedian.scripts import keygen
 
 # called with the record so far, first and after every round
 ShowRecord = Callable[[Record], None]
@@ -95,7 +98,11 @@ def _round(
             after, cost = service.run_round(run.params(model.size), before, play)
         else:
             params = run.params(model.size)
-            results = plaintext.published(play(model), params, before.published_for(params))
+            # as good as tossed, and the same when the run is carried out again
+            coin = canonical.digest("coin", run.seed, before.number)[:SEED_BYTES]
+            weights = params.weights_of(keygen.client_names(run.clients))
+            published = before.published_for(params)
+            results = plaintext.published(play(model), params, published, weights, coin)
             after = before.after(results[0], params.method.range_buckets)
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")

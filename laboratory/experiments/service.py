@@ -89,6 +89,8 @@ class Service:
             client.public = public
         round_id = self._coordinator.open(params)
         results, cost = self._results(params, round_id, lambda _: predictions)
+        # S0 has counted a round, which no other run knows of
+        self._kept = Training()
         return results[0], cost
 
     def _results(
@@ -109,8 +111,13 @@ class Service:
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
+        # the order in which the servers drew clients for clusters
+        included = status["included"]
         flat = updates.reshape(len(updates), -1)
-        if not np.array_equal(results, plaintext.published(flat, params, published)):
+        placed = flat[[self._names.index(name) for name in included]]
+        weights, coin = params.weights_of(included), bytes.fromhex(status["coin"])
+        clear = plaintext.published(placed, params, published, weights, coin=coin)
+        if not np.array_equal(results, clear):
             raise SecureMedianError(
                 f"round {status['number']} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"

@@ -8,7 +8,7 @@ is a module next to this one and a line in `registry`; docs/extending.md shows h
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc import dealing, encode, ring, share
-from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorWords
+from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorBits, XorWords
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.dealing import Dealing, DealtUpload
@@ -44,6 +44,8 @@ class Published:
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; the rest is empty then
     groups: "tuple[Published, ...]" = ()
+    # what the servers tossed for the round, once it has a result; empty for methods that do not
+    coin: bytes = b""
 
     def of_group(self, group: int) -> "Published":
         """Return what was published for a group, 0-based, or all of it if there is one group."""
@@ -89,6 +91,10 @@ class Chunk:
     end: int
     # the most comparisons to run at once
     batch: int
+    # what the servers tossed for the round, for methods that toss
+    coin: bytes = b""
+    # shares of what `judge` found, packed, for methods that survey
+    verdicts: XorBits | None = None
 
     @property
     def dim(self) -> int:
@@ -147,6 +153,10 @@ class Method(ABC):
     splits: ClassVar[bool] = False
     # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
     checks_values: ClassVar[bool] = False
+    # whether the servers toss a coin for each round once it is closed, which `compute` is given
+    tosses: ClassVar[bool] = False
+    # whether `compute` needs something of all coordinates first, which `survey` and `judge` find
+    surveys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
@@ -155,6 +165,14 @@ class Method(ABC):
     def check_round(self, max_clients: int) -> None:
         """Raise ConfigError for options that do not fit a round of `max_clients` clients."""
         ring.check_bits(self.bits_for(max_clients))
+
+    def check_dim(self, dim: int, max_clients: int) -> None:
+        """Raise ConfigError for options that do not fit updates of `dim` values."""
+        return None
+
+    def check_members(self, clients: Collection[str]) -> None:
+        """Raise ConfigError for options that do not fit these clients, of whom some take part."""
+        return None
 
     # What clients share
 
@@ -256,6 +274,33 @@ class Method(ABC):
 
     def check_demand(self, count: int, max_clients: int) -> Demand:
         """Return the correlations that `out_of_range` takes for `count` values of all clients."""
+        return Demand()
+
+    def survey(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what a chunk adds to sums over all coordinates, in Z_2^64, shape (k,).
+
+        The other party does the same at the same time. It is asked only of methods with `surveys`,
+        of all chunks before `judge`.
+        """
+        raise LocalProtocolError(f"{self.name} has nothing to survey")
+
+    def surveyed(self, clients: int) -> int:
+        """Return k, how many sums `survey` returns of so many clients."""
+        return 0
+
+    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        """Return the correlations that `survey` takes for clients with these weights."""
+        return Demand()
+
+    def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
+        """Return the shared verdicts of the sums of all chunks' surveys, for `compute`.
+
+        `chunk` is one of them. The other party does the same at the same time, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has nothing to judge")
+
+    def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
+        """Return the correlations that `judge` takes for clients with these weights."""
         return Demand()
 
     @abstractmethod

@@ -1,6 +1,14 @@
 """The list of methods: a new one is a module next to this one and a line here."""
 
-from securemedian.mpc.methods import bucketed, mean, pairwise, radix, trimmed_mean
+from securemedian.mpc.methods import (
+    bucketed,
+    mean,
+    pairwise,
+    radix,
+    reclustered,
+    trimmed_mean,
+    zeno,
+)
 from securemedian.mpc.methods.base import Method
 
 # By the names used in flags, messages and files. The first is the default of flags.
@@ -12,6 +20,8 @@ METHODS: dict[str, type[Method]] = {
         radix.Radix,
         trimmed_mean.TrimmedMean,
         mean.Mean,
+        reclustered.Reclustered,
+        zeno.Zeno,
     )
 }
 DEFAULT_METHOD = next(iter(METHODS))

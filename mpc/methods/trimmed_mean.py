@@ -54,11 +54,7 @@ class TrimmedMean(Grouped, FixedPoint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.trim) not in (int, float) or not 0 <= self.trim < 0.5:
-            raise ConfigError(
-                f"trim must be at least 0 and below 0.5, not {quoted(self.trim)}: "
-                "more would leave nothing"
-            )
+        check_trim(self.trim)
 
     def headroom(self, max_clients: int) -> int:
         return (max_clients - 1).bit_length()
@@ -105,6 +101,14 @@ class TrimmedMean(Grouped, FixedPoint):
     @property
     def detail(self) -> str:
         return f"{self.trim:g}{self.grouping}"
+
+
+def check_trim(trim: object) -> None:
+    """Raise ConfigError unless `trim` is a share of the values that leaves some."""
+    if type(trim) not in (int, float) or not 0 <= trim < 0.5:  # type: ignore[operator]
+        raise ConfigError(
+            f"trim must be at least 0 and below 0.5, not {quoted(trim)}: more would leave nothing"
+        )
 
 
 def dropped(clients: int, trim: float) -> int:

@@ -1,0 +1,283 @@
+"""Rounds that are for some clients of a training alone, whom the coordinator names."""
+
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian import cli
+from securemedian.clients.client import Client, Coordinator
+from securemedian.mpc import wire
+from securemedian.mpc.errors import (
+    ChannelTimeout,
+    ConfigError,
+    NotAllowed,
+    ReceiptInvalid,
+    UnknownRound,
+)
+from securemedian.mpc.params import RoundParams
+from securemedian.servers.config import MAX_CLIENTS
+from securemedian.servers.control import Close, Failed, Held, Open, Opened, Ready, Run, Uploaded
+from securemedian.settings.receipts import Receipt
+from tests.daemons import Pair, wait_until
+from tests.servers_alone import PARAMS, START, Server, held
+
+ROUND = "1-0000000a"
+
+
+@pytest.fixture
+def s0(tmp_path: Path) -> Server:
+    return Server(0, tmp_path, min_clients=2)
+
+
+def names_of(server: Server, keys: list[str]) -> list[str]:
+    names = {client.public_key: client.name for client in server.config.clients}
+    return [names[key] for key in keys]
+
+
+def ask(server: Server, participants: Any, **changes: Any) -> wire.Message:
+    params = PARAMS.to_dict() | changes
+    return server.ask(
+        server.coordinator, "open", params=params, range={}, participants=participants
+    )
+
+
+def open_for(s0: Server, keys: list[str], **changes: Any) -> str:
+    """Open a round for these clients at S0, with S1's consent, and return its id."""
+    ask(s0, names_of(s0, keys[::-1]), **changes)
+    asked = s0.sent[-1]
+    assert isinstance(asked, Open) and asked.participants == sorted(keys)
+    s0.hear(Opened(asked.round, asked.session))
+    return asked.round
+
+
+def asked_of(participants: list[Any]) -> Open:
+    params = PARAMS.to_dict()
+    return Open(ROUND, 1, params, bytes(16), True, False, START, participants=participants)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_others_are_refused_and_nobody_waits_for_them(s0: Server, restarted: bool) -> None:
+    *two, third = s0.keys
+    round_id = open_for(s0, two)
+    if restarted:
+        s0.upload(two[0], round_id)
+        # the floor of today is above the number of participants
+        s0.config = replace(s0.config, min_clients=3)
+        s0.restart()
+        assert s0.latest.server_round.asked.participants == two
+        s0.latest.server_round.adrift = False
+    text = f"round {round_id} is for participants whom its coordinator has named, and you are not"
+    for op in ("round", "tell", "upload"):
+        if op == "upload":
+            refused, code = s0.upload(third, round_id), "not-allowed"
+        elif op == "tell":
+            metrics = {"loss": 1.0}
+            refused, code = s0.ask(third, op, round=round_id, metrics=metrics), "unknown-round"
+        else:
+            refused, code = s0.ask(third, op), "unknown-round"
+        assert refused.fields["code"] == code and refused.fields["message"].startswith(text)
+    status = s0.ask(s0.coordinator, "status").fields
+    assert sorted(status["clients"]) == sorted(names_of(s0, two)) and status["state"] == "open"
+    # what others may know of a round stays theirs
+    assert s0.ask(third, "status").fields["round"] == round_id
+    for key in two:
+        assert s0.upload(key, round_id).type == "upload"
+    s0.hear(*(Uploaded(round_id, key) for key in two))
+    # three would fit in
+    assert s0.sent[-1] == Close(round_id, held(two)) and s0.state[0] == "closing"
+    s0.hear(Held(round_id, held(two)))
+    assert s0.ask(s0.coordinator, "status").fields["left_out"] == {}
+
+
+def test_of_the_participants_one_may_be_missing(s0: Server) -> None:
+    s0.config = replace(s0.config, min_clients=2)
+    keys = s0.keys
+    round_id = open_for(s0, keys)
+    for key in keys[:2]:
+        s0.upload(key, round_id)
+    s0.hear(*(Uploaded(round_id, key) for key in keys[:2]))
+    assert s0.state[0] == "open"
+    s0.ask(s0.coordinator, "close", round=round_id)
+    s0.hear(Held(round_id, held(keys[:2])))
+    status = s0.ask(s0.coordinator, "status").fields
+    assert list(status["left_out"]) == names_of(s0, keys[2:])
+
+
+@pytest.mark.parametrize(
+    ("participants", "changes", "message"),
+    [
+        (["zoe", "NAME", "adam"], {}, r"participants: no client .* at s0 is called 'adam', 'zoe'$"),
+        (["NAME", "NAME"], {}, "there are 1 participants, and s0 asks for at least 2 clients"),
+        (["NAME", "OTHER"], {"min_clients": 3}, "there are 2 participants, .* at least 3"),
+        (["NAME", 7], {}, "`participants` lists something that is not a name"),
+        (["NAME", ["OTHER"]], {}, "`participants` lists something that is not a name"),
+        ("NAME", {}, "participants must be list"),
+        (["x" * 40 + str(at) for at in range(MAX_CLIENTS)], {}, r"is called 'x.*characters\)"),
+    ],
+)
+def test_wrong_participants_are_refused_before_anything_is_opened(
+    s0: Server, participants: Any, changes: dict[str, Any], message: str
+) -> None:
+    name, other = names_of(s0, s0.keys[:2])
+    if isinstance(participants, list):
+        participants = [{"NAME": name, "OTHER": other}.get(str(one), one) for one in participants]
+    s0.sent.clear()
+    refused = ask(s0, participants, **changes).fields
+    assert refused["code"] == "bad-config" and re.search(message, refused["message"])
+    assert not s0.sent and not s0.rounds.register.entries
+
+
+def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
+    s1 = Server(1, tmp_path, min_clients=2)
+    *two, third = s1.keys
+    for participants, code, text in (
+        ([*two, "~" * 40], "clients-differ", "s1 has no such clients of training default"),
+        ([third], "bad-config", "s1 asks for at least 2 clients"),
+    ):
+        s1.hear(asked_of(participants))
+        refused = s1.sent[-1]
+        assert isinstance(refused, Failed) and refused.code == code and text in refused.reason
+    for malformed in (two[::-1], [two[0], two[0]], [7, 8]):
+        with pytest.raises(ConfigError, match="`participants`"):
+            asked_of(malformed)
+    s1.hear(asked_of(two))
+    assert s1.sent[-1] == Opened(ROUND, bytes(16))
+    assert s1.upload(third, ROUND).fields["code"] == "not-allowed"
+    for key in two:
+        s1.upload(key, ROUND)
+    s1.hear(Close(ROUND, held(two)))
+    # S0 has others than those that it has named to S1
+    leader = copy.copy(s1.latest.server_round)
+    leader.asked = asked_of(s1.keys)
+    s1.hear(Run(ROUND, leader.digest, 1, bytes(16), False))
+    assert s1.sent[-1].code == "parameters-differ"
+
+
+def test_both_run_with_the_same_participants(tmp_path: Path) -> None:
+    s1 = Server(1, tmp_path, min_clients=2)
+    *two, _ = s1.keys
+    s1.hear(asked_of(two))
+    for key in two:
+        s1.upload(key, ROUND)
+    s1.hear(Close(ROUND, held(two)))
+    s1.hear(Run(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
+    assert s1.sent[-1] == Ready(ROUND, 1)
+
+
+def test_they_must_have_the_clients_that_an_earlier_attempt_binds(s0: Server) -> None:
+    *two, third = s0.keys
+    round_id = open_for(s0, two)
+    for key in two:
+        s0.upload(key, round_id)
+    s0.hear(*(Uploaded(round_id, key) for key in two))
+    s0.hear(Held(round_id, held(two)), Ready(round_id, 1))
+    assert s0.state[0] == "running"
+    s0.fail()
+    refused = ask(s0, names_of(s0, [two[0], third])).fields
+    assert refused["code"] == "clients-differ"
+    assert "the participants are others: an earlier attempt" in refused["message"]
+    for name in names_of(s0, two):
+        assert name in refused["message"]
+    open_for(s0, s0.keys)
+
+
+# With real servers
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    made = Pair(tmp_path_factory.mktemp("pair") / "keys", clients=4)
+    made.start("s0", "s1")
+    made.link()
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_real_servers_compute_for_the_participants_alone(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = RoundParams.from_dict({"method": "radix", "dim": 3, "max_clients": 4})
+    updates = {name: np.full(3, at, np.float32) for at, name in enumerate(pair.names)}
+    first, second = pair.names[:3], pair.names[1:]
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(
+            Coordinator.from_config(pair.folder / "coordinator.toml", report=print)
+        )
+        clients = {
+            name: stack.enter_context(Client.from_config(pair.folder / f"{name}.toml"))
+            for name in pair.names
+        }
+        with pytest.raises(ConfigError, match="is called 'mallory', 'trudy'"):
+            coordinator.open(params, participants=["client-1", "trudy", "mallory"])
+        with pytest.raises(ConfigError, match="`participants` is empty"):
+            coordinator.open(params, participants=[])
+        round_id = coordinator.open(params, participants=first)
+        with pytest.raises(ChannelTimeout, match="no new round was opened for this client"):
+            clients["client-4"].wait_for_round(0.5)
+        with pytest.raises(UnknownRound, match="you are not among them"):
+            clients["client-4"].submit(updates["client-4"], round_id)
+        with pytest.raises(NotAllowed, match="you are not among them"):
+            outsider = pair.caller("client-4", "s1")
+            share = {"share": np.zeros(16, np.uint8)}
+            outsider.ask("upload", share, round=round_id, params=params.digest, form="seed")
+        for name in first:
+            clients[name].submit(updates[name], round_id)
+        # the median of 0, 1 and 2, long before the deadline
+        assert coordinator.result(round_id).tolist() == [1, 1, 1]
+        status = coordinator.status(round_id)
+        assert sorted(status["included"]) == first == sorted(status["clients"])
+        receipt = coordinator.receipt(round_id)
+        assert receipt.record.participants == receipt.record.included
+        # the one that has waited takes part in the next one, of others, from the command line
+        config = str(pair.folder / "coordinator.toml")
+        command = ["round", "open", config, "--method", "radix", "--dim", "3", "--max-clients", "4"]
+        capsys.readouterr()
+        assert cli.main([*command, "--participants", ",".join(second)]) == 0
+        said = capsys.readouterr()
+        assert "the result of at most 3 clients" in said.err
+        for name in second:
+            assert clients[name].wait_for_round(30).round_id == said.out.strip()
+            clients[name].submit(updates[name])
+        assert clients["client-4"].result().tolist() == [2, 2, 2]
+        # and the first one can still ask for the result of its own
+        assert clients["client-1"].result().tolist() == [1, 1, 1]
+    receipt_file = tmp_path / "receipt.json"
+    receipt_file.write_text(receipt.to_json())
+    keys = [str(pair.folder / f"{server}.toml") for server in ("s0", "s1")]
+    assert cli.main(["receipt", "show", str(receipt_file), "--keys", *keys]) == 0
+    assert "participants  3, whom the coordinator has named" in capsys.readouterr().out
+    forged = replace(receipt.record, participants=[]).encode()
+    with pytest.raises(ReceiptInvalid, match="not signed"):
+        Receipt(forged, receipt.signatures).check(
+            [coordinator.config.s0.signing_key, coordinator.config.s1.signing_key]
+        )
+
+
+@pytest.mark.slow
+def test_real_servers_keep_them_when_both_are_killed(pair: Pair) -> None:
+    first = pair.names[:3]
+    caller = pair.caller("coordinator", "s0")
+    params = {"method": "radix", "dim": 3, "max_clients": 4}
+    opened = caller.ask("open", params=params, range={}, participants=first).fields["round"]
+    pair.submit(first[0], np.zeros(3, np.float32))
+    for server in ("s0", "s1"):
+        pair.stop(server, 9)
+    pair.start("s0", "s1")
+    pair.link()
+    wait_until(lambda: pair.status("s0")["clients"].get(first[0]) == "both")
+    for server in ("s0", "s1"):
+        assert sorted(pair.status(server)["clients"]) == first
+        with pytest.raises(UnknownRound, match="you are not among them"):
+            pair.caller("client-4", server).ask("round")
+    for name in first[1:]:
+        pair.submit(name, np.zeros(3, np.float32))
+    assert sorted(pair.wait("published")["included"]) == first
+    assert pair.status()["round"] == opened

@@ -1,0 +1,484 @@
+"""SHARE: clusters drawn from a common coin, against plain numpy, what is opened, and daemons."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.laboratory import plaintext
+from securemedian.mpc import dealing, ring, share
+from securemedian.mpc.aggregators import AGGREGATORS
+from securemedian.mpc.clusters import Exposure, draw, exposed
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.methods import reclustered
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.methods.reclustered import MEAN, MEDIAN, TRIMMED_MEAN, Reclustered
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.pipeline import Outcome, check_values, run_round
+from securemedian.mpc.plan import predict
+from securemedian.mpc.prg import os_entropy
+from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers.control import Checked, Held, Ready, Resume, Uploaded
+from tests.daemons import Pair, running
+from tests.parties import deterministic_entropy, make_parties, run_both
+from tests.servers_alone import Server, held, hello
+from tests.test_privacy import looks_uniform, recorders
+
+Lanes = tuple[list[Party], list[Party]]
+DIM = 300
+SMALL = ProtocolParams(lanes=2, chunk=128)
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Lanes:
+    return make_parties(lanes=2)
+
+
+def run(
+    lanes: Lanes,
+    params: RoundParams,
+    updates: np.ndarray,
+    model: np.ndarray | None,
+    weights: list[int] | None = None,
+    **options: Any,
+) -> Outcome:
+    """Run a round on the updates (n, d), and return what both servers have."""
+    published = Published(model)
+    uploads = [
+        share.split(params.method.encode(row, params.max_clients, published), params.share_bits)
+        for row in updates
+    ]
+    one, other = run_both(
+        lambda j: run_round(
+            lanes[j], params, SMALL, [pair[j] for pair in uploads], weights=weights, **options
+        )
+    )
+    assert (one.values == other.values).all() and one.coin == other.coin
+    return Outcome(one.values, one.cost, one.coin)
+
+
+# Clusters
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "sizes"),
+    [
+        (60, 3, [3] * 20),
+        (11, 3, [4, 4, 3]),
+        (5, 3, [5]),
+        (7, 1, [1] * 7),
+        (3, 3, [3]),
+    ],
+)
+def test_a_partition_spreads_the_rest(clients: int, size: int, sizes: list[int]) -> None:
+    members = Reclustered(clusters=size, reclusterings=3).members(os_entropy(16), clients)
+    assert len(members) == 3
+    for clusters in members:
+        assert [len(those) for those in clusters] == sizes
+        assert sorted(np.concatenate(clusters)) == list(range(clients))
+
+
+def test_partitions_are_drawn_from_the_coin_and_uniform() -> None:
+    """Two clients are in one cluster of 3 of 9 with a chance of 1 / 4, whoever they are."""
+    method = Reclustered(clusters=3, reclusterings=1000)
+    coin = bytes(range(16))
+    one, again = (np.array(method.members(coin, 9)) for _ in range(2))
+    assert (one == again).all()
+    assert (one != np.array(method.members(bytes(16), 9))).any()
+    together = np.zeros((9, 9))
+    for clusters in one:
+        for those in clusters:
+            together[np.ix_(those, those)] += 1
+    apart = ~np.eye(9, dtype=bool)
+    # 6 standard deviations of 14 each
+    assert (abs(together[apart] - 250) < 85).all() and (together[~apart] == 1000).all()
+
+
+def test_the_first_coins_are_not_each_others_neighbours() -> None:
+    """A client's cluster in one reclustering says nothing of that in the next."""
+    places = np.array(Reclustered(clusters=1, reclusterings=1000).members(bytes(16), 4))[:, :, 0]
+    same = (places[1:] == places[:-1]).mean(axis=0)
+    assert (abs(same - 0.25) < 6 * np.sqrt(0.25 * 0.75 / 1000)).all()
+
+
+# The result
+
+
+def expected(
+    method: Reclustered,
+    updates: np.ndarray,
+    model: np.ndarray,
+    weights: list[int],
+    coin: bytes,
+) -> np.ndarray:
+    """Return the next model by SHARE's Algorithm 1, in exact whole numbers up to the last line."""
+    differences = updates.astype(np.float64) - model
+    whole = np.floor(differences * 2.0**method.fraction_bits).astype(object)
+    whole *= np.array(weights, object)[:, None]
+    clusters = max(1, len(updates) // method.clusters)
+    numerator: Any = 0
+    denominator = 1
+    for members in method.members(coin, len(updates)):
+        sums = np.sort(np.array([whole[those].sum(axis=0) for those in members]), axis=0)
+        if method.aggregator == MEDIAN:
+            aggregate = sums[-(-clusters // 2) - 1]
+        elif method.aggregator == TRIMMED_MEAN:
+            ends = int(method.trim * clusters)
+            aggregate, denominator = sums[ends : clusters - ends].sum(axis=0), clusters - 2 * ends
+        else:
+            aggregate, denominator = sums.sum(axis=0), clusters
+        numerator = numerator + aggregate
+    movement = numerator * clusters // denominator
+    per_client = movement.astype(np.float64) / 2.0**method.fraction_bits
+    return model + method.eta * (per_client / (method.reclusterings * sum(weights)))
+
+
+@pytest.mark.parametrize("ring_bits", [0, 40])
+@pytest.mark.parametrize(("clients", "size", "reclusterings"), [(12, 3, 4), (11, 3, 2), (7, 1, 1)])
+@pytest.mark.parametrize("aggregator", [MEDIAN, TRIMMED_MEAN, MEAN])
+def test_a_round_is_algorithm_1(
+    lanes: Lanes, aggregator: str, clients: int, size: int, reclusterings: int, ring_bits: int
+) -> None:
+    rng = np.random.default_rng(clients)
+    model = rng.normal(size=DIM).astype(np.float32)
+    updates = model + rng.normal(size=(clients, DIM))
+    # ties
+    updates[:, ::7] = np.round(updates[:, ::7])
+    weights = [int(weight) for weight in rng.integers(1, 50, clients)]
+    method = Reclustered(
+        clusters=size,
+        reclusterings=reclusterings,
+        aggregator=aggregator,
+        trim=0.3,
+        eta=0.7,
+        ring_bits=ring_bits,
+        fraction_bits=16,
+    )
+    names = [f"client-{index}" for index in range(clients)]
+    for given, dictionary in (
+        ([1] * clients, {}),
+        (weights, dict(zip(names, weights, strict=True))),
+    ):
+        made = Reclustered(**vars(method) | {"weights": dictionary})
+        params = RoundParams(made, DIM, clients)
+        assert params.weights_of(names) == given
+        outcome = run(lanes, params, updates, model, given)
+        got = made.decode(made.public(outcome.values), sum(given), Published(model))
+        want = expected(made, updates, model, given, outcome.coin)
+        assert np.array_equal(got[0], want)
+        clear = plaintext.published(updates, params, Published(model), given, outcome.coin)
+        assert np.array_equal(clear[0], want.astype(np.float32))
+
+
+def test_lemma_1_an_average_of_the_clusters_is_fedavg(lanes: Lanes) -> None:
+    """Whatever the clusters: the result is the weighted mean of the updates, to the bit."""
+    rng = np.random.default_rng(3)
+    model = rng.normal(size=DIM).astype(np.float32)
+    updates, weights = model + rng.normal(size=(10, DIM)), [int(w) for w in range(5, 15)]
+    names = [f"client-{index}" for index in range(10)]
+    named = dict(zip(names, weights, strict=True))
+    fedavg = Mean(weights=named, fraction_bits=16)
+    differences = (updates - model.astype(np.float64)).round(9)
+    sums = run(lanes, RoundParams(fedavg, DIM, 10), differences, None, weights)
+    (mean,) = fedavg.decode(fedavg.public(sums.values), sum(weights), Published())
+    for size, reclusterings in ((3, 1), (4, 1), (5, 2), (10, 4)):
+        method = Reclustered(
+            clusters=size,
+            reclusterings=reclusterings,
+            aggregator=MEAN,
+            weights=named,
+            fraction_bits=16,
+        )
+        outcome = run(lanes, RoundParams(method, DIM, 10), differences, None, weights)
+        (got,) = method.decode(method.public(outcome.values), sum(weights), Published())
+        assert np.array_equal(got, mean)
+
+
+def test_faulty_clients_below_the_bound_change_little(lanes: Lanes) -> None:
+    """Lemma 2: a median of 7 clusters stands 3 faulty clients, wherever they are drawn to."""
+    rng = np.random.default_rng(4)
+    updates = rng.normal(1.0, 0.01, size=(21, DIM))
+    updates[-3:] = [[1e6], [-1e6], [np.inf]]
+    method = Reclustered(clusters=3, reclusterings=2)
+    outcome = run(lanes, RoundParams(method, DIM, 21), updates, None)
+    (got,) = method.decode(method.public(outcome.values), 21, Published())
+    assert (abs(got - 1.0) < 0.05).all()
+
+
+# What is opened
+
+
+def test_only_the_sum_over_the_reclusterings_is_opened() -> None:
+    """The servers hear sizes, the toss, one value per coordinate, and what is uniform."""
+    pair = recorders()
+    method = Reclustered(clusters=2, reclusterings=3, ring_bits=32, fraction_bits=0)
+    params = RoundParams(method, 4096, 6)
+    updates = np.repeat(np.arange(6.0)[:, None], 4096, axis=1)
+    lanes = make_parties(pairs=[pair])
+    uploads = [share.split(method.encode(row, 6, Published()), 32) for row in updates]
+    run_both(
+        lambda j: run_round(lanes[j], params, ProtocolParams(lanes=1), [p[j] for p in uploads])
+    )
+    for end in pair:
+        opened = [array for label, array in end.received if label.startswith("open")]
+        assert [array.nbytes for array in opened] == [4 * 4096]
+        assert looks_uniform(opened[0])
+        labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
+        assert {"sizes", "toss.commit", "toss.open", "leaf.request", "mux.reply"} <= labels
+        for label in labels - {"sizes", "toss.commit", "toss.open"}:
+            assert looks_uniform(end.of(label).view(np.uint8)), label
+
+
+# Opened
+
+
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
+def test_an_opened_round_is_the_aggregator_on_the_means_of_clusters(
+    lanes: Lanes, aggregator: str
+) -> None:
+    rng = np.random.default_rng(6)
+    model = rng.normal(size=DIM).astype(np.float32)
+    updates = model + rng.normal(size=(22, DIM))
+    method = Reclustered(
+        clustering="opened",
+        aggregator=aggregator,
+        clusters=3,
+        reclusterings=2,
+        trim=0.3,
+        eta=0.5,
+        faulty_clusters=1,
+        # a cluster of 4 and one of 3 of its clients expose the fourth, if the coin has it so
+        accept_leak=True,
+    )
+    params = RoundParams(method, DIM, 22)
+    outcome = run(lanes, params, updates, model)
+    assert outcome.values.shape == (14, DIM) and outcome.cost.ots == 0
+    got = method.decode(method.public(outcome.values), 22, Published(model))
+    whole = np.floor((updates - model) * 2.0**24)
+    aggregates = []
+    for members in method.members(outcome.coin, 22):
+        sums = np.array([whole[those].sum(axis=0) for those in members])
+        assert [len(those) for those in members] == [4, 3, 3, 3, 3, 3, 3]
+        # floor(0.3 x 7) of 7 clusters at either end
+        faulty = 2 if aggregator == TRIMMED_MEAN else 1
+        aggregates.append(AGGREGATORS[aggregator](sums / 2.0**24 * 7 / 22, faulty))
+    want = model + 0.5 * np.mean(aggregates, axis=0, dtype=np.float64)
+    # aggregates are float32
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-6)
+    clear = plaintext.published(updates, params, Published(model), coin=outcome.coin)
+    assert np.array_equal(clear[0], got[0].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "enough"), [(60, 3, 4), (60, 4, 5), (60, 10, 12), (100, 25, 33)]
+)
+def test_from_how_many_reclusterings_on_all_updates_follow(
+    clients: int, size: int, enough: int
+) -> None:
+    """Each reclustering adds c equations, of which their common sum is one."""
+    clusters = clients // size
+    for seed in range(3):
+        coin = bytes([seed] * 16)
+        for reclusterings in (1, enough - 1, enough):
+            found = exposed(coin, clients, clusters, reclusterings)
+            assert found.rank == min(clients, reclusterings * (clusters - 1) + 1)
+        assert found.clients == list(range(clients))
+        assert exposed(coin, clients, clusters, 1).clients == []
+
+
+def test_who_is_exposed_before_all_are() -> None:
+    """By solving for each client's unit vector, with exact ranks."""
+    some = 0
+    for seed in range(30):
+        coin = bytes([seed] * 16)
+        matrix = np.array(
+            [
+                [client in those for client in range(7)]
+                for members in draw(coin, 7, 3, 3)
+                for those in members
+            ],
+            float,
+        )
+        rank = np.linalg.matrix_rank(matrix)
+        want = [
+            client
+            for client, unit in enumerate(np.eye(7))
+            if np.linalg.matrix_rank(np.vstack([matrix, unit])) == rank
+        ]
+        found = exposed(coin, 7, 3, 3)
+        assert (found.rank, found.clients) == (rank, want)
+        some += 0 < len(want) < 7
+    assert some
+
+
+def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = reclustered.exposed
+
+    def unlucky(coin: bytes, *sizes: int) -> Exposure:
+        return Exposure(5, [2]) if any(coin) else real(coin, *sizes)
+
+    monkeypatch.setattr(reclustered, "exposed", unlucky)
+    pair = recorders()
+    params = RoundParams(Reclustered(clustering="opened", clusters=3), DIM, 12)
+    with pytest.raises(ConfigError, match="the updates of 1 of 12 clients would follow"):
+        run(make_parties(lanes=2, pairs=[pair, recorders()]), params, np.zeros((12, DIM)), None)
+    assert not [label for end in pair for label, _ in end.received if label.startswith("open")]
+    accepting = Reclustered(clustering="opened", clusters=3, accept_leak=True)
+    run(make_parties(lanes=2), RoundParams(accepting, DIM, 12), np.zeros((12, DIM)), None)
+
+
+# The coin
+
+
+def test_a_coin_is_tossed_anew_for_each_round_and_kept_for_its_attempts(lanes: Lanes) -> None:
+    params = RoundParams(Reclustered(clusters=2), DIM, 4)
+    updates = np.zeros((4, DIM))
+    coins = {run(lanes, params, updates, None).coin for _ in range(3)}
+    assert len(coins) == 3 and all(len(coin) == 16 for coin in coins)
+    repeated = {
+        run(lanes, params, updates, None, entropy=deterministic_entropy(1)).coin for _ in range(3)
+    }
+    assert len(repeated) == 1
+
+
+def test_a_run_that_breaks_off_is_repeated_with_the_same_opening(tmp_path: Path) -> None:
+    """Even by a server that was started anew meanwhile; another round has another one."""
+    s0 = Server(0, tmp_path, RoundParams(Reclustered(aggregator=MEAN), 10, 3))
+    first = s0.open()
+    s0.upload_all(first)
+    s0.hear(*(Uploaded(first, key) for key in s0.keys), Held(first, held(s0.keys)))
+    s0.engine.end_check()
+    s0.rounds.engine_ended()
+    s0.hear(Checked(first, s0.keys, []), Ready(first, 1))
+    (opening,) = s0.engine.openings
+    s0.restart()
+    s0.now += 10.0
+    s0.hear(hello())
+    s0.rounds.tick()
+    resume = next(message for message in s0.sent if isinstance(message, Resume))
+    s0.hear(replace(resume, held=held(s0.keys)), Ready(first, 2))
+    assert s0.engine.openings == [opening] and len(opening) == dealing.OPENING_BYTES
+    s0.fail()
+    s0.open()
+    assert s0.latest.server_round.toss_opening != opening.hex()
+
+
+# Bad input and cost
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "says"),
+    [
+        ({"clusters": 4}, 3, "a cluster has 4 clients, and max_clients is 3"),
+        ({"clusters": 0}, 3, "clusters must be a whole number from 1"),
+        ({"reclusterings": 0}, 3, "reclusterings must be a whole number from 1"),
+        ({"reclusterings": 1025}, 3, "reclusterings must be a whole number from 1 to 1024"),
+        ({"aggregator": "krum"}, 3, "krum is computed in the clear: ask for clustering opened"),
+        ({"aggregator": "mode"}, 3, "aggregator must be one of median, trimmed-mean, mean, krum"),
+        (
+            {"clustering": "opened", "weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 1},
+            3,
+            "without weights",
+        ),
+        ({"clustering": "opened"}, 257, "max_clients with clustering opened must be .* to 256"),
+        (
+            {"clustering": "opened", "aggregator": "krum", "clusters": 3},
+            12,
+            r"of 12 clients there are 4 clusters: Krum needs 2 f \+ 3 = 5 updates for f = 1",
+        ),
+        (
+            {"clustering": "opened", "clusters": 3, "reclusterings": 4},
+            60,
+            "the updates of 60 of 60 clients would follow .* whose matrix has rank 60: ask for",
+        ),
+        ({"trim": 0.5}, 3, "more would leave nothing"),
+        ({"eta": 0}, 3, "eta must be above 0"),
+        ({"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}, 60, "fraction_bits must be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
+    options: dict[str, Any], clients: int, says: str
+) -> None:
+    given = {"method": "reclustered", "dim": 5, "max_clients": clients}
+    with pytest.raises(ConfigError, match=says):
+        RoundParams.from_dict(given | options)
+
+
+def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
+    params = RoundParams(Reclustered(clusters=4), 5, 9)
+    params.check_included(["a", "b", "c", "d"])
+    with pytest.raises(ConfigError, match="a cluster has 4 clients, and those who take part are 3"):
+        params.check_included(["a", "b", "c"])
+
+
+def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clusters() -> None:
+    """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""
+    method = Reclustered(clusters=3, reclusterings=4)
+    protocol = ProtocolParams()
+    ours = predict(RoundParams(method, 2000, 60), [1] * 60, protocol).costs[0]
+    pairwise = RoundParams.from_dict({"method": "pairwise", "dim": 2000, "max_clients": 20})
+    one = predict(pairwise, [1] * 20, protocol).costs[0]
+    assert ours.ots <= 4.3 * one.ots and ours.bytes_sent <= 4.3 * one.bytes_sent
+
+
+def test_values_out_of_range_are_found_before_they_are_added(lanes: Lanes) -> None:
+    params = RoundParams(Reclustered(ring_bits=24, fraction_bits=4, clusters=2), DIM, 4)
+    values = np.zeros((4, DIM), np.int64)
+    values[2, 7] = 1 << 22
+    uploads = [share.split(ring.reduce(row[None], 24), 24) for row in values]
+    checked = run_both(
+        lambda j: check_values(lanes[j], params, SMALL, [pair[j] for pair in uploads])
+    )
+    assert checked[0].passed == [True, True, False, True]
+
+
+# Through daemons
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("reclustered"), clients=7)) as started:
+        yield started
+
+
+@pytest.mark.slow
+def test_through_real_daemons(pair: Pair) -> None:
+    """Two rounds of a training: from no model, and from the model of the first."""
+    rng = np.random.default_rng(2)
+    model = np.zeros(200, np.float32)
+    ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]
+    opened = {"clustering": "opened", "accept_leak": True, "aggregator": "krum", "clusters": 1}
+    for way in (*ways, opened):
+        updates = (model + rng.normal(size=(7, 200))).astype(np.float32)
+        given: dict[str, Any] = {
+            "method": "reclustered",
+            "dim": 200,
+            "max_clients": 7,
+            "clusters": 2,
+            "reclusterings": 3,
+            "trim": 0.34,
+            "eta": 0.5,
+        } | way
+        round_id = pair.open(**given)
+        for name, update in zip(pair.names, updates, strict=True):
+            pair.submit(name, update)
+        status = pair.wait("published")
+        assert pair.status("s1")["coin"] == status["coin"] and len(status["coin"]) == 32
+        placed = updates[[pair.names.index(name) for name in status["included"]]]
+        method = RoundParams.from_dict(given).method
+        assert isinstance(method, Reclustered)
+        coin = bytes.fromhex(status["coin"])
+        want = (
+            method.in_the_clear(placed, [1] * 7, Published(model, coin=coin), 7)[0]
+            if way is opened
+            else expected(method, placed, model, [1] * 7, coin)
+        )
+        assert np.array_equal(pair.result(round_id), want.astype(np.float32))
+        model = pair.result(round_id)
