@@ -27,6 +27,7 @@ from securemedian.mpc.pipeline import (
     Meter,
     check_dealings,
     check_values,
+    evenly,
     fill,
     run_lanes,
     run_round,
@@ -52,6 +53,8 @@ SWEPT = (
     "aggregator",
     "clusters",
     "reclusterings",
+    "groups",
+    "membership",
 )
 
 
@@ -78,6 +81,8 @@ class Point:
     aggregator: str | None = None
     clusters: int | None = None
     reclusterings: int | None = None
+    groups: int | None = None
+    membership: str | None = None
     # whether all correlations are made before the round starts, as servers do while clients train
     ahead: bool = False
     # whether the servers check what clients upload, where it could be malformed
@@ -189,13 +194,16 @@ def _median(
     elif point.verified:
         checking = check_values(parties, params, protocol, uploads).cost
     meet()
-    outcome = run_round(parties, params, protocol, uploads)
+    groups = evenly(params, len(uploads)) if params.method.visible else []
+    outcome = run_round(parties, params, protocol, uploads, groups=groups)
     publishes = party.number == 0 and params.uses_range
-    seconds = _publish(params, params.method.public(outcome.values)) if publishes else 0.0
+    if not publishes:
+        return Spent(outcome.cost.after(checking).after(ahead))
+    seconds = _publish(params, params.method.public(outcome.values), groups)
     return Spent(outcome.cost.after(checking).after(ahead), seconds)
 
 
-def _publish(params: RoundParams, values: PublicValues) -> float:
+def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
     """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
     scale = zeros + np.float32(0.1)
@@ -206,8 +214,10 @@ def _publish(params: RoundParams, values: PublicValues) -> float:
         # it has no layout of so many buckets, and this one has
         policy = CoordinateRange()
     before = training.Training(policy, zeros, scale)
+    if params.method.groups > 1:
+        before = training.Training.of_groups([before] * params.method.groups)
     start = time.perf_counter()
-    training.finish(before, params, values, params.max_clients)
+    training.finish(before, params, values, params.max_clients, groups)
     return time.perf_counter() - start
 
 

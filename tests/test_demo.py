@@ -79,6 +79,16 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     assert figures["baselines"]["mean"][-1] < 0.5 < figures["baselines"]["median"][-1]
 
 
+def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
+    """Both models learn, and one model of the same updates does not fit both groups."""
+    options = ["--groups", "2", "--clients", "6", "--rounds", "4", "--faulty", "0"]
+    figures = demo(tmp_path, *options)
+    check(figures, 4)
+    final = figures["final"]
+    assert final["secure"] > final["plain_median"] + 0.2
+    assert figures["rounds"][-1]["kept_groups"] == []
+
+
 def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
     options = ["--uploads", "dealt", "--rounds", "3", "--fault", "malformed", "--fault-from", "2"]
     path = tmp_path / "figures.json"

@@ -83,13 +83,13 @@ VISIBLE = [
 @pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.label)
 def test_visible_groups_are_a_round_each(method: Method) -> None:
     rng = np.random.default_rng(4)
-    chosen = rng.permutation([0] * 5 + [1] * 2 + [2] * 4).tolist()
-    updates = rng.normal(size=(11, DIM)) * 4
-    params = RoundParams(method, DIM, 11, min_clients=3)
+    chosen = rng.permutation([0] * 5 + [1] * 2 + [2] * 3).tolist()
+    updates = rng.normal(size=(10, DIM)) * 4
+    params = RoundParams(method, DIM, 10, min_clients=3)
     before = start(3)
     opened = ran(params, before, updates, chosen, ProtocolParams(lanes=2, chunk=128))
     assert not opened[1].any() and params.published_groups(opened, chosen) == [0, 2]
-    after, results = finish(before, params, opened, 11, chosen)
+    after, results = finish(before, params, opened, 10, chosen)
     want = plaintext.published(updates, params, before.published_for(params), groups=chosen)
     assert np.array_equal(results, want)
     assert np.array_equal(results[1], before.groups[1].arrays["model"])

@@ -234,8 +234,7 @@ class Bucketed(Grouped, Counting):
 
     @property
     def detail(self) -> str:
-        groups = f" k={self.groups}" if self.groups > 1 else ""
-        return f"b={self.buckets} {self.schedule}{groups}"
+        return f"b={self.buckets} {self.schedule}{self.grouping}"
 
 
 def median(

@@ -67,6 +67,13 @@ class Grouped(Method):
         return self.groups
 
     @property
+    def grouping(self) -> str:
+        """Say in a word or two how many groups there are, if several, for `detail`."""
+        if self.groups == 1:
+            return ""
+        return f" k={self.groups}" + (" visible" if self.visible else "")
+
+    @property
     def hidden(self) -> bool:
         """Return whether there are several groups, and nobody learns who is in which."""
         return self.groups > 1 and self.membership == "hidden"

@@ -311,8 +311,9 @@ class Radix(Grouped, Counting):
     @property
     def detail(self) -> str:
         if self.encoding == "unit":
-            return f"unit {self.word_bits} bits"
-        return f"{self.encoding} b={self.buckets}" if self.uses_range else self.encoding
+            return f"unit {self.word_bits} bits{self.grouping}"
+        buckets = f" b={self.buckets}" if self.uses_range else ""
+        return f"{self.encoding}{buckets}{self.grouping}"
 
 
 def select(

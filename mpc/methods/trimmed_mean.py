@@ -100,7 +100,7 @@ class TrimmedMean(Grouped, FixedPoint):
 
     @property
     def detail(self) -> str:
-        return f"{self.trim:g}"
+        return f"{self.trim:g}{self.grouping}"
 
 
 def check_trim(trim: object) -> None:
