@@ -163,6 +163,7 @@ class RoundParams:
         begin: int,
         end: int,
         batch: int,
+        *,
         groups: Sequence[int] = (),
         coin: bytes = b"",
     ) -> Chunk:

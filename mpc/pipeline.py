@@ -230,7 +230,9 @@ def run_round(
     if params.method.tosses:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
     chunks = cut(params, len(uploads), len(parties), chunk, batch)
-    pieces = [params.chunk(uploads, weights, *ends, batch, groups, coin) for ends in chunks]
+    pieces = [
+        params.chunk(uploads, weights, *ends, batch, groups=groups, coin=coin) for ends in chunks
+    ]
     if params.method.surveys:
         verdicts = _judged(parties, params, pieces)
         pieces = [replace(piece, verdicts=verdicts) for piece in pieces]

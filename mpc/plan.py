@@ -216,8 +216,8 @@ def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, bat
     dealt, upload = params.dealing, _NoUpload()
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
-    groups = evenly(params, len(weights))
-    chunk = params.chunk(uploads, weights, 0, size, batch, groups, bytes(SEED_BYTES))
+    groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
+    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin)
     verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
     return replace(chunk, verdicts=XorBits(verdicts))
 

@@ -1126,7 +1126,9 @@ def opens_one_aggregate() -> None:
     parties, pair = recorded_parties()
 
     def compute(j: int) -> None:
-        chunk = params.chunk([half[j] for half in halves], [1] * CLIENTS, 0, dim, dim, bytes(16))
+        chunk = params.chunk(
+            [half[j] for half in halves], [1] * CLIENTS, 0, dim, dim, coin=bytes(16)
+        )
         parties[j].pool.reserve(method.demand(chunk.weights, dim, CLIENTS))
         method.compute(parties[j], chunk)
 
