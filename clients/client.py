@@ -828,7 +828,7 @@ class Client(_Member):
         if params.exchange.fixed is not None:
             # everybody knows what the values lie around, and there is no model
             pass
-        elif params.uses_range or not trained:
+        elif params.uses_model or not trained:
             training = self._training(found["round"], start, patience_s)
             published = training.published_for(params)
         return Round(

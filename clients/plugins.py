@@ -160,8 +160,9 @@ class Rounds:
         self._end_round_left_open("a new run has replaced the one that opened it")
         first = self._kept is None
         kept = self._kept is not None and np.array_equal(start, self._kept)
-        # Buckets lie around the model that S0 keeps. Other rounds need none.
-        given = start if params.uses_range and not kept else None
+        # Buckets lie around the model that S0 keeps, and differences are to it. Other rounds need
+        # none.
+        given = start if params.uses_model and not kept else None
         with Coordinator(self.config) as coordinator:
             round_id = coordinator.open(
                 params,

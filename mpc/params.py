@@ -118,6 +118,11 @@ class RoundParams:
         return self.method.xor_shared
 
     @property
+    def uses_model(self) -> bool:
+        """Return whether what clients share depends on the global model."""
+        return self.method.uses_range or self.method.shares_differences
+
+    @property
     def uses_range(self) -> bool:
         """Return whether clients upload buckets around the global model."""
         return self.method.uses_range

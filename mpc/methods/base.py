@@ -153,6 +153,8 @@ class Method(ABC):
     splits: ClassVar[bool] = False
     # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
     checks_values: ClassVar[bool] = False
+    # whether clients share differences to the global model
+    shares_differences: ClassVar[bool] = False
     # whether the servers toss a coin for each round once it is closed, which `compute` is given
     tosses: ClassVar[bool] = False
     # whether `compute` needs something of all coordinates first, which `survey` and `judge` find

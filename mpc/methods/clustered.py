@@ -38,6 +38,7 @@ class Clustered(Weighted, FixedPoint):
 
     checks_values = True
     tosses = True
+    shares_differences = True
 
     clusters: int = option(
         2,
@@ -99,7 +100,7 @@ class Clustered(Weighted, FixedPoint):
         return values if published.model is None else values - published.model.astype(np.float64)
 
     def members(self, coin: bytes, clients: int) -> list[Members]:
-        """Return who is in each cluster of each reclustering: [r][j] are the clients' places."""
+        """Return who is in each cluster: per reclustering and cluster, the clients' places."""
         return draw(coin, clients, self.clusters_among(clients), self.reclusterings)
 
     def cluster_sums(
