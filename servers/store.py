@@ -48,8 +48,10 @@ from securemedian.settings.trainings import DEFAULT_TRAINING
 _OLD_TRAINING = "training.npz"
 # bytes that are hashed at a time, and that are worth being synchronised beside the caller
 _CHUNK_BYTES = 1 << 20
-# reads and synchronises beside the servers' loops
-_DISK = ThreadPoolExecutor(2, "disk")
+# Synchronises beside the servers' loops, which wait for it: examinations, which may take seconds,
+# have threads of their own.
+_DISK = ThreadPoolExecutor(1, "disk")
+_EXAMINERS = ThreadPoolExecutor(2, "examiner")
 
 # the file of the database
 DATABASE = "state.db"
@@ -375,7 +377,7 @@ class Spool:
 
         def examine() -> None:
             # hashing releases the GIL
-            for _ in _DISK.map(examine_one, rows):
+            for _ in _EXAMINERS.map(examine_one, rows):
                 pass
 
         return examine
