@@ -559,25 +559,27 @@ class Desk:
 
         These are `weights` and `validator`.
         """
-        names = self._config.members[training].clients
-        keys = {name: key for key, name in names.items()}
         validator = params.get("validator")
         if isinstance(validator, str):
             # one that is on no list is refused with the round
-            params = params | {"validator": keys.get(validator, validator)}
+            key = self._key_of_each(training).get(validator, validator)
+            params = params | {"validator": key}
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
         keys = self._keys(training, weights, "weights")
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
+    def _key_of_each(self, training: str) -> dict[str, str]:
+        """Return the keys of all clients of a training by their names."""
+        return {name: key for key, name in self._config.members[training].clients.items()}
+
     def _keys(self, training: str, names: Collection[str], where: str) -> dict[str, str]:
         """Return the keys of clients of a training by the names that stand in `where`.
 
         Raises ConfigError, which has all the names that nobody has.
         """
-        clients = self._config.members[training].clients
-        keys = {name: key for key, name in clients.items()}
+        keys = self._key_of_each(training)
         if unknown := [name for name in names if name not in keys]:
             listed = ", ".join(sorted({quoted(name) for name in unknown}))
             raise ConfigError(
