@@ -825,10 +825,9 @@ class Client(_Member):
         kept = found["round"] in self._sender.rounds
         params = RoundParams.from_dict(found["params"])
         start, published = bytes.fromhex(found["start"]), Published(None)
-        if params.exchange.fixed is not None:
-            # everybody knows what the values lie around, and there is no model
-            pass
-        elif params.uses_model or not trained:
+        # otherwise everybody knows what the values lie around, and there is no model
+        of_model = params.exchange.fixed is None
+        if of_model and (params.uses_model or not trained):
             training = self._training(found["round"], start, patience_s)
             published = training.published_for(params)
         return Round(
