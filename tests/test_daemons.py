@@ -734,7 +734,7 @@ def test_servers_that_are_configured_differently_say_how(alone: Pair) -> None:
 
 
 # Seconds of protocol, in many chunks.
-LONG: dict[str, Any] = {"method": "pairwise", "dim": 150_000, "max_clients": 3}
+LONG: dict[str, Any] = {"method": "pairwise", "dim": 75_000, "max_clients": 3}
 
 
 def has_begun(pair: Pair, server: str) -> bool:

@@ -812,6 +812,8 @@ class Scenario:
     # the clients that send something during the walk, and those that have sent all before it
     clients: tuple[str, ...]
     sent: tuple[str, ...] = ()
+    # those that deal during the walk, and then send nothing
+    dealers: tuple[str, ...] = ()
     # those who fail a check, and those who send the servers different uploads
     wrong: tuple[str, ...] = ()
     differ: tuple[str, ...] = ()
@@ -924,6 +926,9 @@ class Walk:
                 elif client not in here.failed:
                     own = client in self.scenario.differ
                     yield party, Stored(client, b"m%d" % party if own else b"m")
+            for client in self.scenario.dealers:
+                if here.state is State.OPEN and client not in here.dealt_here:
+                    yield party, DealingStored(client, b"d")
             if party == 0 and here.state is State.OPEN:
                 yield party, CloseAsked()
             if party == 0 and here.awaits_turn(float("inf")):
@@ -1055,7 +1060,8 @@ SCENARIOS = (
     Scenario(PLAIN, (), TWO, breaks=1, spent=True),
     Scenario(PLAIN, (), TWO, crashes=1, spent=True),
     Scenario(VALUES, (), TWO, breaks=1, spent=True),
-    Scenario(DEALT, ("key-b",), ("key-a",), crashes=1),
+    Scenario(PLAIN, ("key-b",), ("key-a",), crashes=1),
+    Scenario(DEALT, (), ("key-a",), dealers=("key-b",), crashes=1),
     Scenario(DEALT, (), TWO, crashes=1),
     Scenario(DEALT, (), TWO, breaks=1),
     Scenario(VALUES, (), TWO, crashes=1),
@@ -1096,7 +1102,7 @@ def walk(scenario: Scenario) -> tuple[set[Any], set[Any], int, set[bool]]:
             published = {here.state is State.PUBLISHED for here in now.rounds}
             assert len(published) == 1 or scenario.failures
             # what was open is published, whatever breaks
-            complete = not (scenario.clients or scenario.failures or out)
+            complete = not (scenario.clients or scenario.dealers or scenario.failures or out)
             assert True in published or not leader.begun or not complete or scenario.spent
             ends |= published
         for party, event in more:
