@@ -201,7 +201,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
     path = pair.folder / f"client-1-{sleepy}.toml"
     path.write_text(text.replace('state_dir = "', f'state_dir = "{sleepy}-'))
     toml = str(path)
-    arguments = [toml, "--part", "1/3", "--images", "60", "--warm-up", "2", "--rounds", "1"]
+    arguments = [toml, "--part", "1/3", "--images", "60", "--warm-up", "2"]
     arguments += ["--exchange", "predictions", "--public", str(tmp_path / "public")]
     students = [student(number) for number in range(3)]
 
@@ -250,7 +250,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
         monkeypatch.setattr(Student, "start", noting)
         parser = argparse.ArgumentParser()
         worker_options.add_worker_options(parser)
-        options = parser.parse_args(arguments)
+        options = parser.parse_args([*arguments, "--rounds", "1"])
         with Client.from_config(toml, public=PUBLIC) as client:
             trainer = worker.trainer(options, public=PUBLIC)
             worker.take_part(client, trainer, options, tmp_path)
