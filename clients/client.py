@@ -295,7 +295,7 @@ class Client(Member):
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
-        tried = current.round_id in {*self._shared, *(sent.round_id for sent in self.sent)}
+        tried = current.round_id in self._shared or self._memory.confirmed(current.round_id)
         if current.submitted or tried:
             raise DuplicateUpload(
                 f"an upload of yours for round {current.round_id} was "
@@ -366,9 +366,8 @@ class Client(Member):
 
         With a `state_dir` that of an earlier process is known, too.
         """
-        made = self._memory.submission(round_id)
-        known = [made] if made else [sent for sent in self.sent if sent.round_id == round_id]
-        return known[0].group if known else None
+        known = self._memory.submission(round_id) or self._memory.confirmed(round_id)
+        return known.group if known else None
 
     def keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep something of your own, in place of what was kept before (`kept`).
@@ -419,9 +418,8 @@ class Client(Member):
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
         """Return what the receipt of a round must fit (`outcomes.Trained`)."""
-        for sent in self.sent:
-            if sent.round_id == round_id:
-                return sent.start, self.service.keys.public.decode()
+        if sent := self._memory.confirmed(round_id):
+            return sent.start, self.service.keys.public.decode()
         shared = self._shared.get(round_id) or self._memory.submission(round_id)
         return (shared.start if shared else None), ""
 

@@ -175,6 +175,10 @@ class Memory:
         """Return the upload for this round, if it was made and is not with both servers yet."""
         return self._submissions.get(round_id)
 
+    def confirmed(self, round_id: str) -> Sent | None:
+        """Return what is known of the upload for this round, if both servers have it."""
+        return self._sent.get(round_id)
+
     def draw(self, round_id: str, params: bytes, index: int) -> Draw:
         """Return the draw of this client's dealing for a round, always that of the first call.
 

@@ -65,7 +65,7 @@ def test_of_an_upload_that_servers_have_no_half_is_kept_but_what_its_result_has_
     assert not any(half in path.read_bytes() for half in halves)
     for one in (kept, again(kept, folder)):
         assert one.rounds == [] and one.submission(ROUND) is None
-        assert one.sent == [Sent(ROUND, START, 2, 1)]
+        assert one.sent == [Sent(ROUND, START, 2, 1)] == [one.confirmed(ROUND)]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
