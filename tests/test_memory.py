@@ -1,4 +1,4 @@
-"""What a client keeps until both servers have it: `clients.memory`."""
+"""What a client keeps for a restart: `clients.memory`."""
 
 import stat
 from collections.abc import Iterator
