@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.benchmarks import settings
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.dealing import Dealt

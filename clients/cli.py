@@ -27,11 +27,12 @@ from securemedian.clients.flags import (
     range_policy,
     round_params,
 )
-from securemedian.mpc.errors import InputError, UnknownRound
+from securemedian.mpc.errors import UnknownRound
 from securemedian.settings.public_metrics import check_public_metrics
 
 if TYPE_CHECKING:
-    from securemedian.clients.client import Client, Coordinator
+    from securemedian.clients.client import Client
+    from securemedian.clients.coordinator import Coordinator
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -127,18 +128,16 @@ def _submit(options: argparse.Namespace) -> None:
             print(
                 f"round {current.round_id} has an upload of this client already, and takes no other"
             )
-            results = client.results()
-            if len(results) > 1 and current.params.method.groups > 1 and options.group is None:
-                raise InputError("say with --group which group's result you want")
-            result = unflatten(results[options.group or 0], flatten(update)[1])
         else:
             _submit_and_warn(client, update, dict(options.public_metric), options.group)
             print(f"submitted to round {current.round_id}")
             if not wanted:
                 return
-            result = client.result()
+        result = client.result(group=options.group)
         if options.result:
-            files.write(options.result, result)
+            # an earlier process may have submitted it, whose update this one has read again
+            vector, _ = flatten(result)
+            files.write(options.result, unflatten(vector, flatten(update)[1]))
         _say_result(client, current.round_id, options)
 
 
@@ -281,7 +280,7 @@ def _as_coordinator(
     """Return a function that connects as the coordinator of `options.config`, and then acts."""
 
     def run(options: argparse.Namespace) -> None:
-        from securemedian.clients.client import Coordinator
+        from securemedian.clients.coordinator import Coordinator
 
         with Coordinator.from_config(options.config, options.training, report=_tell) as coordinator:
             act(coordinator, options)
@@ -387,8 +386,8 @@ def _add_coordinate(subparsers: "Verbs") -> None:
 
 
 def _coordinate(options: argparse.Namespace) -> None:
-    from securemedian.clients.client import Coordinator
     from securemedian.clients.coordinate import Training, TrainingPlan
+    from securemedian.clients.coordinator import Coordinator
 
     plan = TrainingPlan.load(options.training)
     if options.evaluate:

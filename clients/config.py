@@ -55,7 +55,7 @@ class ClientConfig:
     # the training in which it takes part, as the servers call it
     training: str = DEFAULT_TRAINING
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
-    # a client forgets what it has made for a round when it ends. (`state_folder`)
+    # a client forgets what it has made for rounds, and what it keeps, when it ends (`memory`)
     state_dir: str = ""
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import files
-from securemedian.clients.client import Coordinator
+from securemedian.clients.coordinator import Coordinator
 from securemedian.clients.public import PublicSet
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.mpc.canonical import build

@@ -1,15 +1,19 @@
-"""What a client has made for a round and the servers do not have yet.
+"""What a client has made for rounds, and what it keeps of its own between them.
 
-It is kept until both servers have acknowledged it, so that what is sent again is the same: two
-sharings of one update, or two rotations by one dealing, must never be mixed. With a folder it
-outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of two states:
+An upload is kept until both servers have acknowledged it, so that what is sent again is the same:
+two sharings of one update, or two rotations by one dealing, must never be mixed. With a folder all
+of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of three
+states:
 
     dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
     upload   both halves of the update. They take the place of the dealing's secret before the first
              of them is sent, so that no dealing can rotate a second update.
+    sent     what the round's result has to fit, in place of the halves, which both servers have.
+             There are at most as many of these as servers keep results.
 
-A file is the SHA-256 of its content, and then the content: the parts of one frame (`mpc.wire`) as a
-msgpack list. Together its halves are the update, so it is for its owner alone (mode 0600).
+The file `own` holds the arrays that the caller keeps (`Client.keep`). A file is the SHA-256 of its
+content, and then the content: the parts of one frame (`mpc.wire`) as a msgpack list. Together the
+halves are the update, so all files are for their owner alone (mode 0600).
 """
 
 import hashlib
@@ -38,7 +42,10 @@ from securemedian.mpc.prg import Entropy, os_entropy
 from securemedian.settings.durable import lock_folder, replace_file
 
 SECRET_BYTES = 32
+# the rounds whose results a client can ask for: servers keep no more of them
+KEPT_ROUNDS = 4
 _SUFFIX = ".kept"
+_OWN = "own"
 _DIGEST_BYTES = 32
 # what an id may be that names a file
 _NAME = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -85,8 +92,23 @@ class Submission:
     update: bytes
     # for S0 and for S1
     halves: tuple[ShareHalf, ShareHalf]
-    # the group that both are told, where groups are visible; 0 otherwise
-    group: int = 0
+    # the group that the update is for, 0-based; None if an earlier release has not kept it
+    group: int | None = 0
+    # the group that both servers are told: this one where groups are visible, 0 otherwise
+    told: int = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a client knows of an upload of its own that both servers have."""
+
+    round_id: str
+    # the digest of the training run that it was trained from
+    start: bytes
+    # the group that it is for, as in `Submission`
+    group: int | None
+    # later uploads have greater ones
+    order: int
 
 
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
@@ -98,10 +120,10 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
 
 
 class Memory:
-    """Keeps a client's dealings and uploads by round, in a folder unless that is None.
+    """Keeps a client's dealings and uploads by round, and what the caller keeps.
 
-    The folder is for one process at a time. Raises ConfigError if it cannot be used, if another
-    process uses it, or if a file in it is damaged.
+    That is in a folder, unless it is None. The folder is for one process at a time. Raises
+    ConfigError if it cannot be used, if another process uses it, or if a file in it is damaged.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -109,6 +131,8 @@ class Memory:
         self._lock: IO[bytes] | None = None
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
+        self._sent: dict[str, Sent] = {}
+        self._own = wire.Message(_OWN, {}, {})
         # the rounds whose file has what is kept here
         self._written: set[str] = set()
         if folder is None:
@@ -119,6 +143,7 @@ class Memory:
                 unfinished.unlink()
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
                 self._load(path)
+            self._load_own()
         except OSError as error:
             self.close()
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
@@ -133,12 +158,26 @@ class Memory:
 
     @property
     def rounds(self) -> list[str]:
-        """Return the ids of the rounds for which something is kept."""
+        """Return the ids of the rounds for which something is kept that servers lack."""
         return [*self._draws, *self._submissions]
+
+    @property
+    def sent(self) -> list[Sent]:
+        """Return the latest uploads that both servers have, the oldest first."""
+        return sorted(self._sent.values(), key=lambda sent: sent.order)
+
+    @property
+    def own(self) -> wire.Message:
+        """Return what the caller has kept last: fields and arrays, which nobody must change."""
+        return self._own
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
         return self._submissions.get(round_id)
+
+    def confirmed(self, round_id: str) -> Sent | None:
+        """Return what is known of the upload for this round, if both servers have it."""
+        return self._sent.get(round_id)
 
     def draw(self, round_id: str, params: bytes, index: int) -> Draw:
         """Return the draw of this client's dealing for a round, always that of the first call.
@@ -175,17 +214,51 @@ class Memory:
             "start": submission.start,
             "update": submission.update,
             "forms": [one.form, other.form],
-            "group": submission.group,
+            "chosen": submission.group,
+            "group": submission.told,
         }
         self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
 
-    def forget(self, round_id: str) -> None:
-        """Delete what is kept for a round.
+    def confirm(self, submission: Submission) -> None:
+        """Keep of an upload, which both servers have, what its result has to fit, and no more."""
+        round_id = submission.round_id
+        self._submissions.pop(round_id, None)
+        order = 1 + max((sent.order for sent in self._sent.values()), default=0)
+        self._sent[round_id] = Sent(round_id, submission.start, submission.group, order)
+        fields = {"start": submission.start, "chosen": submission.group, "order": order}
+        was_written = round_id in self._written
+        self._written.discard(round_id)
+        try:
+            self._write(round_id, "sent", fields, {})
+        except ConfigError:
+            # the halves must go in any case; the next process knows nothing of this upload
+            if was_written:
+                self._path(round_id).unlink(missing_ok=True)
+        for old in self.sent[:-KEPT_ROUNDS]:
+            del self._sent[old.round_id]
+            self._delete(old.round_id)
 
-        It is with both servers, or the round has ended.
+    def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep fields and arrays of the caller in place of those before.
+
+        They are copied. Raises ConfigError if they cannot be written.
         """
+        copies = {name: np.array(array) for name, array in arrays.items()}
+        for copy in copies.values():
+            copy.flags.writeable = False
+        own = wire.Message(_OWN, dict(fields), copies)
+        if self._folder:
+            self._replace(self._folder / _OWN, own)
+        self._own = own
+
+    def forget(self, round_id: str) -> None:
+        """Delete what is kept for a round that servers lack: it has ended, or they refuse it."""
         self._draws.pop(round_id, None)
         self._submissions.pop(round_id, None)
+        self._delete(round_id)
+
+    def _delete(self, round_id: str) -> None:
+        """Delete the file of a round, if it has one."""
         if round_id in self._written:
             self._written.discard(round_id)
             # what cannot be deleted now is found by the next process
@@ -208,16 +281,20 @@ class Memory:
         """Replace the file of a round in one step, unless it has this content already."""
         if self._folder is None or round_id in self._written:
             return
-        parts = wire.pack(kind, fields, arrays)
+        message = wire.Message(kind, dict(fields), dict(arrays))
+        self._replace(self._path(round_id), message, ". Nothing was sent")
+        self._written.add(round_id)
+
+    def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
+        """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
+        parts = wire.pack(message.type, message.fields, message.arrays)
         content = msgpack.packb([bytes(part) for part in parts])
         try:
-            replace_file(self._path(round_id), (hashlib.sha256(content).digest(), content))
+            replace_file(path, (hashlib.sha256(content).digest(), content))
         except OSError as error:
             raise ConfigError(
-                f"cannot write to the state folder {self._folder}: {error.strerror}. Nothing was "
-                "sent"
+                f"cannot write to the state folder {self._folder}: {error.strerror}{then}"
             ) from error
-        self._written.add(round_id)
 
     def _load(self, path: Path) -> None:
         """Take what the file of a round has. Raises ConfigError if it is damaged."""
@@ -231,6 +308,11 @@ class Memory:
                     path.unlink()
                     return
                 self._draws[round_id] = draw
+            elif message.type == "sent":
+                fields = message.fields
+                self._sent[round_id] = Sent(
+                    round_id, fields["start"], fields["chosen"], fields["order"]
+                )
             else:
                 self._submissions[round_id] = _submission(round_id, message)
         except (FrameError, KeyError, ValueError, TypeError) as error:
@@ -239,6 +321,19 @@ class Memory:
                 "left out of it"
             ) from error
         self._written.add(round_id)
+
+    def _load_own(self) -> None:
+        """Take what the caller has kept. Raises ConfigError if the file is damaged."""
+        assert self._folder is not None
+        path = self._folder / _OWN
+        if not path.exists():
+            return
+        try:
+            self._own = wire.unpack(_parts(path.read_bytes()))
+        except (FrameError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is damaged: remove it. What this client kept of its own is lost"
+            ) from error
 
 
 def _draw(message: wire.Message) -> Draw:
@@ -256,6 +351,7 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
         message.fields["start"],
         message.fields["update"],
         (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
+        message.fields.get("chosen"),
         message.fields["group"],
     )
 

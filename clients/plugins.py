@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.coordinator import Coordinator
 from securemedian.clients.lease import Lease
 from securemedian.clients.update import flatten, unflatten
 from securemedian.mpc.errors import (

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from securemedian.clients.upload import number_of
 from securemedian.mpc import wire
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
@@ -125,8 +126,8 @@ def check_record(
     its public key if it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients
     or ConfigError if the clients that took part are not enough for the round's parameters.
     """
-    number = int(round_id.partition("-")[0])
-    if (record.service, record.round, record.number) != (SERVICE, round_id, number):
+    about = record.service, record.round, record.number
+    if about != (SERVICE, round_id, number_of(round_id)):
         raise ReceiptInvalid(
             f"the receipt is that of round {quoted(record.round)}, and not of round {round_id}"
         )

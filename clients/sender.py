@@ -48,19 +48,10 @@ class Sender:
         self._dealer: Dealer | None = None
         # whether both servers have said which party they are
         self._parties_known = False
-        if memory.rounds:
+        if memory.rounds or memory.sent:
             # an earlier process has reached them
             for server in servers:
                 server.reached = True
-
-    @property
-    def rounds(self) -> list[str]:
-        """Return the rounds for which something is kept that both servers do not have yet."""
-        return self._memory.rounds
-
-    def made(self, round_id: str) -> Submission | None:
-        """Return the upload for this round, if it was made and is not with both servers yet."""
-        return self._memory.submission(round_id)
 
     def begin(self, current: Round) -> None:
         """Deal for a round in the background, where clients deal."""
@@ -90,6 +81,7 @@ class Sender:
             current.start,
             update,
             halves,
+            group,
             group if current.params.method.visible else 0,
         )
         self._memory.keep(submission)
@@ -103,7 +95,7 @@ class Sender:
         progress: Progress = unseen,
         again: bool = False,
     ) -> None:
-        """Send an upload to both servers, and forget it once they have acknowledged it.
+        """Send an upload to both servers, and forget its halves once they have acknowledged it.
 
         With `again` a server that has it already is left out. Raises what a server answers; an
         upload that is refused is forgotten, too.
@@ -121,7 +113,7 @@ class Sender:
                             "round": made.round_id,
                             "params": made.params,
                             "form": half.form,
-                            "group": made.group,
+                            "group": made.told,
                         },
                         {"share": half.share},
                         patience_s,
@@ -132,11 +124,7 @@ class Sender:
         except REFUSED:
             self._memory.forget(made.round_id)
             raise
-        self._memory.forget(made.round_id)
-
-    def forget(self, round_id: str) -> None:
-        """Delete what is kept for a round that has ended."""
-        self._memory.forget(round_id)
+        self._memory.confirm(made)
 
     def close(self) -> None:
         """End what goes on in the background. What is kept on disk stays."""

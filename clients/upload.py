@@ -15,7 +15,7 @@ from securemedian.clients import update as updates
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.dealing import Dealt
-from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
+from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
@@ -25,6 +25,23 @@ from securemedian.mpc.share import SeedUpload, WordsUpload
 # even the middle one of its values counts with its size. With the default policy it was at most
 # 35 % of evenly divided images (in the second round) and 31 % of unevenly divided ones.
 MOST_BEYOND = 0.5
+
+
+def number_of(round_id: str) -> int:
+    """Return the number that a round has in its training run, with which its id begins.
+
+    Raises PeerProtocolError if it is no round's id.
+    """
+    number = round_id.partition("-")[0]
+    if not (number.isascii() and number.isdecimal()):
+        raise PeerProtocolError(f"S0 calls a round {quoted(round_id)}, which is no id")
+    return int(number)
+
+
+def check_group(round_id: str, groups: int, group: int) -> None:
+    """Raise InputError if a round of so many groups has no such group, 0-based."""
+    if not 0 <= group < groups:
+        raise InputError(f"round {round_id} has no group {group}: its groups are 0 to {groups - 1}")
 
 
 class RangeWarning(UserWarning):
@@ -75,11 +92,7 @@ class Round:
 
         Raises InputError if there is no such group.
         """
-        count = self.params.method.groups
-        if not 0 <= group < count:
-            raise InputError(
-                f"round {self.round_id} has no group {group}: its groups are 0 to {count - 1}"
-            )
+        check_group(self.round_id, self.params.method.groups, group)
         published = self.published.of_group(group)
         return replace(
             self,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from securemedian.clients.client import Coordinator
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable
 

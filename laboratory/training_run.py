@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients.client import Coordinator
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.attacks.faults import Malformed

@@ -1,14 +1,14 @@
 """A client that trains: it receives each round's model, trains on its own images and submits.
 
 `run` is what `securemedian train` does, and `collaborate` what it does in rounds that exchange
-predictions. `main` does the same for clients of the laboratory, which
-may misbehave and which record what they send.
+predictions. `main` does the same for clients of the laboratory, which may misbehave and which
+record what they send.
 """
 
 import argparse
 import itertools
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.public import PublicSet
-from securemedian.clients.upload import Round
+from securemedian.clients.upload import Round, number_of
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.attacks.faults import Malformed
@@ -154,10 +154,9 @@ def run(
     """Take part in `rounds` rounds, or in all that come if None.
 
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
-    what `Client.submit` gives it. `record` is for
-    the laboratory alone: a directory that receives every update IN THE CLEAR as
-    round-NUMBER-NAME.npy, and the group that was chosen as group-NUMBER-NAME.npy, to compare
-    results with. Never use it with private data.
+    what `Client.submit` gives it. `record` is for the laboratory alone: a directory that receives
+    every update IN THE CLEAR as round-NUMBER-NAME.npy, and the group that was chosen as
+    group-NUMBER-NAME.npy, to compare results with. Never use it with private data.
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
@@ -217,8 +216,59 @@ def take_part(
         run(client, trainer, options.rounds, record, progress)
         return
     warm_up = WARM_UP if options.warm_up is None else options.warm_up
-    student = Student.start(trainer, client.public.inputs, warm_up)
+    student = resume(client, trainer, client.public.inputs, warm_up)
     collaborate(client, student, options.rounds, record, progress)
+
+
+def resume(client: Client, trainer: Trainer, inputs: NDArray[np.float32], warm_up: int) -> Student:
+    """Return the student that an earlier process has kept, or one that has just warmed up.
+
+    One that was kept first learns from the rounds that it has submitted to since. It is taken only
+    for the network and the seed that it was kept for.
+    """
+    fields, arrays = client.kept
+    sent = [one.round_id for one in client.sent]
+    if _about(trainer) == {name: fields.get(name) for name in _about(trainer)}:
+        student = replace(Student.start(trainer, inputs, 0), vector=arrays["network"])
+        last = fields["round"]
+        print(f"going on with the network of {f'round {last}' if last else 'the warm-up'}")
+        for round_id in sent[sent.index(last) + 1 :] if last in sent else sent:
+            student = _learn(client, student, round_id)
+        return student
+    student = Student.start(trainer, inputs, warm_up)
+    _keep(client, student, sent[-1] if sent else "")
+    return student
+
+
+def _about(trainer: Trainer) -> dict[str, Any]:
+    """Return what a network that is kept must be of, to be taken again."""
+    return {"network": trainer.model.name, "seed": list(trainer.seed)}
+
+
+def _keep(client: Client, student: Student, round_id: str) -> None:
+    """Keep a student as it is after a round, or after the warm-up if that is ""."""
+    fields = {**_about(student.trainer), "round": round_id}
+    client.keep(fields, {"network": student.vector})
+
+
+def _learn(client: Client, student: Student, round_id: str) -> Student:
+    """Return a student after a round, whose result is waited for, and keep it for a restart.
+
+    A round without a result leaves the student as it is, and is printed.
+    """
+    number = number_of(round_id)
+    try:
+        shape = len(student.inputs), student.trainer.model.classes
+        labels = np.asarray(client.result(round_id))
+        if labels.size != np.prod(shape):
+            raise ConfigError(f"round {round_id} exchanged no predictions on this public set")
+        labels = labels.reshape(shape)
+        student = student.after(labels, number)
+        print(f"round {number}: learnt from {len(labels):,} public images", flush=True)
+        _keep(client, student, round_id)
+    except SecureMedianError as error:
+        print(f"round {number}: {error}", flush=True)
+    return student
 
 
 def collaborate(
@@ -230,8 +280,8 @@ def collaborate(
 ) -> Student:
     """Take part in rounds that exchange predictions, as `run` does in others.
 
-    In each round the client predicts the public set, submits, and learns from the result. Returns
-    the client as it is after the last round.
+    In each round the client predicts the public set, submits, and learns from the result, and its
+    network is kept (`Client.keep`) for a restart. Returns the client as it is after the last round.
     """
     for _ in itertools.count() if rounds is None else range(rounds):
         current = client.wait_for_round()
@@ -252,12 +302,10 @@ def collaborate(
                     np.save(record / f"round-{current.number}-{client.config.name}.npy", flat)
                 client.submit(sent, current.round_id, progress)
             print(f"round {current.number}: predictions submitted", flush=True)
-            labels = np.reshape(client.result(current.round_id), (-1, exchange.classes))
         except SecureMedianError as error:
             print(f"round {current.number}: {error}", flush=True)
             continue
-        student = student.after(labels, current.number)
-        print(f"round {current.number}: learnt from {len(labels):,} public images", flush=True)
+        student = _learn(client, student, current.round_id)
     return student
 
 

@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from securemedian.clients.client import Client, Coordinator
+    from securemedian.clients.client import Client
     from securemedian.clients.config import ClientConfig
+    from securemedian.clients.coordinator import Coordinator
     from securemedian.clients.public import PublicSet
     from securemedian.clients.update import flatten, unflatten
     from securemedian.clients.upload import RangeWarning, Round
@@ -42,7 +43,7 @@ __all__ = [
 _HOMES = {
     "Client": "clients.client",
     "ClientConfig": "clients.config",
-    "Coordinator": "clients.client",
+    "Coordinator": "clients.coordinator",
     "Predictions": "mpc.exchange",
     "PublicSet": "clients.public",
     "RangePolicy": "mpc.ranges.base",

@@ -5,6 +5,7 @@ from typing import Any
 
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
+from securemedian.mpc.exchange import EXCHANGES
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import Option, check_one_of, options_of
 from securemedian.mpc.params import ROUND_FIELDS, RoundParams
@@ -15,11 +16,11 @@ RESULTS, ROUNDS_PER_HOUR = "results", "rounds_per_hour"
 
 
 def _choices() -> dict[str, list[Any]]:
-    """Return by name the values that the methods' options of text and switches can have."""
-    found: dict[str, list[Any]] = {}
+    """Return by name the values that the options of words and switches can have."""
+    found: dict[str, list[Any]] = {"exchange": list(EXCHANGES)}
     for about in _options():
-        if about.kind in (str, bool):
-            values = about.choices or (False, True)
+        values = (False, True) if about.kind is bool else about.choices
+        if values:
             found[about.name] = list(dict.fromkeys([*found.get(about.name, []), *values]))
     return found
 
@@ -32,7 +33,9 @@ def _numbers() -> list[str]:
 
 
 def _options() -> list[Option]:
-    return [about for method in METHODS.values() for about in options_of(method).values()]
+    """Return the options of all methods and of all that clients can exchange."""
+    owners = (*METHODS.values(), *EXCHANGES.values())
+    return [about for owner in owners for about in options_of(owner).values()]
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Policy:
 
         `begun` counts the rounds that have begun here within the last hour.
         """
-        values = params.to_dict()
+        # a round of parameters does not say so
+        values = {"exchange": params.exchange.name} | params.to_dict()
         sizes = {
             name: len(value) if isinstance(value, list | dict) else value
             for name, value in values.items()

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import zmq
 
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.connection import Connection
+from securemedian.clients.coordinator import Coordinator
 from securemedian.mpc import encode, ring, share, wire
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
 from securemedian.clients.coordinate import Journal, Training, TrainingPlan
+from securemedian.clients.coordinator import Coordinator
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,

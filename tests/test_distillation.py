@@ -1,5 +1,9 @@
 """Clients that learn from each other's predictions: what they send, and what they learn."""
 
+import argparse
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,7 +18,8 @@ pytest.importorskip("sklearn")
 
 from securemedian import Client, Coordinator, PublicSet, cli
 from securemedian.clients.config import ClientConfig
-from securemedian.laboratory import data, models, worker
+from securemedian.clients.upload import number_of
+from securemedian.laboratory import data, models, worker, worker_options
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.models.base import Model
@@ -23,7 +28,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.exchange import Predictions
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.params import RoundParams
-from tests.daemons import WAIT_S, Pair, in_background, running
+from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -143,11 +148,131 @@ def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) ->
         for client, own in enumerate(sent, 1):
             recorded = np.load(tmp_path / f"round-{number}-client-{client}.npy")
             assert np.array_equal(recorded, own.reshape(-1))
-        median = np.sort(np.rint(np.array(sent, np.float64) * 255), axis=0)[1] / 255
-        sums = median.sum(axis=1, keepdims=True)
-        want = np.where(sums > 0, median / np.where(sums > 0, sums, 1), 1 / CLASSES)
-        assert np.array_equal(labels, want.astype(np.float32).reshape(-1))
+        assert np.array_equal(labels, median_labels(sent))
         students = [one.after(labels.reshape(-1, CLASSES), number) for one in students]
     for number, one in enumerate(students, 1):
         assert np.array_equal(after[number].vector, one.vector)
     assert all(accuracy(one) > least for one, least in zip(students[:2], before, strict=False))
+
+
+# a worker that sleeps when it would learn from its first result, or wait for its second round
+CHILD = """
+import argparse, sys, time
+from securemedian import Client, PublicSet
+from securemedian.laboratory import worker
+from securemedian.laboratory.distillation import Student
+from securemedian.laboratory.worker_options import add_worker_options, public_set
+
+sleepy, *arguments = sys.argv[1:]
+owner, name, left = {"after": (Student, "after", 0), "wait": (Client, "wait_for_round", 1)}[sleepy]
+plain = getattr(owner, name)
+
+def counted(*given):
+    global left
+    if not left:
+        print("asleep", flush=True)
+        time.sleep(600)
+    left -= 1
+    return plain(*given)
+
+setattr(owner, name, counted)
+parser = argparse.ArgumentParser()
+add_worker_options(parser)
+options = parser.parse_args(arguments)
+public = public_set(options)
+with Client.from_config(options.config, public=public) as client:
+    worker.take_part(client, worker.trainer(options, public=public), options)
+"""
+
+
+@pytest.mark.parametrize("sleepy", ["after", "wait"])
+def test_a_worker_that_was_killed_goes_on_with_its_network(
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sleepy: str,
+) -> None:
+    """It does not warm up again, and learns from the result that it had not learnt from."""
+    PUBLIC.save(tmp_path / "public")
+    # with a state folder of its own
+    text = (pair.folder / "client-1.toml").read_text()
+    assert text.count('state_dir = "') == 1
+    path = pair.folder / f"client-1-{sleepy}.toml"
+    path.write_text(text.replace('state_dir = "', f'state_dir = "{sleepy}-'))
+    toml = str(path)
+    arguments = [toml, "--part", "1/3", "--images", "60", "--warm-up", "2"]
+    arguments += ["--exchange", "predictions", "--public", str(tmp_path / "public")]
+    students = [student(number) for number in range(3)]
+
+    def work(number: int) -> None:
+        config = ClientConfig.load(pair.folder / f"client-{number}.toml")
+        quick = replace(config, state_dir="", wait_timeout_s=WAIT_S, poll_interval_s=0.05)
+        with Client(quick, PUBLIC) as client:
+            worker.collaborate(client, students[number - 1], 2, tmp_path)
+
+    params = RoundParams(
+        Radix(encoding="unit", word_bits=8),
+        200 * CLASSES,
+        3,
+        exchange=Predictions(PUBLIC.digest, CLASSES),
+    )
+    output = tmp_path / "output"
+    with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as coordinator:
+        first = coordinator.open(params)
+        with output.open("wb") as file:
+            child = subprocess.Popen(
+                [sys.executable, "-c", CHILD, sleepy, *arguments],
+                stdout=file,
+                stderr=file,
+                cwd=ROOT,
+            )
+        try:
+            waiting = [in_background(partial(work, number)) for number in (2, 3)]
+            wait_until(lambda: child.poll() is not None or "asleep" in output.read_text())
+            assert "asleep" in output.read_text(), output.read_text()
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        labels = coordinator.result(first).reshape(-1, CLASSES)
+        assert np.array_equal(labels.reshape(-1), median_labels([s.sent(1) for s in students]))
+        second = coordinator.open(params)
+        number = number_of(second)
+        # who was not killed
+        expected = students[0].after(labels, number_of(first))
+        starts: list[int] = []
+        start = Student.start
+
+        def noting(trainer: Trainer, inputs: np.ndarray, warm_up: int) -> Student:
+            starts.append(warm_up)
+            return start(trainer, inputs, warm_up)
+
+        monkeypatch.setattr(Student, "start", noting)
+        parser = argparse.ArgumentParser()
+        worker_options.add_worker_options(parser)
+        options = parser.parse_args([*arguments, "--rounds", "1"])
+        with Client.from_config(toml, public=PUBLIC) as client:
+            trainer = worker.trainer(options, public=PUBLIC)
+            worker.take_part(client, trainer, options, tmp_path)
+        for wait in waiting:
+            wait()
+        coordinator.result(second)
+        assert starts == [0]
+        sent = np.load(tmp_path / f"round-{number}-client-1.npy")
+        assert np.array_equal(sent, expected.sent(number).reshape(-1))
+        learnt = capsys.readouterr().out.count("learnt from 200 public images")
+        # two of each of the others, in this process
+        assert learnt - 4 == (2 if sleepy == "after" else 1)
+        # what was kept is of another seed
+        other = replace(trainer, seed=(2, 0))
+        with Client.from_config(toml, public=PUBLIC) as client:
+            worker.resume(client, other, PUBLIC.inputs, 1)
+        assert starts == [0, 1]
+
+
+def median_labels(sent: list[np.ndarray]) -> np.ndarray:
+    """Return the labels (d,) of three clients' predictions, in numpy."""
+    median = np.sort(np.rint(np.array(sent, np.float64) * 255), axis=0)[1] / 255
+    sums = median.sum(axis=1, keepdims=True)
+    want = np.where(sums > 0, median / np.where(sums > 0, sums, 1), 1 / CLASSES)
+    return want.astype(np.float32).reshape(-1)

@@ -35,10 +35,12 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
 from securemedian.flower.records import ARRAYS, CLIENT
 from securemedian.mpc.errors import ConfigError, InputError
+from tests import wrong
 from tests.daemons import ROOT, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -437,16 +439,7 @@ def test_a_node_that_is_gone_is_not_waited_for_without_end(pair: Pair) -> None:
     assert list(result.train_metrics_clientapp) == [1]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda m: m | {"w": m["w"] * np.float32(np.nan)}, "the update has 6 NaN"),
-        (lambda m: m | {"w": m["w"].T}, r"'w' was sent as float32 \(2, 3\) and came back as"),
-        (lambda m: m | {"w": m["w"].astype(np.float64)}, r"came back as float64 \(2, 3\)"),
-        (lambda m: {"w": m["w"], "b": m["b"]}, "the update lacks steps"),
-        (lambda m: m | {"bias": m["b"]}, "the update has bias, which the model has not"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), wrong.UPDATES)
 def test_a_wrong_update_is_refused_at_the_node(
     change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
     said: str,
@@ -586,16 +579,7 @@ def test_a_nodes_own_configuration_goes_before_the_runs(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"method": "median"}, "method must be one of"),
-        ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
-        ({"dim": 5}, "dim: the model and the nodes decide that"),
-        ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
-        ({"min_clients": 1}, "min_clients must be from 2"),
-        ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
-        ({"wait_s": 0}, "wait_s must be more than 0"),
-        ({"deadline_s": 0}, "deadline_s must be more than 0"),
-    ],
+    [*wrong.OPTIONS, ({"dim": 5}, "dim: the model and the nodes decide that")],
 )
 def test_wrong_options_are_refused_before_the_run(
     options: dict[str, Any], said: str, pair: Pair

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.laboratory import plaintext
-from securemedian.mpc.errors import DuplicateUpload, ServerUnreachable
+from securemedian.mpc.errors import DuplicateUpload, InputError, ServerUnreachable
 from securemedian.mpc.params import RoundParams
 from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, running, wait_until
 
@@ -317,7 +318,7 @@ import numpy as np
 from securemedian.clients.client import Client
 from securemedian.clients.connection import Connection
 
-config, update, op, server, number = sys.argv[1:]
+config, update, op, server, number, group = sys.argv[1:]
 ask, left = Connection.ask, [int(number)]
 
 def sleep():
@@ -333,19 +334,24 @@ def counted(connection, name, *given, **named):
 
 Connection.ask = counted
 with Client.from_config(config) as client:
-    client.submit(np.load(update))
+    client.submit(np.load(update), group=int(group))
     sleep()
 """
 
 
-def kill_at(pair: Pair, folder: Path, op: str, server: str, number: int) -> ClientConfig:
+def kill_at(
+    pair: Pair, folder: Path, op: str, server: str, number: int, group: int = 0
+) -> ClientConfig:
     """Run client 1 until a request, kill it, and return its configuration."""
     path = pair.folder / "client-1.toml"
     np.save(folder / "update.npy", update(1))
     output = folder / "output"
     with output.open("wb") as file:
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, path, folder / "update.npy", op, server, str(number)],
+            [
+                *(sys.executable, "-c", CHILD, path, folder / "update.npy"),
+                *(op, server, str(number), str(group)),
+            ],
             stdout=file,
             stderr=file,
             cwd=ROOT,
@@ -359,8 +365,9 @@ def kill_at(pair: Pair, folder: Path, op: str, server: str, number: int) -> Clie
     return replace(ClientConfig.load(path), poll_interval_s=0.02)
 
 
-def kept(config: ClientConfig) -> list[str]:
-    return [path.name for path in Path(config.state_dir).glob("*.kept")]
+def unsent(client: Client) -> list[str]:
+    """Return the rounds for which a client keeps something that servers lack."""
+    return client._memory.rounds
 
 
 @pytest.mark.parametrize("piece", [0, 1])
@@ -370,13 +377,13 @@ def test_a_client_killed_while_it_deals_goes_on_with_its_dealing(
     round_id = open_round(pair, "dealt")
     words_to = "S1" if pair.round("client-1")[0]["index"] % 2 == 0 else "S0"
     config = kill_at(pair, tmp_path, "deal", words_to, piece)
-    assert kept(config) == [f"{round_id}.kept"]
     client = opened.enter_context(Client(config))
+    assert unsent(client) == [round_id]
     current = client.wait_for_round()
     assert not current.dealing_lost and not current.submitted
     client.submit(update(1))
     finish(pair, client, round_id)
-    assert kept(config) == []
+    assert unsent(client) == [] and client.sent[-1].round_id == round_id
 
 
 def test_a_client_killed_once_it_has_dealt_goes_on_with_its_dealing(
@@ -409,15 +416,15 @@ def test_a_client_killed_while_it_submits_goes_on_with_its_upload(
 ) -> None:
     round_id = open_round(pair, kind)
     config = kill_at(pair, tmp_path, "upload", server, 0)
-    assert kept(config) == ([] if server == "none" else [f"{round_id}.kept"])
     client = opened.enter_context(Client(config))
+    assert unsent(client) == ([] if server == "none" else [round_id])
     if server != "none":
         with pytest.raises(DuplicateUpload, match="another update of yours is on its way"):
             client.submit(update(3), round_id)
     current = client.wait_for_round()
     assert current.submitted and pair.status()["clients"]["client-1"] == "both"
     finish(pair, client, round_id)
-    assert kept(config) == []
+    assert unsent(client) == [] and client.sent[-1].round_id == round_id
 
 
 def test_a_dealing_is_not_mixed_with_one_whose_secret_is_lost(
@@ -465,3 +472,50 @@ def test_a_dealing_goes_to_the_same_servers_whatever_s0_says(
             assert client.wait_for_round().round_id == round_id
             wait_until(lambda: len(dealt) > moved[0])
     assert dealt[0] == dealt[1]
+
+
+@pytest.mark.parametrize(
+    ("membership", "server"), [("hidden", "S1"), ("hidden", "none"), ("visible", "S0")]
+)
+def test_a_client_that_was_killed_knows_the_group_that_it_has_chosen(
+    pair: Pair, opened: ExitStack, tmp_path: Path, membership: str, server: str
+) -> None:
+    starts = np.stack([MODEL, MODEL])
+    round_id = pair.open(
+        model=starts, max_clients=2, dim=DIM, method="bucketed", groups=2, membership=membership
+    )
+    config = kill_at(pair, tmp_path, "upload", server, 0, group=1)
+    model = MODEL.copy()
+
+    def never(model: NDArray[np.float32]) -> float:
+        raise AssertionError("what was chosen is not chosen again, nor trained")
+
+    with (
+        Client(config) as client,
+        Client(replace(ClientConfig.load(pair.folder / "client-2.toml"), state_dir="")) as other,
+    ):
+        assert client.chosen_group(round_id) == 1
+        wait = in_background(
+            partial(client.fit, model, never, 1, report=lambda text: None, loss=never)
+        )
+        other.submit(update(2), round_id, group=1)
+        one, both = other.results(round_id)
+        wait()
+        published = other.model(round_id)
+    params = RoundParams.from_dict(pair.status(round_id=round_id)["params"])
+    updates = np.stack([update(1), update(2)])
+    want = plaintext.published(updates, params, published, groups=[1, 1])
+    assert np.array_equal(both, want[1]) and not np.array_equal(one, both)
+    assert np.array_equal(model, both)
+    # once it is over, too
+    with Client(config) as later:
+        assert np.array_equal(later.result(), both)
+        assert np.array_equal(later.result(round_id, group=0), one)
+        with pytest.raises(InputError, match="no group 2: its groups are 0 to 1"):
+            later.result(round_id, group=2)
+    # and who has kept nothing is told so
+    with (
+        Client(replace(config, state_dir="")) as without,
+        pytest.raises(InputError, match="it is not known here which one your upload is for"),
+    ):
+        without.result(round_id)

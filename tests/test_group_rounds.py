@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.clients.client import Client, Coordinator
+from securemedian import cli
+from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.clients.coordinate import Training, TrainingPlan
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.malformed import MalformedClient
@@ -252,6 +254,24 @@ def test_a_group_must_be_said_once_and_be_there(
     member.submit(STARTS[0], group=1)
     with pytest.raises(DuplicateUpload):
         member.submit(STARTS[0], round_id, group=0)
+
+
+def test_the_command_that_is_run_again_gets_the_result_of_its_group(
+    pair: Pair, coordinator: Coordinator, members: list[Client], tmp_path: Path
+) -> None:
+    round_id = coordinator.open(PARAMS, STARTS)
+    update, result, receipt = (tmp_path / name for name in ("u.npy", "r.npy", "r.json"))
+    np.save(update, STARTS[1])
+    submit = ["submit", str(pair.folder / "client-1.toml"), str(update)]
+    assert cli.main([*submit, "--group", "1"]) == 0
+    again = in_background(
+        lambda: cli.main([*submit, "--result", str(result), "--receipt", str(receipt)])
+    )
+    run(members[1:], [0, 0, 1, 1, 1], 40)
+    again()
+    both = coordinator.results(round_id)
+    assert np.array_equal(np.load(result), both[1]) and receipt.exists()
+    assert not np.array_equal(both[0], both[1])
 
 
 def test_fit_trains_the_model_that_fits_best(

@@ -1,7 +1,8 @@
-"""What a client keeps until both servers have it: `clients.memory`."""
+"""What a client keeps for a restart: `clients.memory`."""
 
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from securemedian.clients import memory
-from securemedian.clients.memory import Memory, Submission, fingerprint
+from securemedian.clients.memory import KEPT_ROUNDS, Memory, Sent, Submission, fingerprint
 from securemedian.clients.upload import ShareHalf
-from securemedian.mpc import dealing
+from securemedian.mpc import dealing, wire
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
 from securemedian.settings import durable
@@ -22,7 +23,7 @@ HALVES = (
     ShareHalf("seed", np.arange(16, dtype=np.uint8)),
     ShareHalf("words", np.arange(6, dtype=np.uint64).reshape(2, 3)),
 )
-SUBMISSION = Submission(ROUND, PARAMS, START, fingerprint(VECTOR), HALVES)
+SUBMISSION = Submission(ROUND, PARAMS, START, fingerprint(VECTOR, 2), HALVES, group=2)
 
 
 @pytest.fixture
@@ -43,13 +44,124 @@ def test_an_upload_outlasts_the_process_and_is_deleted(folder: Path) -> None:
     found = kept.submission(ROUND)
     assert found is not None and kept.rounds == [ROUND]
     assert (found.round_id, found.params, found.start) == (ROUND, PARAMS, START)
-    assert found.update == fingerprint(VECTOR)
+    assert found.update == fingerprint(VECTOR, 2) and (found.group, found.told) == (2, 0)
     for half, before in zip(found.halves, HALVES, strict=True):
         assert (half.form, half.share.dtype) == (before.form, before.share.dtype)
         assert np.array_equal(half.share, before.share)
     kept.forget(ROUND)
     assert [path.name for path in folder.iterdir()] == ["lock"]
     assert again(kept, folder).rounds == []
+
+
+def test_of_an_upload_that_servers_have_no_half_is_kept_but_what_its_result_has_to_fit(
+    folder: Path,
+) -> None:
+    kept = Memory(folder)
+    kept.keep(SUBMISSION)
+    path = folder / f"{ROUND}.kept"
+    halves = [half.share.tobytes() for half in HALVES]
+    assert all(half in path.read_bytes() for half in halves)
+    kept.confirm(SUBMISSION)
+    assert not any(half in path.read_bytes() for half in halves)
+    for one in (kept, again(kept, folder)):
+        assert one.rounds == [] and one.submission(ROUND) is None
+        assert one.sent == [Sent(ROUND, START, 2, 1)] == [one.confirmed(ROUND)]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_as_many_uploads_are_remembered_as_servers_keep_results(folder: Path, keeps: bool) -> None:
+    """In the order in which they were sent: a service that is set up anew counts from 1 again."""
+    kept = Memory(folder if keeps else None)
+    rounds = [f"{number}-3fa9c1d2" for number in (8, 9, 10, 11, 1, 2)]
+    for group, round_id in enumerate(rounds):
+        made = replace(SUBMISSION, round_id=round_id, group=group)
+        kept.keep(made)
+        kept.confirm(made)
+        if keeps:
+            kept = again(kept, folder)
+    assert [sent.round_id for sent in kept.sent] == rounds[-KEPT_ROUNDS:]
+    assert [sent.group for sent in kept.sent] == [2, 3, 4, 5]
+    if keeps:
+        names = {path.stem for path in folder.glob("*.kept")}
+        assert names == {*rounds[-KEPT_ROUNDS:]}
+
+
+def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Memory(folder)
+    kept.keep(SUBMISSION)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "fsync", full)
+        kept.confirm(SUBMISSION)
+    assert [sent.group for sent in kept.sent] == [2]
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert again(kept, folder).sent == []
+
+
+def test_an_upload_of_a_release_that_kept_no_group_is_sent_and_its_group_unknown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Memory(folder)
+    pack = wire.pack
+    with monkeypatch.context() as patch:
+
+        def earlier(kind: str, fields: Any, arrays: Any) -> Any:
+            return pack(kind, {k: v for k, v in fields.items() if k != "chosen"}, arrays)
+
+        patch.setattr(memory.wire, "pack", earlier)
+        kept.keep(replace(SUBMISSION, told=1))
+    found = again(kept, folder).submission(ROUND)
+    assert found is not None and (found.group, found.told) == (None, 1)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_the_caller_keeps_outlasts_the_process_and_rounds(folder: Path, keeps: bool) -> None:
+    kept = Memory(folder if keeps else None)
+    assert (kept.own.fields, kept.own.arrays) == ({}, {})
+    network = np.arange(4, dtype=np.float32)
+    kept.keep_own({"round": ROUND, "seed": [1, 2]}, {"network": network})
+    # what the caller does to its array afterwards is not kept
+    network += 1
+    kept.keep(SUBMISSION)
+    kept.forget(ROUND)
+    if keeps:
+        kept = again(kept, folder)
+    assert kept.own.fields == {"round": ROUND, "seed": [1, 2]}
+    assert kept.own.arrays["network"].tolist() == [0, 1, 2, 3]
+    assert kept.own.arrays["network"].dtype == np.float32
+    with pytest.raises(ValueError, match="read-only"):
+        kept.own.arrays["network"][0] = 9
+    kept.keep_own({}, {"other": network})
+    if keeps:
+        kept = again(kept, folder)
+    assert kept.own.fields == {} and [*kept.own.arrays] == ["other"]
+
+
+def test_what_the_caller_keeps_is_named_if_it_is_damaged_or_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Memory(folder)
+    kept.keep_own({}, {"network": VECTOR})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "fsync", full)
+        with pytest.raises(ConfigError, match="No space left on device$"):
+            kept.keep_own({}, {"network": VECTOR + 1})
+    assert np.array_equal(kept.own.arrays["network"], VECTOR)
+    kept.close()
+    path = folder / "own"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="own is damaged: remove it"):
+        Memory(folder)
 
 
 def test_a_dealing_is_drawn_again_alike(folder: Path) -> None:

@@ -57,6 +57,7 @@ from securemedian.clients.plugins import Rounds
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.ranges.mean import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
+from tests import wrong
 from tests.daemons import ROOT, Pair, running
 
 pytestmark = pytest.mark.slow
@@ -540,16 +541,7 @@ def test_a_round_without_a_result_is_skipped_on_request(
     no_array_left(job)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda m: m | {"w": m["w"] * np.float32(np.nan)}, "the update has 6 NaN"),
-        (lambda m: m | {"w": m["w"].T}, r"'w' was sent as float32 \(2, 3\) and came back as"),
-        (lambda m: m | {"w": m["w"].astype(np.float64)}, r"came back as float64 \(2, 3\)"),
-        (lambda m: {"w": m["w"], "b": m["b"]}, "the update lacks steps"),
-        (lambda m: m | {"bias": m["b"]}, "the update has bias, which the model has not"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), wrong.UPDATES)
 def test_a_wrong_update_is_refused_at_the_site(
     change: Callable[[Arrays], Arrays],
     said: str,
@@ -697,16 +689,7 @@ def test_a_site_without_a_number_needs_a_configuration_of_its_own(
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"method": "median"}, "method must be one of"),
-        ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
-        ({"options": {"dim": 5}}, "dim: the model and the nodes decide that"),
-        ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
-        ({"min_clients": 1}, "min_clients must be from 2"),
-        ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
-        ({"wait_s": 0}, "wait_s must be more than 0"),
-        ({"deadline_s": 0}, "deadline_s must be more than 0"),
-    ],
+    [*wrong.OPTIONS, ({"options": {"dim": 5}}, "dim: the model and the nodes decide that")],
 )
 def test_wrong_options_are_refused_where_the_job_is_written(
     options: dict[str, Any], said: str

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     ChannelTimeout,

@@ -18,6 +18,7 @@ from tests.daemons import Pair, running, wait_until
 from tests.servers_alone import PARAMS, Server
 
 ROUND: dict[str, Any] = {"dim": 1000, "max_clients": 10}
+PREDICTIONS: dict[str, Any] = {"exchange": "predictions", "public_set": "ab" * 32, "classes": 10}
 
 
 def policy(**table: Any) -> Policy:
@@ -117,6 +118,54 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             {"method": "bucketed", "uploads": "unverified"},
             "with uploads dealt; not unverified",
         ),
+        (
+            {"allowed": {"exchange": ["parameters"]}},
+            {"method": "bucketed"},
+            {"method": "bucketed"} | PREDICTIONS,
+            "s1 takes part in rounds with exchange parameters; not predictions: [policy] allowed",
+        ),
+        (
+            {"allowed": {"exchange": ["predictions"]}},
+            {"method": "bucketed"} | PREDICTIONS,
+            {"method": "bucketed"},
+            "with exchange predictions; not parameters",
+        ),
+        (
+            {"at_most": {"classes": 10}},
+            {"method": "bucketed"} | PREDICTIONS,
+            {"method": "bucketed"} | PREDICTIONS | {"classes": 20},
+            "with classes up to 10; not 20",
+        ),
+        (
+            {"at_most": {"groups": 2}},
+            {"method": "bucketed", "groups": 2},
+            {"method": "bucketed", "groups": 3},
+            "with groups up to 2; not 3",
+        ),
+        (
+            {"allowed": {"membership": ["hidden"]}},
+            {"method": "bucketed", "groups": 2},
+            {"method": "bucketed", "groups": 2, "membership": "visible"},
+            "with membership hidden; not visible",
+        ),
+        (
+            {"at_most": {"clusters": 2}},
+            {"method": "reclustered", "clusters": 2},
+            {"method": "reclustered", "clusters": 3},
+            "with clusters up to 2; not 3",
+        ),
+        (
+            {"at_most": {"reclusterings": 2}},
+            {"method": "zeno", "reclusterings": 2},
+            {"method": "zeno", "reclusterings": 3},
+            "with reclusterings up to 2; not 3",
+        ),
+        (
+            {"allowed": {"clustering": ["hidden"]}},
+            {"method": "reclustered"},
+            {"method": "reclustered", "clustering": "opened", "reclusterings": 1},
+            "with clustering hidden; not opened",
+        ),
     ],
 )
 def test_each_limit_holds_and_is_named(
@@ -154,6 +203,8 @@ def test_all_reasons_are_told_at_once() -> None:
         ({"allowed": {"selection": []}}, "must be a list of one or more"),
         ({"allowed": {"selection": ["hidden"]}}, "oblivious, opened, not 'hidden'"),
         ({"allowed": {"midpoint": [0]}}, "False, True, not 0"),
+        ({"allowed": {"exchange": ["updates"]}}, "parameters, predictions, not 'updates'"),
+        ({"allowed": {"public_set": [True]}}, "a name in `allowed` must be one of"),
         ({"at_most": {"bucket": 3}}, "a name in `at_most` must be one of dim,"),
         ({"at_most": {"selection": 3}}, "a name in `at_most` must be one of"),
         ({"at_most": {"method": 3}}, "a name in `at_most` must be one of"),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.mpc.errors import InputError, NotStored, PeerProtocolError
 from securemedian.settings.public_metrics import (
     LONGEST_NAME,

@@ -13,7 +13,8 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients import receipts, results
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc import ring, wire
 from securemedian.mpc.arrays import PublicValues
@@ -362,8 +363,8 @@ class Round:
         ]
         # two ask S0 for values, and one S1
         for party, client in zip((0, 0, 1), self.clients, strict=True):
-            client._source = party
-        self.coordinator._source = 0
+            client.outcomes._source = party
+        self.coordinator.outcomes._source = 0
 
     def lie(self, what: str) -> None:
         (self.pair.folder / "lie").write_text(what)
@@ -495,7 +496,7 @@ def test_one_server_is_enough_to_get_a_result(played: Round) -> None:
     for client, away in ((client, away) for client in played.clients for away in (0, 1)):
         # beside the client itself, which has its state folder
         with Client(replace(client.config, state_dir="")) as alone:
-            alone._source = client._source
+            alone.outcomes._source = client.outcomes._source
             alone.servers[away].cancel()
             if away == 1:
                 assert np.array_equal(alone.result(played.id), result)

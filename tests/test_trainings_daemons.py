@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import UnknownRound, UnknownTraining
 from securemedian.mpc.params import RoundParams

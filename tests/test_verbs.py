@@ -13,7 +13,8 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients import files
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
+from securemedian.clients.coordinator import Coordinator
 from securemedian.clients.upload import RangeWarning
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import RoundFailed

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from securemedian.benchmarks.soak.audit import Audit, Ended
 from securemedian.benchmarks.soak.client import digest_of, update
 from securemedian.benchmarks.soak.service import SERVERS, Service
-from securemedian.clients.client import Coordinator
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
     SecureMedianError,

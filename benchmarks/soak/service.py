@@ -12,8 +12,8 @@ from typing import Any, Self
 from securemedian.benchmarks.soak.disk import Disk
 from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import Proxies, Proxy
-from securemedian.clients.client import Coordinator
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.coordinator import Coordinator
 from securemedian.scripts import keygen
 from securemedian.settings.trainings import DEFAULT_TRAINING
 

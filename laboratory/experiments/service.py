@@ -13,8 +13,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients.client import Client, Coordinator
+from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.coordinator import Coordinator
 from securemedian.clients.public import PublicSet
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus

@@ -1,0 +1,90 @@
+"""The open round for which a client makes an update: found, and with the model to train from."""
+
+from typing import Any
+
+from securemedian.clients.memory import Memory
+from securemedian.clients.outcomes import Outcomes
+from securemedian.clients.service import Service
+from securemedian.clients.upload import Round
+from securemedian.mpc.errors import RoundClosed, UnknownRound
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.params import RoundParams
+
+
+class Lookup:
+    """Asks S0 for rounds, and deletes from `memory` what was kept for rounds that have ended."""
+
+    def __init__(self, service: Service, outcomes: Outcomes, memory: Memory) -> None:
+        self._service, self._outcomes, self._memory = service, outcomes, memory
+
+    def new(self, seen: str) -> Round | None:
+        """Return the open round, or None if there is none.
+
+        The round `seen` last is returned again only if an upload for it is still to be sent.
+        """
+        try:
+            # whoever waits asks again where there is no answer
+            found = self._service.latest(0.0)
+            known = found["round"] == seen and not self._memory.submission(seen)
+            if found["state"] != "open" or known:
+                return None
+            return self._round(found, 0.0)
+        # there has been no round yet, or it has ended between the two requests
+        except (UnknownRound, RoundClosed):
+            return None
+
+    def named(self, round_id: str) -> Round:
+        """Return the round with this id, for an update that is trained already.
+
+        Raises RoundClosed if it is not open.
+        """
+        patience_s = self._service.config.retry_limit_s
+        found = self._service.latest(patience_s)
+        if found["round"] != round_id:
+            raise RoundClosed(
+                f"round {round_id} takes no uploads: the latest round is {found['round']}"
+            )
+        if found["state"] != "open":
+            raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
+        return self._round(found, patience_s, trained=True)
+
+    def _round(self, found: dict[str, Any], patience_s: float, trained: bool = False) -> Round:
+        """Return the round that S0 describes, with its model and range.
+
+        If the caller has `trained` already, it gets no model that the upload does not need.
+        """
+        self._forget_ended(found["round"], patience_s)
+        submitted = bool(found.get("submitted"))
+        kept = found["round"] in self._memory.rounds
+        params = RoundParams.from_dict(found["params"])
+        start, published = bytes.fromhex(found["start"]), Published(None)
+        # otherwise everybody knows what the values lie around, and there is no model
+        of_model = params.exchange.fixed is None
+        if of_model and (params.uses_model or not trained):
+            training = self._outcomes.training(found["round"], start, patience_s)
+            published = training.published_for(params)
+        return Round(
+            found["round"],
+            found["number"],
+            params,
+            found["index"],
+            published.model,
+            published.scale,
+            published.policy,
+            published.groups,
+            start,
+            submitted=submitted,
+            dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
+        )
+
+    def _forget_ended(self, latest: str, patience_s: float) -> None:
+        """Delete what is kept for rounds before the latest, if they have ended."""
+        for round_id in self._memory.rounds:
+            if round_id == latest:
+                continue
+            try:
+                state = self._service.status(round_id, patience_s)["state"]
+            except UnknownRound:
+                state = "forgotten"
+            if state in ("published", "failed", "forgotten"):
+                self._memory.forget(round_id)

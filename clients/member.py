@@ -1,0 +1,116 @@
+"""What a client and the coordinator have in common."""
+
+import json
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import Connection, Report
+from securemedian.clients.outcomes import Outcomes, Trained, untrained
+from securemedian.clients.service import Service
+from securemedian.mpc.errors import PeerProtocolError
+from securemedian.mpc.methods.base import Published
+from securemedian.mpc.params import RoundParams
+from securemedian.settings.public_metrics import check_public_metrics
+from securemedian.settings.receipts import Receipt
+
+_log = logging.getLogger("securemedian")
+
+
+class Member:
+    """What a client and the coordinator have in common: what any member can ask of a round.
+
+    `report` gets a line when a server is away and is waited for, and another one when it is back.
+    `trained` says what a receipt must fit, where this side trains.
+    """
+
+    def __init__(
+        self, config: ClientConfig, report: Report = _log.warning, trained: Trained = untrained
+    ) -> None:
+        self.config = config
+        self.service = Service(config, report)
+        self.outcomes = Outcomes(self.service, trained)
+
+    @property
+    def servers(self) -> tuple[Connection, ...]:
+        """The connections to S0 and S1."""
+        return self.service.servers
+
+    @classmethod
+    def from_config(cls, path: str | Path, training: str = "", **options: Any) -> Self:
+        """Return a member that connects as a TOML configuration says.
+
+        A `training` replaces the one that the configuration names. `options` are those of the
+        constructor. Raises ConfigError if there is a mistake in the configuration or the key file.
+        """
+        return cls(ClientConfig.load(path, training), **options)
+
+    def close(self) -> None:
+        """Close both connections."""
+        self.service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def name(self) -> str:
+        """Return the name that this side's key has at S0."""
+        answer = self.servers[0].ask("info", patience_s=self.config.retry_limit_s)
+        return str(answer.fields["name"])
+
+    def model(self, round_id: str) -> Published:
+        """Return what S0 published for a round: the global model, and how the buckets lie.
+
+        Only rounds on buckets have a scale and a policy; other rounds may have no model either.
+        """
+        patience_s = self.config.retry_limit_s
+        status = self.service.status(round_id, patience_s)
+        start = bytes.fromhex(status["start"])
+        training = self.outcomes.training(round_id, start, patience_s)
+        return training.published_for(RoundParams.from_dict(status["params"]))
+
+    def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
+        """Wait for a round's result and return its receipt, with the signatures of both servers.
+
+        Raises what `results` raises.
+        """
+        return self.outcomes.receipt(round_id, self.service.limit(timeout_s))
+
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        """Return the public metrics that clients have sent along, by the name of the client.
+
+        They are what the clients claim: S0 passes them on, and nobody vouches for them.
+        """
+        fields, patience_s = {"round": round_id}, self.config.retry_limit_s
+        answer = self.servers[0].ask("metrics", fields, patience_s=patience_s)
+        try:
+            said = json.loads(answer.arrays["metrics"].tobytes())
+            return {name: check_public_metrics(metrics) for name, metrics in said.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PeerProtocolError(
+                f"S0 sent no public metrics of round {round_id}: {error!r:.200}"
+            ) from error
+
+    def kept_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
+        """Return the groups, 0-based, without a result: fewer than `min_clients` chose them.
+
+        Their models stay, and `results` has these in their place. Waits as `results` does.
+        """
+        return self.outcomes.kept_groups(round_id, self.service.limit(timeout_s))
+
+    def left_out(self, round_id: str) -> dict[str, str]:
+        """Return by name who is left out of a round, and why.
+
+        As long as the round is open, these are the clients that have failed a check.
+        """
+        status = self.service.status(round_id, self.config.retry_limit_s)
+        return {str(name): str(why) for name, why in status["left_out"].items()}

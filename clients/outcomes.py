@@ -1,0 +1,158 @@
+"""What rounds come to: their receipts and results, waited for, checked and decoded.
+
+`results` has the checks.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients import results, upload
+from securemedian.clients.results import Trainings
+from securemedian.clients.service import Limit, Service
+from securemedian.mpc import wire
+from securemedian.mpc.errors import RoundFailed, ServerUnreachable, UnknownRound
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.training import Training, finish
+from securemedian.settings.receipts import Receipt
+
+# Says of a round what its receipt must fit: the digest of the training run that this side trained
+# from, and its own public key. Each is empty where it has not trained, or where not both servers
+# have confirmed its upload.
+Trained = Callable[[str], tuple[bytes | None, str]]
+
+
+def untrained(round_id: str) -> tuple[bytes | None, str]:
+    """Return what a receipt must fit where nobody trains: nothing."""
+    return None, ""
+
+
+class Outcomes:
+    """Fetches what rounds come to, and keeps the training runs between them."""
+
+    def __init__(self, service: Service, trained: Trained) -> None:
+        self._service, self._trained = service, trained
+        self._trainings = Trainings()
+        # which server is asked for values: one or the other, as the key has it, so that both
+        # servers' links carry the same load
+        self._source = service.keys.public[-1] % 2
+        # of the round whose results were fetched last, the groups without one
+        self._kept_groups: tuple[str, list[int]] = "", []
+
+    def training(self, round_id: str, digest: bytes, patience_s: float) -> Training:
+        """Return the training run that a round starts from, which has this digest.
+
+        It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
+        """
+        training = self._trainings.find(digest)
+        if training is None:
+            s0 = self._service.servers[0]
+            answer = s0.ask("model", {"round": round_id}, patience_s=patience_s)
+            training = results.training_of(answer, round_id, digest)
+        self._trainings.keep(training)
+        return training
+
+    def receipt(self, round_id: str, limit: Limit) -> Receipt:
+        """Wait for a round's result and return its receipt."""
+        answers = self._answers(round_id, limit, values=False)
+        return self._checked(round_id, answers, self._service.params(round_id, limit.left_s))
+
+    def fetch(
+        self, round_id: str, limit: Limit, params: RoundParams
+    ) -> NDArray[np.float32] | NDArray[np.float64]:
+        """Wait for all results of a round and return them, checked, shape (results, d).
+
+        Those of a round that is for the clients alone are float64.
+        """
+        if params.result_to != "clients":
+            # the new model may be a part of them
+            return self.finish(round_id, limit, params)[1].copy()
+        answers = self._answers(round_id, limit, both=True)
+        record = self._checked(round_id, answers, params).record
+        if start := self._trainings.find(record.start):
+            self._trainings.keep(start.counted())
+        one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
+        return upload.combine(one, other, params)[None]
+
+    def finish(
+        self, round_id: str, limit: Limit, params: RoundParams
+    ) -> tuple[Training, NDArray[np.float32]]:
+        """Wait for what a round has opened, and return the training run after it and its results.
+
+        Both are checked; the results have shape (results, d).
+        """
+        answers = self._answers(round_id, limit)
+        record = self._checked(round_id, answers, params).record
+        start = self.training(round_id, record.start, limit.left_s)
+        party = next((party for party in answers if answers[party].arrays), 0)
+        opened = results.opened_of(answers[party], party, record, params)
+        total = results.total_of(record, params)
+        after, published = finish(start, params, opened, total, record.groups)
+        with_result = params.published_groups(opened, record.groups)
+        every = range(params.method.groups)
+        self._kept_groups = round_id, [group for group in every if group not in with_result]
+        self._trainings.keep(after)
+        return after, published
+
+    def kept_groups(self, round_id: str, limit: Limit) -> list[int]:
+        """Wait for a round's results and return the groups, 0-based, without one."""
+        if self._kept_groups[0] != round_id:
+            self.fetch(round_id, limit, self._service.params(round_id, limit.left_s))
+        return list(self._kept_groups[1])
+
+    def _checked(
+        self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
+    ) -> Receipt:
+        """Return the receipt in the answers, which fits the round as this side knows it."""
+        config = self._service.config
+        receipt = results.agreed(answers, [config.s0.signing_key, config.s1.signing_key])
+        results.check_record(
+            receipt.record, config.training, round_id, params, *self._trained(round_id)
+        )
+        return receipt
+
+    def _answers(
+        self, round_id: str, limit: Limit, values: bool = True, both: bool = False
+    ) -> dict[int, wire.Message]:
+        """Return the answers by party once a round is published, of both servers if they are there.
+
+        One of them has the values if `values`, and with `both` the other one as well: then both
+        servers must answer. Otherwise one is enough, because it has the signatures of both. S0
+        leads, so that it is waited for, and if it is away S1. Raises RoundFailed, with the reason,
+        if the round has failed.
+        """
+        what = f"round {round_id} was not published"
+
+        def ask(party: int, wanted: bool) -> dict[int, wire.Message] | None:
+            fields = {"round": round_id, "values": wanted}
+            try:
+                message = self._service.servers[party].ask("result", fields)
+            except RoundFailed as error:
+                raise RoundFailed(f"round {round_id} has no result: {error}") from None
+            return None if message.fields["form"] == "pending" else {party: message}
+
+        def first() -> dict[int, wire.Message] | None:
+            try:
+                return ask(0, both or (values and self._source == 0))
+            except (ServerUnreachable, UnknownRound) as error:
+                try:
+                    return ask(1, values)
+                except (ServerUnreachable, UnknownRound):
+                    raise error from None
+
+        answers = self._service.wait(0, first, limit, what)
+        (party,) = answers
+
+        def second() -> dict[int, wire.Message] | None:
+            try:
+                return ask(1 - party, both or (values and not answers[party].arrays))
+            except (ServerUnreachable, UnknownRound, RoundFailed):
+                if both:
+                    raise
+                return {}
+
+        answers |= self._service.wait(1 - party, second, limit, what)
+        if values and not any(answer.arrays for answer in answers.values()):
+            answers |= ask(party, values) or {}
+        return answers

@@ -1,0 +1,93 @@
+"""The two servers, as one key sees them: asked, and waited for."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import Connection, Report, connect
+from securemedian.mpc.errors import ChannelTimeout, ServerUnreachable
+from securemedian.mpc.params import RoundParams
+from securemedian.settings.keys import load_keys
+
+T = TypeVar("T")
+
+
+class Limit:
+    """The time that a wait may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.deadline = seconds, time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds that are left, or 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+class Service:
+    """A connection to each server, with the key that a configuration names.
+
+    `report` gets a line when a server is away and is waited for, and another one when it is back.
+    """
+
+    def __init__(self, config: ClientConfig, report: Report) -> None:
+        self.keys = load_keys(config.key_file)
+        self.config, self.report = config, report
+        self.servers = self.connect()
+
+    def connect(self) -> tuple[Connection, ...]:
+        """Return new connections to S0 and S1."""
+        return connect(self.config, self.keys, report=lambda text: self.report(text))
+
+    def close(self) -> None:
+        """Close both connections."""
+        for server in self.servers:
+            server.close()
+
+    @contextmanager
+    def reporting(self, report: Report) -> Iterator[None]:
+        """Report to `report` within the context."""
+        before, self.report = self.report, report
+        try:
+            yield
+        finally:
+            self.report = before
+
+    def latest(self, patience_s: float) -> dict[str, Any]:
+        """Return what S0 says about the latest round. Raises UnknownRound if there is none."""
+        return self.servers[0].ask("round", patience_s=patience_s).fields
+
+    def status(self, round_id: str, patience_s: float) -> dict[str, Any]:
+        """Return what S0 says about the state of a round."""
+        return self.servers[0].ask("status", {"round": round_id}, patience_s=patience_s).fields
+
+    def params(self, round_id: str, patience_s: float) -> RoundParams:
+        """Return the parameters that a server gives for a round, to be compared with its record."""
+        try:
+            status = self.status(round_id, 0.0)
+        except ServerUnreachable:
+            answer = self.servers[1].ask("status", {"round": round_id}, patience_s=patience_s)
+            status = answer.fields
+        return RoundParams.from_dict(status["params"])
+
+    def limit(self, timeout_s: float | None) -> Limit:
+        """Return the limit of a wait, by default `wait_timeout_s`."""
+        return Limit(self.config.wait_timeout_s if timeout_s is None else timeout_s)
+
+    def wait(self, party: int, look: Callable[[], T | None], limit: Limit, what: str) -> T:
+        """Call `look`, which asks the server `party`, until it returns something other than None.
+
+        A server that has been reached before may be away for as long. Raises ChannelTimeout with
+        `what`, which says what has not come, if the limit is reached.
+        """
+        while True:
+            try:
+                if (seen := look()) is not None:
+                    return seen
+            except ServerUnreachable as error:
+                self.servers[party].outlast(error, limit.deadline)
+            if limit.left_s <= 0:
+                raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
+            time.sleep(self.config.poll_interval_s)

@@ -1,0 +1,31 @@
+"""What may be wrong in a run of either plug-in: updates of a site, and options of a run.
+
+The updates are made of the model that the tests of both plug-ins train: `w`, `b` and `steps`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from securemedian.clients.plugins import Arrays
+
+# what a site makes of the model, and what the refusal says
+UPDATES: list[tuple[Callable[[Arrays], Arrays], str]] = [
+    (lambda m: m | {"w": m["w"] * np.float32(np.nan)}, "the update has 6 NaN"),
+    (lambda m: m | {"w": m["w"].T}, r"'w' was sent as float32 \(2, 3\) and came back as"),
+    (lambda m: m | {"w": m["w"].astype(np.float64)}, r"came back as float64 \(2, 3\)"),
+    (lambda m: {"w": m["w"], "b": m["b"]}, "the update lacks steps"),
+    (lambda m: m | {"bias": m["b"]}, "the update has bias, which the model has not"),
+]
+
+# options of a run, and what the refusal says
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"method": "median"}, "method must be one of"),
+    ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
+    ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
+    ({"min_clients": 1}, "min_clients must be from 2"),
+    ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
+    ({"wait_s": 0}, "wait_s must be more than 0"),
+    ({"deadline_s": 0}, "deadline_s must be more than 0"),
+]
