@@ -45,7 +45,7 @@ class Hello:
     instance: str
     # the instance of the other server that the sender is linked with; "" if it is with none
     peer: str
-    # how many messages about rounds this instance has sent, by which a lost one is noticed
+    # how many messages about rounds this instance has sent
     sent: int
     # the ids of the rounds that are live at the sender
     rounds: list[str]
@@ -72,6 +72,9 @@ class RoundMessage:
 
     # the round's id
     round: str
+    # how many messages about rounds the sender's instance had sent before, by which it is noticed
+    # that one was lost
+    sent: int = field(default=0, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if not is_round_id(self.round):

@@ -85,10 +85,15 @@ class PeerWatch:
         self.differing = differences(self._agreement, message.agreement)
         return change
 
-    def received(self) -> bool:
-        """Count a message about a round, and return whether it is to be taken: on a link."""
-        self._received += self.linked
-        return self.linked
+    def received(self, sent: int) -> bool:
+        """Return whether a message about a round is to be taken: on a link, and if none is missing.
+
+        `sent` messages came before it. What comes after one that was lost is not taken, and the
+        next hello tells that there is a gap.
+        """
+        taken = self.linked and sent == self._received
+        self._received += taken
+        return taken
 
     def bye(self) -> Change | None:
         """Note that the peer stops, and return what that changes."""

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import securemedian
 from securemedian.mpc import wire
@@ -104,8 +105,8 @@ class PeerControl:
 
     def send(self, message: RoundMessage) -> None:
         """Send a message about a round. Without a link it is lost, and said again on the next."""
+        self._send(replace(message, sent=self._sent))
         self._sent += 1
-        self._send(message)
 
     def _say_hello(self, names_rounds: bool = True) -> None:
         linked = self.watch.instance if self.watch.linked and names_rounds else ""
@@ -134,8 +135,8 @@ class PeerControl:
                 if change := self.watch.bye():
                     self._changed(change)
                     self._send(Bye())
-            case RoundMessage() if not self.watch.received():
-                # it is of an earlier link
+            case RoundMessage() if not self.watch.received(message.sent):
+                # it is of an earlier link, or one before it was lost
                 pass
             case RoundMessage() if entry := self._register.get(message.round):
                 self._runner.take(entry, message)

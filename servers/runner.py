@@ -186,6 +186,7 @@ class RoundRunner:
         """Let the engine check clients, or toss for it first. Both servers do so at once."""
         server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
         clients, shape = server_round.under_check, server_round.params.dealing
+        self._require_session(entry)
         if shape and not server_round.coin:
             engine.toss()
         elif shape:
@@ -207,8 +208,7 @@ class RoundRunner:
         server_round, engine = entry.server_round, self._engine(entry)
         if server_round.new_session:
             engine.prepare(server_round.session, server_round.params)
-        elif engine.opened_session != server_round.session:
-            raise PeerUnavailable("the session that was prepared is gone: another one is made")
+        self._require_session(entry)
         uploads = [entry.spool.get(client) for client in server_round.included]
         engine.start(
             server_round.params,
@@ -218,6 +218,14 @@ class RoundRunner:
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
         )
+
+    def _require_session(self, entry: Entry) -> None:
+        """Check that the session is there: the link may have broken while an event was stored.
+
+        Raises PeerUnavailable if it is gone.
+        """
+        if self._engine(entry).opened_session != entry.server_round.session:
+            raise PeerUnavailable("the session that was prepared is gone: another one is made")
 
     def _publish(self, entry: Entry) -> None:
         if entry.after:

@@ -24,7 +24,7 @@ from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import config, control, database
-from securemedian.servers.control import Done, Hello, Message, Open, Opened
+from securemedian.servers.control import Done, Hello, Message, Open, Opened, RoundMessage
 from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
 from securemedian.servers.engines import Engines
 from securemedian.servers.events import Failure
@@ -106,6 +106,7 @@ class FakeEngine:
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
     ) -> None:
         """Note the dealings and the coin."""
+        assert self.session_id, "nothing was prepared"
         self.checked, self.examine = halves, examine
         self.coins.append(coin)
 
@@ -211,7 +212,13 @@ class Server:
     def hear(self, *messages: Message) -> None:
         """Take messages of the other server."""
         for message in messages:
-            self.rounds.control(control.encode(message))
+            self.rounds.control(control.encode(self.next(message)))
+
+    def next(self, message: Message) -> Message:
+        """Return a message of the other server as none before it was lost."""
+        if isinstance(message, RoundMessage):
+            return replace(message, sent=self.rounds.peer._received)
+        return message
 
     def ask(self, key: str, op: str, arrays: Arrays | None = None, **fields: Any) -> wire.Message:
         """Send a request and return its answer.

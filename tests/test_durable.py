@@ -18,11 +18,11 @@ import pytest
 
 from securemedian.mpc import wire
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import ConfigError, DamagedUpload, NotStored
+from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, NotStored
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.servers import control
-from securemedian.servers.control import Bye, Hello, RoundMessage
+from securemedian.servers.control import Again, Bye, Hello, RoundMessage
 from securemedian.servers.database import MIGRATIONS, Database
 from securemedian.servers.round_state import ServerRound
 from securemedian.settings.states import State
@@ -43,8 +43,9 @@ class Killed(BaseException):
 class Two:
     """Two servers, and what is on its way between them. Time passes in `run` alone."""
 
-    def __init__(self, folder: Path, params: RoundParams = PARAMS) -> None:
-        self.servers = [Server(party, folder / f"s{party}", params) for party in (0, 1)]
+    def __init__(self, folder: Path, params: RoundParams = PARAMS, **changes: Any) -> None:
+        """Start both, with `changes` in their configurations."""
+        self.servers = [Server(party, folder / f"s{party}", params, **changes) for party in (0, 1)]
         self.params = params
         # called with each message about a round; one for which it is true is lost
         self.lose: Callable[[RoundMessage], bool] = lambda message: False
@@ -146,8 +147,11 @@ class Two:
             self.run(self.linked)
         raise AssertionError(s0.replies[-1].fields)
 
-    def send_all(self, round_id: str) -> None:
-        """Send what all clients send, to both servers, and again where there was no answer."""
+    def send_all(self, round_id: str, uploads: bool = True) -> None:
+        """Send what all clients send, to both servers, and again where there was no answer.
+
+        Without `uploads` they only deal.
+        """
         layout = self.params.layout
         fields = {"round": round_id, "params": self.params.digest}
         seed = np.zeros(16, np.uint8)
@@ -156,6 +160,8 @@ class Two:
             if self.params.dealing:
                 dealt: dict[str, Any] = {"form": "seed", "piece": 0, "pieces": 1} | fields
                 assert self.ask(party, key, "deal", seed, **dealt).type == "deal"
+            if not uploads:
+                continue
             form = "rotations" if self.params.dealing else "words"
             answer = self.ask(party, key, "upload", words, form=form, **fields)
             assert answer.type == "upload", answer.fields
@@ -225,6 +231,70 @@ def test_one_lost_message_puts_nobody_out_of_step(tmp_path: Path, params: RoundP
         two.lose = _the(lost)
         go(two)
         two.close()
+
+
+@pytest.mark.parametrize("params", KINDS)
+def test_no_lost_message_puts_out_of_step_who_runs_the_protocol_again(
+    tmp_path: Path, params: RoundParams
+) -> None:
+    """S0's run breaks off, and its next one follows at once, before a hello tells of the loss."""
+
+    def broken(folder: str, lose: Callable[[RoundMessage], bool]) -> None:
+        two = Two(tmp_path / folder, params, retry_wait_s=0.1)
+        two.lose, engine = lose, two.servers[0].engine
+        start, breaks = engine.start, [ChannelClosed("a lane is gone")]
+
+        def once(*arguments: Any) -> None:
+            if breaks:
+                raise breaks.pop()
+            start(*arguments)
+
+        engine.start = once  # type: ignore[method-assign]
+        go(two)
+        assert not breaks
+        two.close()
+
+    said: list[RoundMessage] = []
+    broken("all", said.append)  # type: ignore[arg-type]
+    assert Again in map(type, said)
+    for lost in range(len(said)):
+        broken(str(lost), _the(lost))
+
+
+def test_a_check_whose_session_has_gone_is_made_in_another(tmp_path: Path) -> None:
+    """The link breaks while the toss for the check cannot be stored, and the disk has room again.
+
+    What was tossed is taken first.
+    """
+    two = Two(tmp_path, DEALT)
+    round_id = two.open()
+    server = two.servers[0]
+    transaction, full = server.store.database.transaction, [False]
+
+    @contextmanager
+    def filled() -> Iterator[None]:
+        if full[0]:
+            raise NotStored("the disk is full")
+        with transaction():
+            yield
+
+    server.store.database.transaction = filled  # type: ignore[method-assign]
+    toss = server.engine.toss
+
+    def no_room() -> None:
+        toss()
+        full[0] = len(server.latest.server_round.dealt_there) == len(server.keys)
+
+    server.engine.toss = no_room  # type: ignore[method-assign]
+    two.send_all(round_id, uploads=False)
+    two.run(lambda: full[0])
+    server.rounds.control(control.encode(Bye()))
+    assert server.engine.session_id is None
+    full[0], server.engine.toss = False, toss  # type: ignore[method-assign]
+    two.send_all(round_id)
+    two.run(two.ended)
+    two.check(round_id)
+    two.close()
 
 
 def killing(two: Two, party: int, at: int, after: bool) -> list[int]:

@@ -101,12 +101,12 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
         wire.pack("upload", {"id": 1, "round": "7-3fa9c1d2", "params": b"", "form": "seed"}),
         wire.pack("open", {"id": 1, "params": {}, "range": {}}),
     ]
-    late = control.encode(control.Done("7-3fa9c1d2", 1, b""))
+    late = control.Done("7-3fa9c1d2", 1, b"")
 
     def flood(count: int) -> None:
         for number in range(count):
             server.desk.request(b"", client, bad[number % len(bad)])
-            server.rounds.control([b"junk"] if number % 2 else late)
+            server.rounds.control([b"junk"] if number % 2 else control.encode(server.next(late)))
             server.replies.clear()
 
     caplog.clear()
