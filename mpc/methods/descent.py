@@ -61,7 +61,7 @@ def element(party: Party, values: RingShare, width: int, bits: int, rank: int) -
         one = compare.msb(party, RingShare(ring.reduce(reached, small)), small)
         found[bit] = one
         if bit > 0:
-            moved = _moved(party, one, np.concatenate([agrees, zero]))
+            moved = _moved(party, one, XorBits(np.concatenate([agrees, zero])))
             agrees = XorBits(zero ^ moved[: zero.size])
             smaller = XorBits(smaller ^ moved[zero.size :])
     unsigned = from_bits(party, XorBits(found), dim, bits)

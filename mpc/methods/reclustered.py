@@ -283,12 +283,19 @@ class Reclustered(Clustered):
     @classmethod
     def warm_up(cls) -> Sequence[Self]:
         return [
-            cls(ring_bits=bits, fraction_bits=0, clusters=1, trim=0.4, **options)
+            cls(
+                ring_bits=bits,
+                fraction_bits=0,
+                clusters=1,
+                aggregator=aggregator,
+                median_by=median_by,
+                trim=0.4,
+            )
             for bits in (8, 16, 32, 64)
-            for options in (
-                {"aggregator": TRIMMED_MEAN},
-                {"median_by": PAIRWISE},
-                {"median_by": RADIX},
+            for aggregator, median_by in (
+                (MEDIAN, PAIRWISE),
+                (MEDIAN, RADIX),
+                (TRIMMED_MEAN, FEWEST),
             )
         ]
 
