@@ -50,7 +50,7 @@ class Reclustered(Clustered):
     """A robust aggregate of sums over random clusters, averaged over several reclusterings."""
 
     name = "reclustered"
-    summary = "a robust aggregate of sums over random clusters (SHARE), quadratic in the clusters"
+    summary = "a robust aggregate of sums over random clusters (SHARE), its median linear in them"
     splits = True
 
     clustering: str = option(
