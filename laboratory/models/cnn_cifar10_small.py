@@ -30,5 +30,5 @@ def build() -> "nn.Module":
 
 
 CNN_CIFAR10_SMALL = Model(
-    "cnn-cifar10-small", build, shape=(3, 32, 32), batch=20, rate=0.05, epochs=2
+    "cnn-cifar10-small", build, shape=(3, 32, 32), batch=20, rate=0.1, epochs=2
 )
