@@ -305,4 +305,4 @@ class Reclustered(Clustered):
         if self._opens:
             return f"{about} opened"
         chosen = self.aggregator == MEDIAN and self.median_by != FEWEST
-        return f"{about} by {self.median_by}" if chosen else about
+        return f"{about} {self.median_by}" if chosen else about
