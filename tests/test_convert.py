@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc import ring
-from securemedian.mpc.arrays import Ring, Words
+from securemedian.mpc.arrays import Ring, RingShare, Words
 from securemedian.mpc.boolean import unpack_bits
 from securemedian.mpc.convert import from_bits, from_bits_demand, to_bits, to_bits_demand
 from securemedian.mpc.methods import descent
@@ -67,7 +67,8 @@ def test_an_element_is_that_of_sorting(width: int, bits: int, count: int) -> Non
             (party,) = lanes[j]
             party.pool.reserve(descent.demand(dim, count, width, bits))
             made = party.pool.ots
-            found = descent.element(party, shares[j].reshape(count, dim), width, bits, rank)
+            own = RingShare(shares[j].reshape(count, dim))
+            found = descent.element(party, own, width, bits, rank)
             assert party.pool.ots == made
             return found
 

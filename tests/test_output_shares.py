@@ -318,9 +318,9 @@ def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingSh
     return square.square(party, x, bits)
 
 
-def upper_bits(party: Party, x: RingShare, _: RingShare, bits: int) -> list[XorBits]:
+def upper_bits(party: Party, own: Any, bits: int) -> list[Any]:
     """Return the bits of the first of two inputs, but for the lowest, which is the input's own."""
-    return [XorBits(plane) for plane in convert.to_bits(party, x, bits)[1:]]
+    return list(convert.to_bits(party, own[0], bits)[1:])
 
 
 def from_two_bits(party: Party, x: XorBits, y: XorBits, bits: int) -> RingShare:
@@ -415,9 +415,7 @@ PROTOCOLS: dict[str, Protocol] = {
             (64, {}),
         )
     },
-    "to-bits": Protocol(
-        elements(5, lambda x, _: x >> 1 & 1), lambda party, own: upper_bits(party, *own, 5), 1
-    ),
+    "to-bits": Protocol(elements(5, lambda x, _: x >> 1 & 1), partial(upper_bits, bits=5), 1),
     "from-bits": Protocol(packed_bits, on_own(from_two_bits, 5), 5, packed=False),
     "descent": Protocol(
         uploads(9),

@@ -56,15 +56,16 @@ def _shakespeare(directory: Path) -> Dataset:
     # the sort is stable: the same roles for everybody
     texts = sorted(texts, key=len, reverse=True)[:_ROLES]
     rng, ends = np.random.default_rng(0), (0, _SAMPLES, _SAMPLES + _TEST)
-    # inputs and labels to train on, then those of the test set: a piece per role
-    pieces: tuple[list[NDArray[Any]], ...] = [], [], [], []
+    # a piece per role: of inputs and labels to train on, then of those to test with
+    pieces: list[list[NDArray[Any]]] = []
     for text in texts:
         inputs, labels = _samples(text)
         order = rng.permutation(len(labels))
-        for part, (first, last) in enumerate(pairwise(ends)):
-            pieces[2 * part].append(inputs[order[first:last]])
-            pieces[2 * part + 1].append(labels[order[first:last]])
-    return Dataset("shakespeare", *map(np.concatenate, pieces), classes=CHARACTERS)
+        parts = [order[first:last] for first, last in pairwise(ends)]
+        pieces.append([array[part] for part in parts for array in (inputs, labels)])
+    arrays = [np.concatenate(of_all) for of_all in zip(*pieces, strict=True)]
+    images, labels, test_images, test_labels = arrays
+    return Dataset("shakespeare", images, labels, test_images, test_labels, CHARACTERS)
 
 
 SHAKESPEARE = Source(
