@@ -531,10 +531,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
-    """Two rounds of a training: from no model, and from the model of the first."""
+    """Rounds of a training, each from the model of the one before."""
     rng = np.random.default_rng(2)
     model = np.zeros(200, np.float32)
     ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]
+    ways.append({"median_by": RADIX})
     opened = {"clustering": "opened", "accept_leak": True, "aggregator": "krum", "clusters": 1}
     for way in (*ways, opened):
         updates = (model + rng.normal(size=(7, 200))).astype(np.float32)
