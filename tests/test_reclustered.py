@@ -31,6 +31,7 @@ from securemedian.mpc.pipeline import Outcome, check_values, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.share import SLICE_ALIGN
 from securemedian.servers.control import Checked, Held, Ready, Resume, Uploaded
 from tests.daemons import Pair, running
 from tests.parties import deterministic_entropy, make_parties, run_both
@@ -53,6 +54,7 @@ def run(
     updates: np.ndarray,
     model: np.ndarray | None,
     weights: list[int] | None = None,
+    protocol: ProtocolParams = SMALL,
     **options: Any,
 ) -> Outcome:
     """Run a round on the updates (n, d), and return what both servers have."""
@@ -63,7 +65,7 @@ def run(
     ]
     one, other = run_both(
         lambda j: run_round(
-            lanes[j], params, SMALL, [pair[j] for pair in uploads], weights=weights, **options
+            lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights, **options
         )
     )
     assert (one.values == other.values).all() and one.coin == other.coin
@@ -218,6 +220,22 @@ def test_sums_at_the_ends_of_their_range_are_right(
         got = method.decode(method.public(outcome.values), sum(weights), Published())
         clear = method.in_the_clear(updates, weights, Published(coin=outcome.coin), clients)
         assert np.array_equal(got, clear)
+
+
+@pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
+def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str) -> None:
+    """What `batch` does not hold is made in groups, or by and by."""
+    rng = np.random.default_rng(1)
+    updates = rng.normal(size=(9, DIM))
+    method = Reclustered(
+        clusters=1, reclusterings=2, ring_bits=16, fraction_bits=4, median_by=median_by
+    )
+    least = ProtocolParams(lanes=2, chunk=SLICE_ALIGN, batch=SLICE_ALIGN)
+    params = RoundParams(method, DIM, 9)
+    outcome = run(lanes, params, updates, None, protocol=least)
+    got = method.decode(method.public(outcome.values), 9, Published())
+    clear = method.in_the_clear(updates, [1] * 9, Published(coin=outcome.coin), 9)
+    assert np.array_equal(got, clear)
 
 
 def test_lemma_1_an_average_of_the_clusters_is_fedavg(lanes: Lanes) -> None:
