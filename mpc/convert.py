@@ -34,10 +34,10 @@ def to_bits(party: Party, shares: RingShare, bits: int) -> XorBits:
         result[bit] = plane ^ carry
         if bit == bits - 1:
             break
-        # shares of a_i ^ k_i and of b_i ^ k_i, of which one party has a_i and the other b_i
-        one, other = XorBits(plane ^ carry), XorBits(carry)
-        pair = (one, other) if party.number == 0 else (other, one)
-        ((product,),) = conjunctions(party, [(pair[0], [pair[1]])])
+        # shares of a_i ^ k_i and of b_i ^ k_i: party 0 has all of a_i, and party 1 all of b_i
+        mine, theirs = XorBits(plane ^ carry), XorBits(carry)
+        x, y = (mine, theirs) if party.number == 0 else (theirs, mine)
+        ((product,),) = conjunctions(party, [(x, [y])])
         carry = carry ^ product
     return XorBits(result)
 

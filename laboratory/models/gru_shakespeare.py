@@ -1,6 +1,6 @@
 """The recurrent network for Shakespeare's next characters: 16,617 parameters.
 
-SHARE's has two LSTM layers of 256; this one has a GRU of 64, for two cores.
+SHARE's has two LSTM layers; this one has a GRU of 64, which two cores can train for many clients.
 """
 
 from typing import TYPE_CHECKING

@@ -40,7 +40,7 @@ MOST_MOVED = 64
 def element(party: Party, values: RingShare, width: int, bits: int, rank: int) -> RingShare:
     """Return shares in Z_2^bits of the element of rank k (1..n) in each coordinate, shape (d,).
 
-    `values` are shares of signed numbers of `width` bits, 1 < `width` <= `bits`, shape (n, d).
+    `values` are shares of signed numbers of `width` bits, 1 <= `width` <= `bits`, shape (n, d).
     """
     count, dim = values.shape
     words, small = words_of(dim), ring.signed_bits(count)
