@@ -14,7 +14,7 @@ from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.models.clinic import CLINIC
 from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
-from securemedian.laboratory.models.cnn_cifar10_small import CNN_CIFAR10_SMALL
+from securemedian.laboratory.models.cnn_cifar10_share import CNN_CIFAR10_SHARE
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
 from securemedian.laboratory.models.gru_shakespeare import GRU_SHAKESPEARE
 from securemedian.laboratory.models.mlp import DIGITS, DIGITS_LINEAR, MLP, MLP_CIFAR10
@@ -26,7 +26,7 @@ MODELS = {
         MLP,
         CNN_MNIST,
         CNN_CIFAR10,
-        CNN_CIFAR10_SMALL,
+        CNN_CIFAR10_SHARE,
         MLP_CIFAR10,
         DIGITS,
         DIGITS_LINEAR,

@@ -1,7 +1,7 @@
-"""A network for CIFAR-10 that two cores can train for many clients: 30,138 parameters.
+"""SHARE's network for CIFAR-10, made small: 30,138 parameters.
 
-It has SHARE's layers (Velicheti, Xia and Koyejo, Section 6.1), two 5x5 convolutions and two linear
-layers, of widths that are ours, and strides in place of pooling.
+Two 5x5 convolutions and two linear layers, as in Velicheti, Xia and Koyejo, Section 6.1. The widths
+are ours, and there are strides in place of pooling: two cores train it for many clients.
 """
 
 from typing import TYPE_CHECKING
@@ -29,6 +29,6 @@ def build() -> "nn.Module":
     )
 
 
-CNN_CIFAR10_SMALL = Model(
-    "cnn-cifar10-small", build, shape=(3, 32, 32), batch=20, rate=0.1, epochs=2
+CNN_CIFAR10_SHARE = Model(
+    "cnn-cifar10-share", build, shape=(3, 32, 32), batch=20, rate=0.1, epochs=2
 )
