@@ -14,6 +14,7 @@ from securemedian.benchmarks.settings import count, list_from, numbers
 from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_method_options
 from securemedian.laboratory import report
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.options import Option, options_of
 
@@ -65,6 +66,12 @@ def add_kinds(kinds: Any) -> None:
         default=[2, 4, 6, 8, 10],
         metavar="N,..",
         help="numbers of clients (default: 2,4,6,8,10)",
+    )
+    median.add_argument(
+        "--paired",
+        action="store_true",
+        help="time the first method with the first number of clients, the second with the second, "
+        "and so on, in place of every method with every number",
     )
     median.add_argument(
         "--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)"
@@ -191,10 +198,17 @@ def _several(option: Option) -> Any:
 def _median_points(options: argparse.Namespace) -> list[Point]:
     """Return a point for every combination of the given values that a method has options for.
 
-    Options that are not given have their defaults.
+    Options that are not given have their defaults. With `paired` a method goes with one number of
+    clients: raises ConfigError if there are not as many of these.
     """
+    if options.paired and len(options.method) != len(options.clients):
+        raise ConfigError(
+            f"--paired takes a number of clients per method: there are {len(options.method)} "
+            f"methods and {len(options.clients)} numbers"
+        )
     points: dict[str, Point] = {}
-    for method in options.method:
+    for place, method in enumerate(options.method):
+        numbers_of_clients = [options.clients[place]] if options.paired else options.clients
         known = options_of(METHODS[method])
         varied = [
             (getattr(options, name) or [known[name].default])
@@ -204,7 +218,7 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
         ]
         # in which of the ways that were asked for, where a method has both
         checked = (options.verified or [True]) if can_be_malformed(method) else [True]
-        for clients, dim, *values in itertools.product(options.clients, options.dim, *varied):
+        for clients, dim, *values in itertools.product(numbers_of_clients, options.dim, *varied):
             swept = dict(zip(SWEPT, values, strict=True))
             common = {"clients": clients, "dim": dim, "ahead": options.ahead} | swept
             for verified in checked:

@@ -51,6 +51,7 @@ SWEPT = (
     "encoding",
     "word_bits",
     "aggregator",
+    "median_by",
     "clusters",
     "reclusterings",
     "groups",
@@ -79,6 +80,7 @@ class Point:
     encoding: str | None = None
     word_bits: int | None = None
     aggregator: str | None = None
+    median_by: str | None = None
     clusters: int | None = None
     reclusterings: int | None = None
     groups: int | None = None

@@ -7,11 +7,11 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`, `ot.one_of_n`,
 `correlations.base`, `correlations.tables`, `correlations.triples`, `correlations.plane_ots`,
 `correlations.random_ots`, `correlations.dabits`, `correlations.pool`, `party`, `boolean`,
-`millionaire`, `compare`, `equal`, `square`, `dealing`, `clusters`, `methods.reveal`,
+`millionaire`, `compare`, `equal`, `square`, `convert`, `dealing`, `clusters`, `methods.reveal`,
 `methods.bounds`, `methods.base`, `methods.groups`, `methods.bucketed`, `methods.order`,
-`methods.pairwise`, `methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.clustered`,
-`methods.reclustered`, `methods.zeno`, `methods.registry`, `exchange`, `params`, `training`,
-`pipeline`, `plan`.
+`methods.pairwise`, `methods.trimmed_mean`, `methods.mean`, `methods.radix`, `methods.descent`,
+`methods.clustered`, `methods.reclustered`, `methods.zeno`, `methods.registry`, `exchange`,
+`params`, `training`, `pipeline`, `plan`.
 
 Nothing here opens a socket, reads a configuration or knows of servers and clients.
 """

@@ -80,9 +80,27 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (round, client)
     ) STRICT;
     """,
+    """
+    -- what this server opened when it tossed for that number, in hex digits
+    ALTER TABLE trainings ADD COLUMN bound_opening TEXT NOT NULL DEFAULT '';
+    """,
 )
 # a commit is on the disk when it returns
 SYNCHRONOUS = "FULL"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a number of a training run that ran binds other attempts at it to."""
+
+    number: int
+    # those whose values may be known
+    clients: frozenset[str]
+    # what this server opens when it tosses for the result, in hex digits
+    opening: str
+
+
+UNBOUND = Bound(0, frozenset(), "")
 
 
 @dataclass(frozen=True)
@@ -204,15 +222,16 @@ class Database:
         """Make a file that of the current training run."""
         self._set_training("current", name, training)
 
-    def bound(self, training: str) -> tuple[int, frozenset[str]]:
-        """Return the latest number that ran, and its clients, whose values may be known."""
-        row = self._training("bound_number, bound_clients", training)
-        return (row[0], frozenset(json.loads(row[1]))) if row else (0, frozenset())
+    def bound(self, training: str) -> Bound:
+        """Return what the latest number that ran binds other attempts at it to."""
+        row = self._training("bound_number, bound_clients, bound_opening", training)
+        return Bound(row[0], frozenset(json.loads(row[1])), row[2]) if row else UNBOUND
 
-    def bind(self, training: str, number: int, clients: Iterable[str]) -> None:
+    def bind(self, training: str, bound: Bound) -> None:
         """Replace what `bound` returns."""
-        self._set_training("bound_number", number, training)
-        self._set_training("bound_clients", json.dumps(sorted(clients)), training)
+        self._set_training("bound_number", bound.number, training)
+        self._set_training("bound_clients", json.dumps(sorted(bound.clients)), training)
+        self._set_training("bound_opening", bound.opening, training)
 
     def _training(self, columns: str, training: str) -> Any:
         return self._connection.execute(

@@ -23,7 +23,7 @@ from securemedian.mpc.training import Training
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
-from securemedian.servers.database import Row, SavedRound, Verdict
+from securemedian.servers.database import UNBOUND, Bound, Row, SavedRound, Verdict
 from securemedian.servers.events import Action, Effect
 from securemedian.servers.results import Result
 from securemedian.servers.round_facts import Limits
@@ -170,6 +170,9 @@ class Register:
     def admit(self, asked: Open, params: RoundParams, before: Training, request: str = "") -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
+        SECURITY: another attempt at a number that ran has the coin of the earlier one, because two
+        results of the same updates under two coins tell more than one.
+
         It is stored with its first transition (`commit`). Raises RoundBusy if this server stops,
         PolicyRefused if its policy is against the round, ConfigError if the uploads are too long or
         `max_clients` or the participants are below this server's own `min_clients`, ClientsDiffer
@@ -191,7 +194,9 @@ class Register:
                 f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
                 f"at least {config.min_clients} clients"
             )
-        number, clients = self._store.database.bound(asked.training)
+        bound = self._store.database.bound(asked.training)
+        if bound.number != asked.number or asked.start_over:
+            bound = UNBOUND
         server_round = ServerRound(
             config.party,
             asked,
@@ -200,8 +205,8 @@ class Register:
             floor=config.min_clients,
             limits=self._limits,
             signing_key=config.peer.signing_key,
-            repeats=clients if number == asked.number and not asked.start_over else frozenset(),
-            toss_opening=os_entropy(OPENING_BYTES).hex(),
+            repeats=bound.clients,
+            toss_opening=bound.opening or os_entropy(OPENING_BYTES).hex(),
         )
         params.method.check_members(server_round.names)
         spool = self._store.spool(asked.round, params.layout, params.dealing)
@@ -314,12 +319,13 @@ class Register:
         database.add_uploads(round_id, rows)
         if Effect.BEGIN in actions:
             if changed.asked.start_over:
-                released = bool(database.bound(training)[1])
-                database.bind(training, 0, ())
+                released = bool(database.bound(training).clients)
+                database.bind(training, UNBOUND)
             if "before" in files:
                 database.set_current_run(training, files["before"])
         if Effect.BIND in actions:
-            database.bind(training, changed.number, changed.included)
+            clients = frozenset(changed.included)
+            database.bind(training, Bound(changed.number, clients, changed.toss_opening))
         if Effect.PUBLISH in actions and "after" in files:
             database.set_current_run(training, files["after"])
         return released

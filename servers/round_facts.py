@@ -60,7 +60,7 @@ class RoundFacts:
     # take part again. Empty if there was no such attempt.
     repeats: frozenset[str] = frozenset()
     # what this server opens, in hex digits, if it tosses for the round's result: the same in every
-    # run of the protocol
+    # run of the protocol, and in other attempts at a number that ran
     toss_opening: str = ""
     state: State = State.NEW
     # the time at which the present state has reached its limit

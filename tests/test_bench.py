@@ -217,6 +217,12 @@ def test_what_is_verified_is_what_was_asked_for(
     flags: list[str], verified: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a method whose uploads can be malformed, and of one whose uploads cannot."""
+    points = asked_of_medians(monkeypatch, "--method", "bucketed,radix", "--clients", "3", *flags)
+    assert [point.verified for point in points] == verified
+
+
+def asked_of_medians(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Point]:
+    """Return the points that `bench median` would measure."""
     asked: list[Point] = []
 
     def measure(points: list[Point], chosen: Any) -> list[Any]:
@@ -224,10 +230,29 @@ def test_what_is_verified_is_what_was_asked_for(
         raise ConfigError("enough")
 
     monkeypatch.setattr(settings, "measure", measure)
-    assert (
-        cli.main(["bench", "median", "--method", "bucketed,radix", "--clients", "3", *flags]) == 2
+    assert cli.main(["bench", "median", *options]) == 2
+    return asked
+
+
+def test_methods_with_a_number_of_clients_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SHARE against one median of as many clients as it has clusters, in one run."""
+    methods = ["--method", "pairwise,reclustered", "--clients", "20,60"]
+    given = ["--clusters", "3", "--reclusterings", "4", "--dim", "20000"]
+    points = asked_of_medians(monkeypatch, *methods, "--paired", *given)
+    assert [(point.method, point.clients) for point in points] == [
+        ("pairwise", 20),
+        ("reclustered", 60),
+    ]
+    assert (points[1].clusters, points[1].reclusterings, points[1].median_by) == (
+        3,
+        4,
+        "fewest-ots",
     )
-    assert [point.verified for point in asked] == verified
+    assert len(asked_of_medians(monkeypatch, *methods, *given)) == 4
+    assert not asked_of_medians(monkeypatch, *methods, "--clients", "20", "--paired")
+    assert "there are 2 methods and 1 numbers" in capsys.readouterr().err
 
 
 @pytest.mark.slow

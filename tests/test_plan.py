@@ -66,6 +66,13 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "trimmed-mean": {"method": "trimmed-mean", "trim": 0.3},
     "untrimmed": {"method": "trimmed-mean", "trim": 0.0},
     "reclustered": {"method": "reclustered", "reclusterings": 3},
+    "reclustered-radix": {
+        "method": "reclustered",
+        "clusters": 1,
+        "median_by": "radix",
+        "ring_bits": 32,
+        "fraction_bits": 8,
+    },
     "reclustered-trimmed": {
         "method": "reclustered",
         "clusters": 1,
@@ -254,7 +261,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(len(line) <= 112 for line in printed.split("saved to")[0].splitlines())
     rows = json.loads(file.read_text())
     names = [row["name"] for row in rows]
-    compared = {"bucketed": 2, "radix": 3}
+    compared = {"bucketed": 2, "radix": 3, "reclustered": 2}
     assert [name.split()[0] for name in names] == [
         name for name in METHODS for _ in range(compared.get(name, 1))
     ]

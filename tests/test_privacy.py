@@ -90,6 +90,11 @@ ROUNDS = {
     "reclustered": RoundParams(
         Reclustered(ring_bits=32, fraction_bits=0, clusters=1, reclusterings=2), DIM, CLIENTS
     ),
+    "reclustered-radix": RoundParams(
+        Reclustered(ring_bits=32, fraction_bits=0, clusters=1, reclusterings=2, median_by="radix"),
+        DIM,
+        CLIENTS,
+    ),
     "pairwise-opened": RoundParams(
         Pairwise(ring_bits=16, fraction_bits=0, selection="opened"), DIM, CLIENTS
     ),
@@ -448,6 +453,7 @@ PINNED = {
     "trimmed-mean": "3aa1b7c39ec3013b6d8ae92e794c66a0",
     "pairwise": "ec612517005886b89bf9ecc350c4670b",
     "reclustered": "6d2ebad3d4b40a3b88955207c1c0cfd0",
+    "reclustered-radix": "c2abf926090e5facff40120d9ded7e8b",
 }
 PINNED_DEALING = "d03e201a7bb7f68a3ef6e9c2c625d7e0"
 PINNED_CHECKS = {

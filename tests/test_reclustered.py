@@ -16,13 +16,22 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods import reclustered
 from securemedian.mpc.methods.base import Published
 from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.reclustered import MEAN, MEDIAN, TRIMMED_MEAN, Reclustered
+from securemedian.mpc.methods.reclustered import (
+    FEWEST,
+    MEAN,
+    MEDIAN,
+    PAIRWISE,
+    RADIX,
+    TRIMMED_MEAN,
+    Reclustered,
+)
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Outcome, check_values, run_round
 from securemedian.mpc.plan import predict
 from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.share import SLICE_ALIGN
 from securemedian.servers.control import Checked, Held, Ready, Resume, Uploaded
 from tests.daemons import Pair, running
 from tests.parties import deterministic_entropy, make_parties, run_both
@@ -45,6 +54,7 @@ def run(
     updates: np.ndarray,
     model: np.ndarray | None,
     weights: list[int] | None = None,
+    protocol: ProtocolParams = SMALL,
     **options: Any,
 ) -> Outcome:
     """Run a round on the updates (n, d), and return what both servers have."""
@@ -55,7 +65,7 @@ def run(
     ]
     one, other = run_both(
         lambda j: run_round(
-            lanes[j], params, SMALL, [pair[j] for pair in uploads], weights=weights, **options
+            lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights, **options
         )
     )
     assert (one.values == other.values).all() and one.coin == other.coin
@@ -140,9 +150,18 @@ def expected(
 
 @pytest.mark.parametrize("ring_bits", [0, 40])
 @pytest.mark.parametrize(("clients", "size", "reclusterings"), [(12, 3, 4), (11, 3, 2), (7, 1, 1)])
-@pytest.mark.parametrize("aggregator", [MEDIAN, TRIMMED_MEAN, MEAN])
+@pytest.mark.parametrize(
+    ("aggregator", "median_by"),
+    [(MEDIAN, PAIRWISE), (MEDIAN, RADIX), (TRIMMED_MEAN, FEWEST), (MEAN, FEWEST)],
+)
 def test_a_round_is_algorithm_1(
-    lanes: Lanes, aggregator: str, clients: int, size: int, reclusterings: int, ring_bits: int
+    lanes: Lanes,
+    aggregator: str,
+    median_by: str,
+    clients: int,
+    size: int,
+    reclusterings: int,
+    ring_bits: int,
 ) -> None:
     rng = np.random.default_rng(clients)
     model = rng.normal(size=DIM).astype(np.float32)
@@ -154,6 +173,7 @@ def test_a_round_is_algorithm_1(
         clusters=size,
         reclusterings=reclusterings,
         aggregator=aggregator,
+        median_by=median_by,
         trim=0.3,
         eta=0.7,
         ring_bits=ring_bits,
@@ -173,6 +193,49 @@ def test_a_round_is_algorithm_1(
         assert np.array_equal(got[0], want)
         clear = plaintext.published(updates, params, Published(model), given, coin=outcome.coin)
         assert np.array_equal(clear[0], want.astype(np.float32))
+
+
+@pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
+@pytest.mark.parametrize(("clients", "size"), [(10, 2), (11, 4), (5, 3)])
+def test_sums_at_the_ends_of_their_range_are_right(
+    lanes: Lanes, clients: int, size: int, median_by: str
+) -> None:
+    """All clients saturate, some up and some down, so that sums are as large as they can be."""
+    rng = np.random.default_rng(clients)
+    updates = rng.choice([-1e30, 1e30], (clients, DIM))
+    updates[:, 0], updates[:, 1] = 1e30, -1e30
+    names = [f"client-{index}" for index in range(clients)]
+    for weights in ([1] * clients, [int(weight) for weight in rng.integers(1, 9, clients)]):
+        method = Reclustered(
+            clusters=size,
+            reclusterings=3,
+            median_by=median_by,
+            weights=dict(zip(names, weights, strict=True)),
+            ring_bits=32,
+            fraction_bits=4,
+            weight_cap=0.9,
+        )
+        params = RoundParams(method, DIM, clients)
+        outcome = run(lanes, params, updates, None, weights)
+        got = method.decode(method.public(outcome.values), sum(weights), Published())
+        clear = method.in_the_clear(updates, weights, Published(coin=outcome.coin), clients)
+        assert np.array_equal(got, clear)
+
+
+@pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
+def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str) -> None:
+    """What `batch` does not hold is made in groups, or by and by."""
+    rng = np.random.default_rng(1)
+    updates = rng.normal(size=(9, DIM))
+    method = Reclustered(
+        clusters=1, reclusterings=2, ring_bits=16, fraction_bits=4, median_by=median_by
+    )
+    least = ProtocolParams(lanes=2, chunk=SLICE_ALIGN, batch=SLICE_ALIGN)
+    params = RoundParams(method, DIM, 9)
+    outcome = run(lanes, params, updates, None, protocol=least)
+    got = method.decode(method.public(outcome.values), 9, Published())
+    clear = method.in_the_clear(updates, [1] * 9, Published(coin=outcome.coin), 9)
+    assert np.array_equal(got, clear)
 
 
 def test_lemma_1_an_average_of_the_clusters_is_fedavg(lanes: Lanes) -> None:
@@ -213,10 +276,13 @@ def test_faulty_clients_below_the_bound_change_little(lanes: Lanes) -> None:
 # What is opened
 
 
-def test_only_the_sum_over_the_reclusterings_is_opened() -> None:
+@pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
+def test_only_the_sum_over_the_reclusterings_is_opened(median_by: str) -> None:
     """The servers hear sizes, the toss, one value per coordinate, and what is uniform."""
     pair = recorders()
-    method = Reclustered(clusters=2, reclusterings=3, ring_bits=32, fraction_bits=0)
+    method = Reclustered(
+        clusters=2, reclusterings=3, ring_bits=32, fraction_bits=0, median_by=median_by
+    )
     params = RoundParams(method, 4096, 6)
     updates = np.repeat(np.arange(6.0)[:, None], 4096, axis=1)
     lanes = make_parties(pairs=[pair])
@@ -229,7 +295,8 @@ def test_only_the_sum_over_the_reclusterings_is_opened() -> None:
         assert [array.nbytes for array in opened] == [4 * 4096]
         assert looks_uniform(opened[0])
         labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
-        assert {"sizes", "toss.commit", "toss.open", "leaf.request", "mux.reply"} <= labels
+        assert {"sizes", "toss.commit", "toss.open", "leaf.request"} <= labels
+        assert ("mux.reply" if median_by == PAIRWISE else "and") in labels
         for label in labels - {"sizes", "toss.commit", "toss.open"}:
             assert looks_uniform(end.of(label).view(np.uint8)), label
 
@@ -348,8 +415,8 @@ def test_a_coin_is_tossed_anew_for_each_round_and_kept_for_its_attempts(lanes: L
     assert len(repeated) == 1
 
 
-def test_a_run_that_breaks_off_is_repeated_with_the_same_opening(tmp_path: Path) -> None:
-    """Even by a server that was started anew meanwhile; another round has another one."""
+def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
+    """Even at a server that was started anew meanwhile, until the coordinator starts over."""
     s0 = Server(0, tmp_path, RoundParams(Reclustered(aggregator=MEAN), 10, 3))
     first = s0.open()
     s0.upload_all(first)
@@ -365,8 +432,15 @@ def test_a_run_that_breaks_off_is_repeated_with_the_same_opening(tmp_path: Path)
     resume = next(message for message in s0.sent if isinstance(message, Resume))
     s0.hear(replace(resume, held=held(s0.keys)), Ready(first, 2))
     assert s0.engine.openings == [opening] and len(opening) == dealing.OPENING_BYTES
+    # in the same round, and in another one of the same number, whose clients are the same
+    for _ in range(2):
+        s0.fail()
+        s0.restart()
+        s0.hear(hello())
+        s0.open()
+        assert s0.latest.server_round.toss_opening == opening.hex()
     s0.fail()
-    s0.open()
+    s0.open(reset=True)
     assert s0.latest.server_round.toss_opening != opening.hex()
 
 
@@ -420,12 +494,37 @@ def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
 
 def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clusters() -> None:
     """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""
-    method = Reclustered(clusters=3, reclusterings=4)
     protocol = ProtocolParams()
-    ours = predict(RoundParams(method, 2000, 60), [1] * 60, protocol).costs[0]
     pairwise = RoundParams.from_dict({"method": "pairwise", "dim": 2000, "max_clients": 20})
     one = predict(pairwise, [1] * 20, protocol).costs[0]
-    assert ours.ots <= 4.3 * one.ots and ours.bytes_sent <= 4.3 * one.bytes_sent
+    for median_by, most in ((PAIRWISE, 4.7), (FEWEST, 2.0)):
+        method = Reclustered(clusters=3, reclusterings=4, median_by=median_by)
+        ours = predict(RoundParams(method, 2000, 60), [1] * 60, protocol).costs[0]
+        assert ours.ots <= most * one.ots and ours.bytes_sent <= most * one.bytes_sent
+
+
+@pytest.mark.parametrize("ring_bits", [32, 64])
+def test_a_median_is_computed_in_the_way_that_takes_fewer_ots(ring_bits: int) -> None:
+    """By pairs of few clusters, by radix of many; and the size of the chunks does not matter."""
+    ways = set()
+    for clients in (2, 5, 8, 9, 10, 14, 20, 60):
+        least, by_pairs, by_radix = (
+            Reclustered(ring_bits=ring_bits, fraction_bits=8, clusters=1, median_by=median_by)
+            for median_by in (FEWEST, PAIRWISE, RADIX)
+        )
+        for dim in (64, 6400):
+            ots = [
+                method.demand([1] * clients, dim, clients).ots
+                for method in (least, by_pairs, by_radix)
+            ]
+            assert ots[0] in ots[1:]
+            if dim > 64:
+                # near the balance the fewer bits of sums are not counted on
+                assert ots[0] <= 1.2 * min(ots[1:])
+            ways.add((clients, ots[0] == ots[2]))
+        assert least.at_once(clients) in (by_pairs.at_once(clients), by_radix.at_once(clients))
+    assert {(2, False), (5, False), (20, True), (60, True)} <= ways
+    assert len(ways) == 8
 
 
 def test_values_out_of_range_are_found_before_they_are_added(lanes: Lanes) -> None:
@@ -450,10 +549,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
-    """Two rounds of a training: from no model, and from the model of the first."""
+    """Rounds of a training, each from the model of the one before."""
     rng = np.random.default_rng(2)
     model = np.zeros(200, np.float32)
     ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]
+    ways.append({"median_by": RADIX})
     opened = {"clustering": "opened", "accept_leak": True, "aggregator": "krum", "clusters": 1}
     for way in (*ways, opened):
         updates = (model + rng.normal(size=(7, 200))).astype(np.float32)

@@ -9,7 +9,7 @@ from securemedian.mpc.errors import ConfigError
 
 CLASSES = 10
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(CLASSES), 60))
-HOWS = ["iid", "dirichlet:0.5", "dirichlet:100", "labels:2", "labels:3", "labels:10"]
+HOWS = ["iid", "blocks", "dirichlet:0.5", "dirichlet:100", "labels:2", "labels:3", "labels:10"]
 
 
 def held(part: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Images and tables to train on, and each client's part of them.
+"""Images, tables and text to train on, and each client's part of them.
 
 A new data set is one file with a `Source`, and its line in `SOURCES`.
 """
@@ -10,12 +10,13 @@ from securemedian.laboratory.data.cifar10 import CIFAR10
 from securemedian.laboratory.data.clinic import CLINIC
 from securemedian.laboratory.data.digits import DIGITS
 from securemedian.laboratory.data.idx import MNIST
+from securemedian.laboratory.data.shakespeare import SHAKESPEARE
 from securemedian.laboratory.data.split import SPLITS, split
 from securemedian.mpc.errors import ConfigError
 
 __all__ = ["SOURCES", "SPLITS", "Dataset", "Source", "draw_public", "load", "split", "without"]
 
-SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS, CLINIC)}
+SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS, CLINIC, SHAKESPEARE)}
 
 
 def load(directory: str | Path | None = None, name: str | None = None) -> Dataset:

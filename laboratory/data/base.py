@@ -15,7 +15,7 @@ class Dataset:
     """Images as rows of float32, labels as int64 from 0 to `classes` - 1.
 
     Pixels lie in [0, 1]. A table's rows stand for images, too, and its columns have units of their
-    own.
+    own; and so do stretches of text, of which each value is the code of a character.
     """
 
     name: str

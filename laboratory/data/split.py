@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.errors import ConfigError
 
-SPLITS = "iid, dirichlet:ALPHA or labels:C"
+SPLITS = "iid, blocks, dirichlet:ALPHA or labels:C"
 
 # of Dirichlet proportions, at most, until every client has an image
 _DRAWS = 100
@@ -23,6 +23,8 @@ def split(
     `images` is their number per client, None for all there are. `how` is one of
 
     - `iid`: at random, the same number to everybody;
+    - `blocks`: consecutive images, the same number to everybody, for data that are ordered by whom
+      they come from. Of its block a client has `images` at random;
     - `dirichlet:ALPHA`: every class is divided in proportions from a symmetric Dirichlet(ALPHA)
       distribution (Yurochkin et al., ICML 2019). The smaller ALPHA, the fewer classes a client has.
       The clients' numbers of images differ, and `images` is their mean: `images` times the number
@@ -40,6 +42,8 @@ def split(
         raise ConfigError(f"images are split among 1 or more clients, not {clients}")
     if how == "iid":
         return _iid(len(labels), clients, rng, images)
+    if how == "blocks":
+        return _blocks(len(labels), clients, rng, images)
     if kind == "dirichlet" and 0 < (alpha := _number(value)) < math.inf:
         return _dirichlet(labels, clients, rng, alpha, images)
     if kind == "labels" and value.isdecimal() and int(value) >= 1:
@@ -48,13 +52,24 @@ def split(
 
 
 def _iid(count: int, clients: int, rng: np.random.Generator, images: int | None) -> list[Part]:
+    each = _images_each(count, clients, images)
+    return list(rng.permutation(count)[: each * clients].reshape(clients, each))
+
+
+def _blocks(count: int, clients: int, rng: np.random.Generator, images: int | None) -> list[Part]:
+    each, size = _images_each(count, clients, images), count // clients
+    return [size * client + rng.permutation(size)[:each] for client in range(clients)]
+
+
+def _images_each(count: int, clients: int, images: int | None) -> int:
+    """Return the images per client, all of whom have the same number, or raise ConfigError."""
     each = count // clients if images is None else images
     if not 1 <= each * clients <= count:
         raise ConfigError(
             f"{count:,} images are not enough for {clients} clients of {each:,}: "
             f"choose 1 to {count // clients:,} images per client"
         )
-    return list(rng.permutation(count)[: each * clients].reshape(clients, each))
+    return each
 
 
 def _dirichlet(

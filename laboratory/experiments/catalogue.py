@@ -585,8 +585,8 @@ EXPERIMENTS = {
         ),
         Experiment(
             "share",
-            "SHARE, Figures 2 to 5",
-            "MNIST",
+            "SHARE, Figures 2 to 5 and 8",
+            "MNIST, CIFAR-10 or Shakespeare with --split blocks",
             "2 h",
             _by_attack,
             _accuracy_by_round,

@@ -111,7 +111,7 @@ def add_verbs(verbs: "Verbs") -> None:
     verb.add_argument(
         "--split",
         metavar="HOW",
-        help="iid (default), dirichlet:ALPHA, or labels:C for C labels per client",
+        help="iid (default), blocks, dirichlet:ALPHA, or labels:C for C labels per client",
     )
     verb.add_argument(
         "--samples",

@@ -1,8 +1,12 @@
 """A robust aggregate of sums over random clusters of clients, again and again (SHARE).
 
-`clustered` says how clusters are drawn and what becomes of the R aggregates. `pairwise.median` and
-`trimmed_mean.kept_sum` compute all R of them at once, as so many more coordinates, and their sum
-over r is local.
+`clustered` says how clusters are drawn and what becomes of the R aggregates. `pairwise.median` or
+`descent.element`, and `trimmed_mean.kept_sum`, compute all R of them at once, as so many more
+coordinates, and their sum over r is local.
+
+A median of few clusters takes fewer OTs by all pairs of them, and one of many by radix, bit by bit.
+Which of both it is depends on the number of clusters and on the ring, that is on public values
+alone.
 
 With clustering `hidden` only sum_r A_r is opened. `opened` is the paper's: all R c sums are opened,
 and any aggregator then takes their means in the clear. It is there to compare with: from R = 4 on,
@@ -24,17 +28,19 @@ from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.clusters import exposed
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods import order, pairwise, trimmed_mean
+from securemedian.mpc.methods import descent, order, pairwise, trimmed_mean
 from securemedian.mpc.methods.base import Chunk, Published
 from securemedian.mpc.methods.clustered import Clustered, summed
 from securemedian.mpc.methods.reveal import open_ring
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.party import Party
 from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.share import SLICE_ALIGN
 
 MEDIAN, TRIMMED_MEAN, MEAN = "median", "trimmed-mean", "mean"
 # those that are computed on shares
 HIDDEN = (MEDIAN, TRIMMED_MEAN, MEAN)
+FEWEST, PAIRWISE, RADIX = "fewest-ots", "pairwise", "radix"
 # the most clients whose sums are opened: who is exposed takes the eigenvalues of an n x n matrix
 MOST_OPENED = 256
 
@@ -44,7 +50,7 @@ class Reclustered(Clustered):
     """A robust aggregate of sums over random clusters, averaged over several reclusterings."""
 
     name = "reclustered"
-    summary = "a robust aggregate of sums over random clusters (SHARE), quadratic in the clusters"
+    summary = "a robust aggregate of sums over random clusters (SHARE), its median linear in them"
     splits = True
 
     clustering: str = option(
@@ -57,6 +63,13 @@ class Reclustered(Clustered):
         choices=tuple(dict.fromkeys((*HIDDEN, *AGGREGATORS))),
         text="what combines the sums of the clusters; others than median, trimmed-mean and mean "
         "need clustering opened (default: median)",
+    )
+    median_by: str = option(
+        FEWEST,
+        choices=(FEWEST, PAIRWISE, RADIX),
+        compared=(PAIRWISE, RADIX),
+        text="how a hidden median is computed: by all pairs of clusters, by radix in more rounds, "
+        "or in whichever way takes fewer OTs (default: fewest-ots)",
     )
     trim: float = option(
         0.1,
@@ -150,7 +163,10 @@ class Reclustered(Clustered):
             return sums_opened
         # one more axis of coordinates for the reclusterings
         flat = RingShare(sums.reshape(len(sums), -1))
-        if self.aggregator == MEDIAN:
+        if self._by_radix(clients):
+            width = self._sum_bits(chunk.weights, chunk.max_clients)
+            found = descent.element(party, flat, width, bits, ring.median_rank(len(flat)))
+        elif self.aggregator == MEDIAN:
             found = pairwise.median(party, flat, bits, "oblivious", batch=self.group(chunk))
         else:
             found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.group(chunk))
@@ -175,13 +191,40 @@ class Reclustered(Clustered):
         coordinates = self.reclusterings * dim
         if self._opens:
             return Demand()
+        if self._by_radix(len(weights)):
+            width = self._sum_bits(weights, max_clients)
+            return descent.demand(coordinates, count, width, bits)
         if self.aggregator == MEDIAN:
             return pairwise.demand(coordinates, bits, "oblivious", [1] * count)
         return trimmed_mean.demand(coordinates, count, bits, self._trim)
 
     def at_once(self, clients: int) -> int:
         count = self.clusters_among(clients)
-        return self.reclusterings * (count if self._opens else order.pairs(count))
+        if self._opens:
+            return self.reclusterings * count
+        if self._by_radix(clients):
+            return self.reclusterings * descent.at_once(count, self.bits_for(clients))
+        return self.reclusterings * order.pairs(count)
+
+    def _by_radix(self, clients: int) -> bool:
+        """Return whether a median is computed by radix for so many clients."""
+        if self._opens or self.aggregator != MEDIAN:
+            return False
+        if self.median_by != FEWEST:
+            return self.median_by == RADIX
+        count, bits = self.clusters_among(clients), self.bits_for(clients)
+        by_pairs = pairwise.demand(SLICE_ALIGN, bits, "oblivious", [1] * count)
+        return descent.demand(SLICE_ALIGN, count, bits, bits).ots < by_pairs.ots
+
+    def _sum_bits(self, weights: Sequence[int], max_clients: int) -> int:
+        """Return of how many bits the sum of every cluster of clients in range is.
+
+        They are fewer than the ring's, which holds the sum of all clusters and reclusterings.
+        """
+        largest = -(-len(weights) // self.clusters_among(len(weights)))
+        heaviest = sum(sorted(weights)[-largest:])
+        value = self.bits_for(max_clients) - 1 - self.headroom(max_clients)
+        return value + (heaviest - 1).bit_length()
 
     def opened_rows(self, total: int) -> int:
         return self.reclusterings * self.clusters_among(total) if self._opens else 1
@@ -240,12 +283,26 @@ class Reclustered(Clustered):
     @classmethod
     def warm_up(cls) -> Sequence[Self]:
         return [
-            cls(ring_bits=bits, fraction_bits=0, clusters=1, aggregator=aggregator, trim=0.4)
+            cls(
+                ring_bits=bits,
+                fraction_bits=0,
+                clusters=1,
+                aggregator=aggregator,
+                median_by=median_by,
+                trim=0.4,
+            )
             for bits in (8, 16, 32, 64)
-            for aggregator in (MEDIAN, TRIMMED_MEAN)
+            for aggregator, median_by in (
+                (MEDIAN, PAIRWISE),
+                (MEDIAN, RADIX),
+                (TRIMMED_MEAN, FEWEST),
+            )
         ]
 
     @property
     def detail(self) -> str:
-        opened = " opened" if self._opens else ""
-        return f"{self.aggregator} m={self.clusters} r={self.reclusterings}{opened}"
+        about = f"{self.aggregator} m={self.clusters} r={self.reclusterings}"
+        if self._opens:
+            return f"{about} opened"
+        chosen = self.aggregator == MEDIAN and self.median_by != FEWEST
+        return f"{about} {self.median_by}" if chosen else about
