@@ -20,6 +20,7 @@ SIZES = {
     "mlp": 199_210,
     "cnn-mnist": 1_663_370,
     "cnn-cifar10": 409_182,
+    "cnn-cifar10-small": 39_354,
     "mlp-cifar10": 616_610,
     "digits": 2_410,
     "digits-linear": 650,

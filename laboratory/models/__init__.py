@@ -13,14 +13,23 @@ from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.models.clinic import CLINIC
-from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
+from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10, CNN_CIFAR10_SMALL
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
 from securemedian.laboratory.models.mlp import DIGITS, DIGITS_LINEAR, MLP, MLP_CIFAR10
 from securemedian.mpc.errors import ConfigError
 
 MODELS = {
     model.name: model
-    for model in (MLP, CNN_MNIST, CNN_CIFAR10, MLP_CIFAR10, DIGITS, DIGITS_LINEAR, CLINIC)
+    for model in (
+        MLP,
+        CNN_MNIST,
+        CNN_CIFAR10,
+        CNN_CIFAR10_SMALL,
+        MLP_CIFAR10,
+        DIGITS,
+        DIGITS_LINEAR,
+        CLINIC,
+    )
 }
 
 # images at once, so few that the activations of a convolution fit into the caches
