@@ -113,10 +113,10 @@ class Design:
 
     def network(self, name: str) -> Model:
         """Return a network as it is trained in this design."""
-        chosen = {"rate": self.rate, "epochs": self.epochs}
+        chosen: dict[str, Any] = {"rate": self.rate, "epochs": self.epochs}
         return replace(
             models.MODELS[name],
-            **{field: value for field, value in chosen.items() if value is not None},
+            **{option: value for option, value in chosen.items() if value is not None},
         )
 
     def stem(self, experiment: "Experiment") -> str:
@@ -590,13 +590,13 @@ EXPERIMENTS = {
             _accuracy_by_round,
             clients=2,
             images=1,
-            rounds=100,
+            rounds=300,
             seeds=(1, 2, 3),
             methods=("mean",),
             attackers=0,
             analysis=Analysis(mixture.by_dimension, mixture.draw),
-            groups=(2, 5),
-            dims=(20, 50, 100),
+            groups=(2, 5, 10, 15),
+            dims=(20, 50, 100, 200, 500),
         ),
         Experiment(
             "ifca-rotated",
