@@ -590,7 +590,7 @@ EXPERIMENTS = {
             _accuracy_by_round,
             clients=2,
             images=1,
-            rounds=300,
+            rounds=100,
             seeds=(1, 2, 3),
             methods=("mean",),
             attackers=0,

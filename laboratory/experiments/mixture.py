@@ -12,8 +12,9 @@ at a random point that is NEAR times as far from the true one as the two nearest
 each other; the Three-Stage algorithm (Ghosh et al., 2019) needs no start, and descends from zeros.
 
 An iteration is two products of matrices for all clients: their data with all models, and the errors
-of the models that they chose with their data. A descent ends before its last iteration where it has
-SETTLED: what follows would change dist by a few times that.
+of the models that they chose with their data. It ends with the projection on vectors of length up
+to LONGEST, which the paper does not fix. A descent ends before its last iteration where it has
+SETTLED; that along a median goes to and fro in many dimensions.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,10 +39,12 @@ ALPHA, TRIM, NOISE = 0.05, 0.05, 0.2
 NEAR = 0.4
 # of gradient descent on |y - X theta|^2 / POINTS, whose Hessian has the mean 2 I
 STEP = 0.1
+# of the mixture's vectors, which are the faulty clients'
+LONGEST = 3.0
 # steps of the clustering of the Three-Stage algorithm, and how often it is begun anew
 STAGE_TWO, RESTARTS = 100, 10
 # no coordinate of a model moves farther in an iteration
-SETTLED = 1e-6
+SETTLED = 1e-5
 
 Vectors = Float32s | NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -67,7 +70,7 @@ class Mixture:
         faulty = round(ALPHA * clients)
         truth = _directions(groups, dim, rng)
         own = truth[np.arange(clients) % groups]
-        own[clients - faulty :] = 3 * _directions(faulty, dim, rng)
+        own[clients - faulty :] = LONGEST * _directions(faulty, dim, rng)
         inputs = rng.standard_normal((clients, POINTS, dim), np.float32)
         outputs = np.matmul(inputs, own[..., None])[..., 0]
         outputs += rng.normal(0, NOISE**0.5, outputs.shape).astype(np.float32)
@@ -234,12 +237,13 @@ def _descended(
         predictions = data.predictions(models)
         groups = groups_of(predictions)
         sent = data.gradients(predictions, groups)
-        steps = np.zeros_like(models)
+        before, models = models, models.copy()
         for group in range(len(models)):
             if (groups == group).any():
-                steps[group] = np.float32(STEP) * combine(sent[groups == group])
-        models = models - steps
-        if np.abs(steps).max() <= SETTLED:
+                models[group] -= np.float32(STEP) * combine(sent[groups == group])
+        lengths = np.linalg.norm(models, axis=1, keepdims=True)
+        models *= np.float32(LONGEST) / np.maximum(lengths, np.float32(LONGEST))
+        if np.abs(models - before).max() <= SETTLED:
             break
     return models
 
