@@ -98,7 +98,7 @@ def test_an_iteration_of_all_clients_at_once_is_that_of_one_after_another(
     found = drawn(groups, dim)
     start = found.near(np.random.default_rng(2))
     for combine in (mixture.median, mixture.trimmed_mean, mixture.mean):
-        for iterations in (1, 2, 300) if dim == 8 else (1, 2):
+        for iterations in (1, 2, 120) if dim == 8 else (1, 2):
             got = mixture.ifca(found, start, combine, iterations)
             want = one_by_one(found, start.astype(np.float64), combine, iterations)
             assert np.abs(got - want).max() < 6e-5
