@@ -28,6 +28,7 @@ from securemedian.laboratory.experiments import (  # noqa: E402
     saved,
     summaries,
 )
+from securemedian.laboratory.experiments.collaborators import Collaborators  # noqa: E402
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
 from securemedian.laboratory.experiments.runs import Collaboration, Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
@@ -271,6 +272,44 @@ def test_threads_change_no_update(digits: data.Dataset, monkeypatch: pytest.Monk
     assert np.array_equal(Players(run, digits).updates(start, 1), alone)
 
 
+def test_clients_train_at_the_chosen_rate_and_for_the_chosen_epochs(digits: data.Dataset) -> None:
+    usual = design(digits)
+    assert usual.run(1, "mean").recipe == {"batch": 10, "rate": 0.1, "epochs": 2}
+    for name, networks in (("mean", ()), ("cronus", ("digits", "digits-linear"))):
+        sent = {}
+        for rate, epochs in ((None, None), (0.1, 2), (0.05, 2), (0.1, 1)):
+            chosen = design(digits, rate=rate, epochs=epochs, samples=20, warm_up=0)
+            run = chosen.run(1, name, networks=networks)
+            players = Collaborators(run, digits) if networks else Players(run, digits)
+            state = players.start()
+            after = (
+                players.alone(state, 1)
+                if isinstance(players, Collaborators)
+                else players.updates(state, 1)
+            )
+            sent[rate, epochs] = after.tobytes()
+        assert sent[None, None] == sent[0.1, 2]
+        assert len(set(sent.values())) == 3
+
+
+def test_fewer_test_images_are_drawn_at_random_and_make_another_run(digits: data.Dataset) -> None:
+    every, fewer = design(digits), design(digits, test_images=100)
+    assert fewer.data.test_images.shape == (100, 64)
+    assert np.array_equal(fewer.data.images, digits.images)
+    known = {
+        (row.tobytes(), label)
+        for row, label in zip(digits.test_images, digits.test_labels, strict=True)
+    }
+    drawn = [
+        (row.tobytes(), label)
+        for row, label in zip(fewer.data.test_images, fewer.data.test_labels, strict=True)
+    ]
+    assert len(set(drawn)) == 100 and set(drawn) <= known
+    assert not np.array_equal(fewer.data.test_labels, digits.test_labels[:100])
+    assert every.run(1, "mean").run_id != fewer.run(1, "mean").run_id
+    assert np.array_equal(design(digits, test_images=100).data.test_labels, fewer.data.test_labels)
+
+
 def test_a_run_that_diverges_ends_and_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -473,6 +512,11 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         ("fig4 --model nonsense", "nonsense"),
         ("fig4 --rounds 0", "--rounds"),
         ("fig4 --from 0", "--from"),
+        ("fig4 --rate 0", "--rate"),
+        ("fig4 --rate nan", "--rate"),
+        ("fig4 --epochs 0", "--epochs"),
+        ("fig4 --test-images 0", "1 to 297"),
+        ("fig4 --test-images 298", "1 to 297"),
         ("fig4 --clients 1", "--clients"),
         ("fig4 --attackers 3", "--attackers"),
         ("fig4 --attackers 0", "--attackers"),

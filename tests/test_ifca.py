@@ -51,23 +51,73 @@ def test_the_three_stage_algorithm_finds_groups_of_few_dimensions_without_a_star
 def test_honest_clients_choose_their_own_group_from_a_near_start() -> None:
     found = drawn(groups=3)
     honest = found.clients - found.faulty
-    chosen = found.chosen(found.near(np.random.default_rng(2)))
+    chosen = found.chosen(found.predictions(found.near(np.random.default_rng(2))))
     assert (chosen[:honest] == np.arange(honest) % 3).mean() > 0.95
 
 
 def test_gradients_are_those_of_the_loss() -> None:
     found = drawn()
-    at, chosen = found.truth + 0.1, np.zeros(found.clients, np.int64)
-    sent, step = found.gradients(at, chosen), 1e-6
+    at, chosen = found.truth + np.float32(0.1), np.zeros(found.clients, np.int64)
+    sent, step = found.gradients(found.predictions(at), chosen), 1e-6
     for client, scale in ((0, 1), (found.clients - 1, 3)):
 
         def loss(theta: np.ndarray, client: int = client) -> float:
             residuals = found.outputs[client] - found.inputs[client] @ theta
             return float((residuals**2).mean())
 
-        moved = [scale * at[0] + step * axis for axis in np.eye(10)]
-        slopes = [(loss(one) - loss(scale * at[0])) / step for one in moved]
+        own = scale * at[0].astype(np.float64)
+        slopes = [(loss(own + step * axis) - loss(own)) / step for axis in np.eye(10)]
         assert np.allclose(sent[client], slopes, atol=1e-3)
+
+
+def one_by_one(
+    data: mixture.Mixture, models: np.ndarray, combine: mixture.Combine, iterations: int
+) -> np.ndarray:
+    """Return the models of IFCA, client by client and in float64, through every iteration."""
+    honest = data.clients - data.faulty
+    for _ in range(iterations):
+        sent: dict[int, list[np.ndarray]] = {}
+        for client, (x, y) in enumerate(zip(data.inputs, data.outputs, strict=True)):
+            choice = min(range(len(models)), key=lambda j: float(((x @ models[j] - y) ** 2).sum()))
+            theta = models[choice] * (1 if client < honest else 3)
+            sent.setdefault(choice, []).append(2 / len(y) * x.T @ (x @ theta - y))
+        models = np.stack(
+            [
+                model - mixture.STEP * combine(np.stack(sent[j])) if j in sent else model
+                for j, model in enumerate(models)
+            ]
+        )
+    return models
+
+
+@pytest.mark.parametrize("groups, dim", [(2, 8), (3, 120)])
+def test_an_iteration_of_all_clients_at_once_is_that_of_one_after_another(
+    groups: int, dim: int
+) -> None:
+    """And where a descent has settled early, the iterations that it saves change nothing."""
+    found = drawn(groups, dim)
+    start = found.near(np.random.default_rng(2))
+    for combine in (mixture.median, mixture.trimmed_mean, mixture.mean):
+        for iterations in (1, 2, 120) if dim == 8 else (1, 2):
+            got = mixture.ifca(found, start, combine, iterations)
+            want = one_by_one(found, start.astype(np.float64), combine, iterations)
+            assert np.abs(got - want).max() < 6e-5
+            assert np.abs(got - start).max() > 1e-3
+
+
+def test_models_that_are_sent_away_stay_within_the_longest_vectors() -> None:
+    found = drawn()
+    start = found.near(np.random.default_rng(2))
+    away = mixture.ifca(found, start, lambda sent: -100 * sent.mean(axis=0), 5)
+    assert np.allclose(np.linalg.norm(away, axis=1), mixture.LONGEST, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [5, 100, 130])
+def test_minimisers_are_the_solutions_of_least_norm(dim: int) -> None:
+    found = drawn(dim=dim)
+    for client, solution in enumerate(found.minimisers()[:3]):
+        want, *_ = np.linalg.lstsq(found.inputs[client], found.outputs[client].astype(np.float64))
+        assert np.allclose(solution, want, rtol=1e-3, atol=1e-3)
 
 
 def test_a_row_per_number_of_groups_and_dimension() -> None:

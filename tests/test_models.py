@@ -21,6 +21,7 @@ SIZES = {
     "cnn-mnist": 1_663_370,
     "cnn-cifar10": 409_182,
     "cnn-cifar10-share": 30_138,
+    "cnn-cifar10-small": 39_354,
     "mlp-cifar10": 616_610,
     "digits": 2_410,
     "digits-linear": 650,

@@ -5,7 +5,13 @@ A new data set is one file with a `Source`, and its line in `SOURCES`.
 
 from pathlib import Path
 
-from securemedian.laboratory.data.base import Dataset, Source, draw_public, without
+from securemedian.laboratory.data.base import (
+    Dataset,
+    Source,
+    draw_public,
+    with_fewer_tests,
+    without,
+)
 from securemedian.laboratory.data.cifar10 import CIFAR10
 from securemedian.laboratory.data.clinic import CLINIC
 from securemedian.laboratory.data.digits import DIGITS
@@ -14,7 +20,17 @@ from securemedian.laboratory.data.shakespeare import SHAKESPEARE
 from securemedian.laboratory.data.split import SPLITS, split
 from securemedian.mpc.errors import ConfigError
 
-__all__ = ["SOURCES", "SPLITS", "Dataset", "Source", "draw_public", "load", "split", "without"]
+__all__ = [
+    "SOURCES",
+    "SPLITS",
+    "Dataset",
+    "Source",
+    "draw_public",
+    "load",
+    "split",
+    "with_fewer_tests",
+    "without",
+]
 
 SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS, CLINIC, SHAKESPEARE)}
 

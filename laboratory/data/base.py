@@ -51,6 +51,18 @@ def without(data: Dataset, public: NDArray[np.float32]) -> Dataset:
     return replace(data, images=data.images[own], labels=data.labels[own])
 
 
+def with_fewer_tests(data: Dataset, count: int) -> Dataset:
+    """Return the data set with so many of its test images, drawn at random, always the same.
+
+    Raises ConfigError if there are fewer.
+    """
+    known = len(data.test_labels)
+    if not 1 <= count <= known:
+        raise ConfigError(f"{data.name} has {known:,} test images: take 1 to {known:,} of them")
+    drawn = np.sort(np.random.default_rng(count).permutation(known)[:count])
+    return replace(data, test_images=data.test_images[drawn], test_labels=data.test_labels[drawn])
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set that can be read, and the kind of folder that holds it."""

@@ -1,5 +1,6 @@
 """The experiments by name, each with its runs and the way they are drawn."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,9 +8,17 @@ from typing import Any
 
 from securemedian.laboratory import models, plots
 from securemedian.laboratory.attacks import ATTACKS
-from securemedian.laboratory.data import SOURCES, Dataset, draw_public, split, without
+from securemedian.laboratory.data import (
+    SOURCES,
+    Dataset,
+    draw_public,
+    split,
+    with_fewer_tests,
+    without,
+)
 from securemedian.laboratory.experiments import aggregation, leak, membership, mixture, rotated
 from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
+from securemedian.laboratory.models import Model
 from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.optimiser import NoOptimiser, Optimiser
@@ -26,7 +35,7 @@ ACCURACY, INFERENCE = "test accuracy", "AUC"
 # two networks for each data set, which differ in kind
 MIXED = {
     "mnist": ("mlp", "cnn-mnist"),
-    "cifar10": ("cnn-cifar10", "mlp-cifar10"),
+    "cifar10": ("cnn-cifar10-small", "mlp-cifar10"),
     "digits": ("digits", "digits-linear"),
 }
 
@@ -52,6 +61,11 @@ class Design:
     # of rounds that exchange predictions: the public images, and the training before the first one
     samples: int
     warm_up: int
+    # of every network, in place of its own
+    rate: float | None = None
+    epochs: int | None = None
+    # of those of the data set, drawn at random; None: all
+    test_images: int | None = None
     optimiser: Optimiser = field(default=NoOptimiser())
     # of experiments on groups of clients: how many groups, and of which dimensions
     groups: Sequence[int] = ()
@@ -72,11 +86,13 @@ class Design:
         """
         secure = aggregation.SECURE.get(method)
         predictions = aggregation.is_of_predictions(method)
+        recipes = {name: _recipe(self.network(name)) for name in networks or (self.model,)}
         return Run(
             data=self.data.name,
             data_digest=self.data_digest,
             model=self.model,
-            recipe={name: _recipe(name) for name in networks} if networks else _recipe(self.model),
+            # the first saved runs had one network: their ids stay
+            recipe=recipes if networks else recipes[self.model],
             split=self.split,
             clients=self.clients,
             images=self.images,
@@ -93,6 +109,14 @@ class Design:
             collaboration=Collaboration(networks or (self.model,), self.samples, self.warm_up)
             if predictions
             else None,
+        )
+
+    def network(self, name: str) -> Model:
+        """Return a network as it is trained in this design."""
+        chosen: dict[str, Any] = {"rate": self.rate, "epochs": self.epochs}
+        return replace(
+            models.MODELS[name],
+            **{option: value for option, value in chosen.items() if value is not None},
         )
 
     def stem(self, experiment: "Experiment") -> str:
@@ -115,10 +139,9 @@ class Design:
         )
 
 
-def _recipe(model: str) -> dict[str, Any]:
+def _recipe(model: Model) -> dict[str, Any]:
     """Return how a client trains a model."""
-    trained = models.MODELS[model]
-    return {"batch": trained.batch, "rate": trained.rate, "epochs": trained.epochs}
+    return {"batch": model.batch, "rate": model.rate, "epochs": model.epochs}
 
 
 @dataclass(frozen=True)
@@ -245,7 +268,9 @@ def design(
     for name in ("seeds", "methods", "attacks"):
         # a value that is named twice counts once
         values[name] = list(dict.fromkeys(values[name]))
-    methods = values["methods"]
+    methods, tested = values["methods"], values.get("test_images")
+    if tested is not None:
+        data = with_fewer_tests(data, tested)
     if "images" not in values:
         public = values["samples"] if any(map(aggregation.is_of_predictions, methods)) else 0
         most = max(1, (len(data.labels) - public) // max(1, values["clients"]))
@@ -271,6 +296,10 @@ def _check(experiment: Experiment, design: Design) -> None:
         ) from error
     if design.rounds < 1:
         raise ConfigError(f"--rounds must be 1 or more, not {design.rounds}")
+    if design.rate is not None and not 0 < design.rate < math.inf:
+        raise ConfigError(f"--rate must be above 0, not {design.rate}")
+    if design.epochs is not None and design.epochs < 1:
+        raise ConfigError(f"--epochs must be 1 or more, not {design.epochs}")
     if design.first < 1:
         raise ConfigError(
             f"--from must be 1 or more, not {design.first}: rounds are counted from 1"
@@ -566,8 +595,8 @@ EXPERIMENTS = {
             methods=("mean",),
             attackers=0,
             analysis=Analysis(mixture.by_dimension, mixture.draw),
-            groups=(2, 5),
-            dims=(20, 50, 100),
+            groups=(2, 5, 10, 15),
+            dims=(20, 50, 100, 200, 500),
         ),
         Experiment(
             "ifca-rotated",

@@ -35,6 +35,9 @@ CHOSEN = (
     "attacks",
     "attackers",
     "first",
+    "rate",
+    "epochs",
+    "test_images",
     "samples",
     "warm_up",
     "groups",
@@ -107,6 +110,21 @@ def add_verbs(verbs: "Verbs") -> None:
     )
     verb.add_argument(
         "--model", metavar="NAME", help="the network (default: the figure's, or the data set's)"
+    )
+    verb.add_argument(
+        "--rate", type=float, metavar="R", help="clients' learning rate (default: the network's)"
+    )
+    verb.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="clients' epochs per round (default: the network's)",
+    )
+    verb.add_argument(
+        "--test-images",
+        type=int,
+        metavar="N",
+        help="test on so many of the test images, drawn at random (default: all)",
     )
     verb.add_argument(
         "--split",

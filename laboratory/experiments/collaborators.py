@@ -34,7 +34,7 @@ class Collaborators:
         attacks = [NO_ATTACK] * self._honest + [self._attack] * run.attackers
         self._trainers = [
             Trainer(
-                models.MODELS[networks[index % len(networks)]],
+                run.network(networks[index % len(networks)]),
                 own.images[part],
                 own.labels[part],
                 (run.seed, index),

@@ -9,7 +9,12 @@ sends the gradient at 3 theta. What is measured is dist, the mean over the group
 All of it is computed in the clear: a round through S0 and S1 gives the same median of the same
 updates (tests/test_group_rounds.py). The paper does not say how it starts. Here each theta_j begins
 at a random point that is NEAR times as far from the true one as the two nearest true ones are from
-each other; the Three-Stage algorithm (Ghosh et al., 2019) needs no start.
+each other; the Three-Stage algorithm (Ghosh et al., 2019) needs no start, and descends from zeros.
+
+An iteration is two products of matrices for all clients: their data with all models, and the errors
+of the models that they chose with their data. It ends with the projection on vectors of length up
+to LONGEST, which the paper does not fix. A descent ends before its last iteration where it has
+SETTLED; that along a median goes to and fro in many dimensions.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +27,7 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory import plots
 from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.methods.trimmed_mean import dropped
 from securemedian.mpc.ring import median_rank
 
@@ -33,10 +39,14 @@ ALPHA, TRIM, NOISE = 0.05, 0.05, 0.2
 NEAR = 0.4
 # of gradient descent on |y - X theta|^2 / POINTS, whose Hessian has the mean 2 I
 STEP = 0.1
+# of the mixture's vectors, which are the faulty clients'
+LONGEST = 3.0
 # steps of the clustering of the Three-Stage algorithm, and how often it is begun anew
 STAGE_TWO, RESTARTS = 100, 10
+# no coordinate of a model moves farther in an iteration
+SETTLED = 1e-5
 
-Vectors = NDArray[np.float64]
+Vectors = Float32s | NDArray[np.float64]
 Indices = NDArray[np.int64]
 Combine = Callable[[Vectors], Vectors]
 
@@ -46,10 +56,10 @@ class Mixture:
     """The clients' data, and what they were drawn from."""
 
     # (k, d)
-    truth: Vectors
+    truth: Float32s
     # (m, POINTS, d) and (m, POINTS)
-    inputs: Vectors
-    outputs: Vectors
+    inputs: Float32s
+    outputs: Float32s
     # the last of the clients
     faulty: int
 
@@ -60,10 +70,10 @@ class Mixture:
         faulty = round(ALPHA * clients)
         truth = _directions(groups, dim, rng)
         own = truth[np.arange(clients) % groups]
-        own[clients - faulty :] = 3 * _directions(faulty, dim, rng)
-        inputs = rng.normal(size=(clients, POINTS, dim))
-        outputs = np.einsum("cpd,cd->cp", inputs, own)
-        outputs += rng.normal(0, NOISE**0.5, outputs.shape)
+        own[clients - faulty :] = LONGEST * _directions(faulty, dim, rng)
+        inputs = rng.standard_normal((clients, POINTS, dim), np.float32)
+        outputs = np.matmul(inputs, own[..., None])[..., 0]
+        outputs += rng.normal(0, NOISE**0.5, outputs.shape).astype(np.float32)
         return cls(truth, inputs, outputs, faulty)
 
     @property
@@ -71,29 +81,37 @@ class Mixture:
         """Return m."""
         return len(self.outputs)
 
-    def near(self, rng: np.random.Generator) -> Vectors:
+    def near(self, rng: np.random.Generator) -> Float32s:
         """Return where the models start, (k, d)."""
         apart = np.linalg.norm(self.truth[:, None] - self.truth[None], axis=2)
         least = apart[~np.eye(len(apart), dtype=bool)].min()
         away = rng.normal(size=self.truth.shape)
         away *= NEAR * least / np.linalg.norm(away, axis=1, keepdims=True)
-        return np.asarray(self.truth + away)
+        return (self.truth + away).astype(np.float32)
 
-    def chosen(self, models: Vectors) -> Indices:
-        """Return which model (k, d) has the smallest loss at each client."""
-        errors = np.einsum("cpd,kd->ckp", self.inputs, models) - self.outputs[:, None]
-        return np.asarray((errors**2).sum(axis=2).argmin(axis=1))
+    def predictions(self, models: Float32s) -> Float32s:
+        """Return what each model (k, d) predicts of each data point, (m, POINTS, k)."""
+        dim = self.inputs.shape[2]
+        predicted = self.inputs.reshape(-1, dim) @ models.T
+        return predicted.reshape(self.clients, POINTS, len(models))
 
-    def gradients(self, models: Vectors, chosen: Indices) -> Vectors:
+    def chosen(self, predictions: Float32s) -> Indices:
+        """Return which model has the smallest loss at each client, of all models' predictions."""
+        errors = predictions - self.outputs[..., None]
+        return np.asarray(np.einsum("cpk,cpk->ck", errors, errors).argmin(axis=1))
+
+    def gradients(self, predictions: Float32s, chosen: Indices) -> Float32s:
         """Return what each client sends for the model that it chose, (m, d)."""
-        at = models[chosen]
-        at[self.clients - self.faulty :] *= 3
-        errors = np.einsum("cpd,cd->cp", self.inputs, at) - self.outputs
-        return np.asarray(2 / POINTS * np.einsum("cp,cpd->cd", errors, self.inputs))
+        errors = np.take_along_axis(predictions, chosen[:, None, None], axis=2)[..., 0]
+        # theirs are those of a model 3 times as long
+        errors[self.clients - self.faulty :] *= 3
+        errors -= self.outputs
+        sums = np.matmul(errors[:, None], self.inputs)[:, 0]
+        return np.asarray(np.float32(2 / POINTS) * sums)
 
-    def minimisers(self) -> Vectors:
+    def minimisers(self) -> NDArray[np.float64]:
         """Return the least-squares solution of each client, of least norm, (m, d)."""
-        return np.asarray(np.matmul(np.linalg.pinv(self.inputs), self.outputs[..., None])[..., 0])
+        return np.stack([_solved(*own) for own in zip(self.inputs, self.outputs, strict=True)])
 
     def distance(self, models: Vectors) -> float:
         """Return dist of the models (k, d), matched with the true ones as fits best."""
@@ -119,27 +137,20 @@ def mean(updates: Vectors) -> Vectors:
     return np.asarray(updates.mean(axis=0))
 
 
-def ifca(data: Mixture, start: Vectors, combine: Combine, iterations: int) -> Vectors:
+def ifca(data: Mixture, start: Float32s, combine: Combine, iterations: int) -> Float32s:
     """Return the models (k, d) after so many iterations, in each of which clients choose anew."""
-    models = start
-    for _ in range(iterations):
-        models = _descended(data, models, data.chosen(models), combine)
-    return models
+    return _descended(data, start, data.chosen, combine, iterations)
 
 
-def three_stage(data: Mixture, iterations: int, rng: np.random.Generator) -> Vectors:
+def three_stage(data: Mixture, iterations: int, rng: np.random.Generator) -> Float32s:
     """Return the models (k, d) of the Three-Stage algorithm: solve, cluster once, then descend."""
-    centres, clusters = trimmed_k_means(data.minimisers(), len(data.truth), rng)
-    models = centres
-    for _ in range(iterations):
-        models = _descended(data, models, clusters, trimmed_mean)
-    return models
+    clusters = trimmed_k_means(data.minimisers(), len(data.truth), rng)
+    start = np.zeros_like(data.truth)
+    return _descended(data, start, lambda _: clusters, trimmed_mean, iterations)
 
 
-def trimmed_k_means(
-    points: Vectors, count: int, rng: np.random.Generator
-) -> tuple[Vectors, Indices]:
-    """Return `count` centres and the centre of each point, where the farthest do not move any.
+def trimmed_k_means(points: NDArray[np.float64], count: int, rng: np.random.Generator) -> Indices:
+    """Return which of `count` clusters each point is in, where the farthest move no centre.
 
     The part ALPHA of the points that is farthest from its centre is left out of each step. It is
     begun at points drawn at random, RESTARTS times, and that with the nearest points is taken.
@@ -164,7 +175,7 @@ def trimmed_k_means(
         total = float(np.sort(_apart(points, centres).min(axis=1) ** 2)[:kept].sum())
         if total < least:
             best, least = centres, total
-    return best, np.asarray(_apart(points, best).argmin(axis=1))
+    return np.asarray(_apart(points, best).argmin(axis=1))
 
 
 def by_dimension(design: "Design") -> list[dict[str, Any]]:
@@ -210,22 +221,48 @@ def _trial(groups: int, dim: int, iterations: int, seed: int) -> dict[str, float
     return found | {"three-stage": data.distance(three_stage(data, iterations, rng))}
 
 
-def _descended(data: Mixture, models: Vectors, groups: Indices, combine: Combine) -> Vectors:
-    """Return the models after a step down the combined gradients of the clients of each."""
-    sent = data.gradients(models, groups)
-    after = models.copy()
-    for group in range(len(models)):
-        if (groups == group).any():
-            after[group] -= STEP * combine(sent[groups == group])
-    return after
+def _descended(
+    data: Mixture,
+    start: Float32s,
+    groups_of: Callable[[Float32s], Indices],
+    combine: Combine,
+    iterations: int,
+) -> Float32s:
+    """Return the models (k, d) after steps down the combined gradients of the clients of each.
+
+    `groups_of` says which model each client's gradient is of, by all models' predictions.
+    """
+    models = start
+    for _ in range(iterations):
+        predictions = data.predictions(models)
+        groups = groups_of(predictions)
+        sent = data.gradients(predictions, groups)
+        before, models = models, models.copy()
+        for group in range(len(models)):
+            if (groups == group).any():
+                models[group] -= np.float32(STEP) * combine(sent[groups == group])
+        lengths = np.linalg.norm(models, axis=1, keepdims=True)
+        models *= np.float32(LONGEST) / np.maximum(lengths, np.float32(LONGEST))
+        if np.abs(models - before).max() <= SETTLED:
+            break
+    return models
 
 
-def _directions(count: int, dim: int, rng: np.random.Generator) -> Vectors:
+def _solved(inputs: Float32s, outputs: Float32s) -> NDArray[np.float64]:
+    """Return the least-squares solution of least norm (d,) of inputs (points, d) of full rank."""
+    x, y = inputs.astype(np.float64), outputs.astype(np.float64)
+    points, dim = x.shape
+    if dim <= points:
+        return np.asarray(np.linalg.solve(x.T @ x, x.T @ y))
+    return np.asarray(x.T @ np.linalg.solve(x @ x.T, y))
+
+
+def _directions(count: int, dim: int, rng: np.random.Generator) -> Float32s:
     """Return vectors (count, dim) of 0 and 1, no two alike and none zero, scaled to length 1."""
     drawn = rng.integers(0, 2, (count, dim))
     while not drawn.any(axis=1).all() or len(np.unique(drawn, axis=0)) < count:
         drawn = rng.integers(0, 2, (count, dim))
-    return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+    return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _apart(points: Vectors, centres: Vectors) -> Vectors:

@@ -25,7 +25,7 @@ class Players:
 
     def __init__(self, run: Run, data: Dataset) -> None:
         self._run, self._data = run, data
-        self._model = models.MODELS[run.model]
+        self._model = run.network(run.model)
         self._attack = ATTACKS[run.attack](first=run.first)
         parts = split_images(data.labels, run.clients, run.seed, run.split, run.images)
         attacks = [NO_ATTACK] * (run.clients - run.attackers) + [self._attack] * run.attackers

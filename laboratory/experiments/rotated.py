@@ -65,7 +65,7 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
 
 
 def _accuracies(design: "Design", groups: int, seed: int, method: str) -> list[float]:
-    model = models.MODELS[design.model]
+    model = design.network(design.model)
     count = groups if "groups" in method else 1
     trainers = [
         Trainer.of_part(
@@ -137,7 +137,7 @@ def _followed(
 
 def _accuracy(design: "Design", each: Sequence[Float32s], groups: int) -> float:
     """Return the mean accuracy over the rotations, each with the model that fits it best."""
-    model, found = models.MODELS[design.model], []
+    model, found = design.network(design.model), []
     for quarters in range(groups):
         test = rotate(design.data.test_images, quarters), design.data.test_labels
         found.append(max(models.accuracy(model, one, *test) for one in each))

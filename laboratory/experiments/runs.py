@@ -3,10 +3,12 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from securemedian.laboratory import models
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.models import Model
 from securemedian.mpc.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.base import RangePolicy
@@ -38,7 +40,7 @@ class Run:
     data: str
     data_digest: str
     model: str
-    # how a client trains the model
+    # how a client trains the model; or each of its networks, by name
     recipe: Mapping[str, Any]
     split: str
     clients: int
@@ -77,6 +79,10 @@ class Run:
     def name(self) -> str:
         """The run's name for people."""
         return f"{self.method}, {self.attack}, seed {self.seed}"
+
+    def network(self, name: str) -> Model:
+        """Return a network as a client of this run trains it."""
+        return replace(models.MODELS[name], **self.recipe.get(name, self.recipe))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as they are saved, with the policy under "range"."""

@@ -13,7 +13,7 @@ from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.models.clinic import CLINIC
-from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10
+from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10, CNN_CIFAR10_SMALL
 from securemedian.laboratory.models.cnn_cifar10_share import CNN_CIFAR10_SHARE
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
 from securemedian.laboratory.models.gru_shakespeare import GRU_SHAKESPEARE
@@ -27,6 +27,7 @@ MODELS = {
         CNN_MNIST,
         CNN_CIFAR10,
         CNN_CIFAR10_SHARE,
+        CNN_CIFAR10_SMALL,
         MLP_CIFAR10,
         DIGITS,
         DIGITS_LINEAR,

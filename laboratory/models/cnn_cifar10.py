@@ -1,4 +1,4 @@
-"""The convolutional network for CIFAR-10: 409,182 parameters.
+"""Convolutional networks for CIFAR-10: the paper's, of 409,182 parameters, and a small one.
 
 The paper describes two 5x5 convolutions, the first followed by 2x2 max pooling, then three linear
 layers, and prints 581,866 parameters without the widths; no usual widths give that number. This is
@@ -37,5 +37,26 @@ def build() -> "nn.Module":
     )
 
 
+def build_small() -> "nn.Module":
+    """Return a network of 39,354 parameters, which takes a twentieth of the other's time.
+
+    Its convolutions, of 8 and 16 channels, take steps of 2 and make 14x14 and 6x6.
+    """
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 32, 32)),
+        nn.Conv2d(3, 8, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 6 * 6, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
 # the same recipe as the network for MNIST
 CNN_CIFAR10 = Model("cnn-cifar10", build, shape=(3, 32, 32), batch=20, rate=0.05)
+CNN_CIFAR10_SMALL = Model("cnn-cifar10-small", build_small, shape=(3, 32, 32), batch=20, rate=0.05)
