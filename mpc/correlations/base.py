@@ -8,10 +8,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import native, packing
 from securemedian.mpc.ot import one_of_n
 from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
@@ -102,15 +100,6 @@ class PackedKind(Kind[HandedOut]):
         # a block is a multiple of ALIGN OTs
         step = ALIGN // self.ots
         return min(BLOCK // self.ots, -(-missing // step) * step)
-
-
-def bit_planes(keys: Blocks, count: int) -> Words:
-    """Return bits 0..count-1 of every key, packed: (count, len(keys) / 64)."""
-    planes = np.empty((count, len(keys) // 64), np.uint64)
-    # whatever AES is used: there is none in it
-    kernels = native if native.FEATURES else packing
-    kernels.bit_planes(keys, planes)
-    return planes
 
 
 class Demand:

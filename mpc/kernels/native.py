@@ -78,6 +78,9 @@ PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
 _VECTOR = 2 * LANES
 _TILE = _ABREAST * _VECTOR
+# Words of each row that are expanded and then hashed: so few that they stay in the second-level
+# cache in between.
+STRIP = 160
 
 
 def taken(wanted: bool) -> bool:
@@ -481,6 +484,42 @@ _send_tile, _send_block = (
 
 
 @kernel
+def _receive_part(
+    round_keys: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    first: int,
+    words: int,
+    rows: NDArray[np.uint64],
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+) -> None:
+    """Do as `receive` does for `words` words of each row, from word `first` on.
+
+    They become the first words of `rows`. `counter` is that of word 0.
+    """
+    bits, stride = 128 // round_keys.shape[0], rows.shape[1]
+    flat, its = rows.reshape(-1), choices[first:]
+    its[:words] = 0
+    for tree in range(round_keys.shape[0]):
+        keys, mine = round_keys[tree], flat[tree * bits * stride :]
+        total = its if tree == 0 else corrections[tree - 1, first:]
+        start = 0
+        while start < words:
+            block = counter + np.uint64((first + start) // 2)
+            if start + _TILE <= words:
+                _receive_tile(
+                    keys, bits, nonce, block, mine[start:], stride, its[start:], total[start:]
+                )
+                start += _TILE
+            else:
+                _receive_block(
+                    keys, bits, nonce, block, mine[start:], stride, its[start:], total[start:]
+                )
+                start += 2
+
+
+@kernel
 def receive(
     round_keys: NDArray[np.uint64],
     nonce: np.uint64,
@@ -494,24 +533,39 @@ def receive(
     round_keys (128/k, 2^k, 11, 2); `counter` counts the AES blocks of the streams that were used
     before. Written: rows (128, w), choices (w,), corrections (128/k - 1, w).
     """
-    words, bits = choices.shape[0], 128 // round_keys.shape[0]
-    flat = rows.reshape(-1)
-    choices[:] = 0
+    _receive_part(round_keys, nonce, counter, 0, rows.shape[1], rows, choices, corrections)
+
+
+@kernel
+def _send_part(
+    round_keys: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    first: int,
+    words: int,
+    rows: NDArray[np.uint64],
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+) -> None:
+    """Do as `send` does for `words` words of each row, from word `first` on.
+
+    They become the first words of `rows`. `counter` is that of word 0.
+    """
+    bits, stride = 128 // round_keys.shape[0], rows.shape[1]
+    flat, nothing = rows.reshape(-1), np.zeros(bits, np.uint64)
     for tree in range(round_keys.shape[0]):
-        keys, mine = round_keys[tree], flat[tree * bits * words :]
-        total = choices if tree == 0 else corrections[tree - 1]
+        keys, mine = round_keys[tree], flat[tree * bits * stride :]
+        # the first tree has no correction
+        correction = corrections[max(tree - 1, 0), first:]
+        its = nothing if tree == 0 else masks[tree * bits : (tree + 1) * bits]
         start = 0
         while start < words:
-            block = counter + np.uint64(start // 2)
+            block = counter + np.uint64((first + start) // 2)
             if start + _TILE <= words:
-                _receive_tile(
-                    keys, bits, nonce, block, mine[start:], words, choices[start:], total[start:]
-                )
+                _send_tile(keys, bits, nonce, block, mine[start:], stride, correction[start:], its)
                 start += _TILE
             else:
-                _receive_block(
-                    keys, bits, nonce, block, mine[start:], words, choices[start:], total[start:]
-                )
+                _send_block(keys, bits, nonce, block, mine[start:], stride, correction[start:], its)
                 start += 2
 
 
@@ -530,22 +584,7 @@ def send(
     masks (128,) as `extension.correct` takes them, corrections (128/k - 1, w), rows (128, w),
     written.
     """
-    words, bits = rows.shape[1], 128 // round_keys.shape[0]
-    flat, nothing = rows.reshape(-1), np.zeros(bits, np.uint64)
-    for tree in range(round_keys.shape[0]):
-        keys, mine = round_keys[tree], flat[tree * bits * words :]
-        # the first tree has no correction
-        correction = corrections[max(tree - 1, 0)]
-        its = nothing if tree == 0 else masks[tree * bits : (tree + 1) * bits]
-        start = 0
-        while start < words:
-            block = counter + np.uint64(start // 2)
-            if start + _TILE <= words:
-                _send_tile(keys, bits, nonce, block, mine[start:], words, correction[start:], its)
-                start += _TILE
-            else:
-                _send_block(keys, bits, nonce, block, mine[start:], words, correction[start:], its)
-                start += 2
+    _send_part(round_keys, nonce, counter, 0, rows.shape[1], rows, masks, corrections)
 
 
 # The hash
@@ -673,6 +712,27 @@ _hash_block_pairs, _hash_block_pair = (
 
 
 @kernel
+def _hash_part(
+    rows: NDArray[np.uint64],
+    words: int,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out: NDArray[np.uint64],
+) -> None:
+    """Do as `hash_columns` does to the first `words` words of each row."""
+    flat, stride, start = rows.reshape(-1), rows.shape[1], 0
+    while start < words:
+        at, here = index + np.uint64(64 * start), out[64 * start :]
+        if start + _VECTOR <= words:
+            _hash_columns(flat[start:], stride, at, stream, round_keys, here)
+            start += _VECTOR
+        else:
+            _hash_columns_block(flat[start:], stride, at, stream, round_keys, here)
+            start += 2
+
+
+@kernel
 def hash_columns(
     rows: NDArray[np.uint64],
     index: np.uint64,
@@ -681,14 +741,34 @@ def hash_columns(
     out: NDArray[np.uint64],
 ) -> None:
     """Set out[i] = H((index + i, stream), column i of the rows), with rows (128, w), out (n, 2)."""
-    flat, words, start = rows.reshape(-1), rows.shape[1], 0
+    _hash_part(rows, rows.shape[1], index, stream, round_keys, out)
+
+
+@kernel
+def _hash_part_pairs(
+    rows: NDArray[np.uint64],
+    words: int,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    out1: NDArray[np.uint64],
+) -> None:
+    """Do as `hash_column_pairs` does to the first `words` words of each row."""
+    flat, stride, start = rows.reshape(-1), rows.shape[1], 0
     while start < words:
-        at, here = index + np.uint64(64 * start), out[64 * start :]
+        at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
         if start + _VECTOR <= words:
-            _hash_columns(flat[start:], words, at, stream, round_keys, here)
+            _hash_column_pairs(
+                flat[start:], stride, at, stream, round_keys, here0, low, high, here1
+            )
             start += _VECTOR
         else:
-            _hash_columns_block(flat[start:], words, at, stream, round_keys, here)
+            _hash_column_pairs_block(
+                flat[start:], stride, at, stream, round_keys, here0, low, high, here1
+            )
             start += 2
 
 
@@ -704,17 +784,7 @@ def hash_column_pairs(
     out1: NDArray[np.uint64],
 ) -> None:
     """Do as `hash_columns` to `out0`, and to `out1` with sigma(column) ^ (low, high)."""
-    flat, words, start = rows.reshape(-1), rows.shape[1], 0
-    while start < words:
-        at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
-        if start + _VECTOR <= words:
-            _hash_column_pairs(flat[start:], words, at, stream, round_keys, here0, low, high, here1)
-            start += _VECTOR
-        else:
-            _hash_column_pairs_block(
-                flat[start:], words, at, stream, round_keys, here0, low, high, here1
-            )
-            start += 2
+    _hash_part_pairs(rows, rows.shape[1], index, stream, round_keys, out0, low, high, out1)
 
 
 @kernel
@@ -905,3 +975,136 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
     flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
     for i in range(words):
         _bit_planes(flat[128 * i :], planes.shape[0], out[i:], words)
+
+
+# From leaves to keys
+
+
+@kernel
+def receive_keys(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+) -> None:
+    """Do as `receive` does with the round keys of the leaves, and hash the columns: keys (n, 2).
+
+    `rows` (128, STRIP) is memory to work in.
+    """
+    for first in range(0, choices.shape[0], rows.shape[1]):
+        words = min(rows.shape[1], choices.shape[0] - first)
+        _receive_part(leaves, nonce, counter, first, words, rows, choices, corrections)
+        at, here = index + np.uint64(64 * first), keys[64 * first :]
+        _hash_part(rows, words, at, stream, round_keys, here)
+
+
+@kernel
+def receive_planes(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    planes: NDArray[np.uint64],
+) -> None:
+    """Do as `receive_keys` does, and keep the lowest bits of the keys: planes (.., n / 64)."""
+    flat, stride = rows.reshape(-1), rows.shape[1]
+    count, width, out = planes.shape[0], planes.shape[1], planes.reshape(-1)
+    near = np.empty((64 * _VECTOR, 2), np.uint64)
+    bits = near.reshape(-1)
+    for first in range(0, width, stride):
+        words = min(stride, width - first)
+        _receive_part(leaves, nonce, counter, first, words, rows, choices, corrections)
+        start = 0
+        while start < words:
+            at, some = index + np.uint64(64 * (first + start)), _VECTOR
+            if start + _VECTOR <= words:
+                _hash_columns(flat[start:], stride, at, stream, round_keys, near)
+            else:
+                _hash_columns_block(flat[start:], stride, at, stream, round_keys, near)
+                some = 2
+            for i in range(some):
+                _bit_planes(bits[128 * i :], count, out[first + start + i :], width)
+            start += some
+
+
+@kernel
+def send_keys(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    keys0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    keys1: NDArray[np.uint64],
+) -> None:
+    """Do as `send` does with the round keys of the leaves, and hash the columns in pairs.
+
+    `rows` is as for `receive_keys`.
+    """
+    stride, width = rows.shape[1], keys0.shape[0] // 64
+    for first in range(0, width, stride):
+        words = min(stride, width - first)
+        _send_part(leaves, nonce, counter, first, words, rows, masks, corrections)
+        at, here0, here1 = index + np.uint64(64 * first), keys0[64 * first :], keys1[64 * first :]
+        _hash_part_pairs(rows, words, at, stream, round_keys, here0, low, high, here1)
+
+
+@kernel
+def send_planes(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    planes0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    planes1: NDArray[np.uint64],
+) -> None:
+    """Do as `send_keys` does, and keep the lowest bits of the keys, as `receive_planes` does."""
+    flat, stride = rows.reshape(-1), rows.shape[1]
+    count, width = planes0.shape
+    out0, out1 = planes0.reshape(-1), planes1.reshape(-1)
+    near = np.empty((2, 64 * _VECTOR, 2), np.uint64)
+    near0, near1 = near[0], near[1]
+    bits0, bits1 = near0.reshape(-1), near1.reshape(-1)
+    for first in range(0, width, stride):
+        words = min(stride, width - first)
+        _send_part(leaves, nonce, counter, first, words, rows, masks, corrections)
+        start = 0
+        while start < words:
+            at, some = index + np.uint64(64 * (first + start)), _VECTOR
+            if start + _VECTOR <= words:
+                _hash_column_pairs(
+                    flat[start:], stride, at, stream, round_keys, near0, low, high, near1
+                )
+            else:
+                _hash_column_pairs_block(
+                    flat[start:], stride, at, stream, round_keys, near0, low, high, near1
+                )
+                some = 2
+            for i in range(some):
+                _bit_planes(bits0[128 * i :], count, out0[first + start + i :], width)
+                _bit_planes(bits1[128 * i :], count, out1[first + start + i :], width)
+            start += some

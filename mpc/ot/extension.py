@@ -11,8 +11,11 @@ counts, and an end waits for exactly the messages that its peer sends for the sa
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import native, packing
 
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
 ALIGN = 128
@@ -68,6 +71,11 @@ class RandomOtSender(RandomOtEnd):
         a positive multiple of ALIGN, up to BLOCK.
         """
 
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        """Do as `extend` does, and return bits 0..`width`-1 of the keys (`bit_planes`), new."""
+        keys0, keys1 = self.extend(count)
+        return bit_planes(keys0, width), bit_planes(keys1, width)
+
 
 class RandomOtReceiver(RandomOtEnd):
     """The end that makes a random choice bit per OT, and the key of that choice."""
@@ -78,6 +86,25 @@ class RandomOtReceiver(RandomOtEnd):
 
         Counts and lifetimes are as for the sender.
         """
+
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        """Return the packed choices, and bits 0..`width`-1 of the chosen keys, all of it new."""
+        choices, keys = self.extend(count)
+        return choices.copy(), bit_planes(keys, width)
+
+
+def bit_planes(keys: Blocks, width: int) -> Words:
+    """Return bits 0..`width`-1 of every key, packed: (width, len(keys) / 64)."""
+    planes = np.empty((width, len(keys) // 64), np.uint64)
+    fill_planes(keys, planes)
+    return planes
+
+
+def fill_planes(keys: Blocks, planes: Words) -> None:
+    """Write the lowest bits of every key, packed: planes (.., len(keys) / 64)."""
+    # whatever AES is used: there is none in it
+    kernels = native if native.FEATURES else packing
+    kernels.bit_planes(keys, planes)
 
 
 def checked_block(count: int) -> int:

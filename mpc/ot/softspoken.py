@@ -163,22 +163,39 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         super().__init__(channel, session, leaves, lane, direction, native_aes)
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
-        choices, rows = self.correlate(count)
-        keys = self._scratch.array("keys", count, 2)
-        self._hash.columns(rows, self.index, self._tweaks, keys)
-        self.index += count
+        choices = self._scratch.array("choices", checked_block(count) // 64)
+        keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
+        self._leaves.receive_keys(self._hash, self.index, self._tweaks, choices, corrections, keys)
+        self._sent(corrections, count)
         return choices, keys
 
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        choices = np.empty(checked_block(count) // 64, np.uint64)
+        planes, corrections = np.empty((width, choices.size), np.uint64), self._corrections(count)
+        self._leaves.receive_planes(
+            self._hash, self.index, self._tweaks, choices, corrections, planes
+        )
+        self._sent(corrections, count)
+        return choices, planes
+
+    def _corrections(self, count: int) -> Words:
+        # new each time, because the channel may still be sending the last ones
+        return np.empty(corrections_shape(self._field_bits, count), np.uint64)
+
+    def _sent(self, corrections: Words, count: int) -> None:
+        """Send the corrections of `count` OTs that were made, and count these."""
+        self._channel.send("ot.corrections", corrections)
+        self.index += count
+
     def correlate(self, count: int) -> tuple[Words, Words]:
-        """Return the correlated OTs that `extend` hashes: u (count/64,) and V (128, count/64).
+        """Return the correlated OTs that `extend` would hash: u (count/64,) and V (128, count/64).
 
         Sends the corrections. The next call overwrites what this one returned.
         """
         words = checked_block(count) // 64
         rows = self._scratch.array("rows", SECURITY_BITS, words)
         choices = self._scratch.array("choices", words)
-        # new each time, because the channel may still be sending the last one
-        corrections = np.empty(corrections_shape(self._field_bits, count), np.uint64)
+        corrections = self._corrections(count)
         self._leaves.receive(rows, choices, corrections)
         self._channel.send("ot.corrections", corrections)
         return choices, rows
@@ -222,21 +239,30 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         self.sigma_delta: tuple[np.uint64, np.uint64] = low ^ high, low
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
-        rows = self.correlate(count)
-        keys0 = self._scratch.array("keys0", count, 2)
-        keys1 = self._scratch.array("keys1", count, 2)
-        self._hash.column_pairs(rows, self.index, self._tweaks, self.sigma_delta, keys0, keys1)
+        given = self._hash, self.index, self._tweaks, self._masks, self._corrections(count)
+        keys0, keys1 = (self._scratch.array(name, count, 2) for name in ("keys0", "keys1"))
+        self._leaves.send_keys(*given, self.sigma_delta, keys0, keys1)
         self.index += count
         return keys0, keys1
 
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        given = self._hash, self.index, self._tweaks, self._masks, self._corrections(count)
+        planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
+        self._leaves.send_planes(*given, self.sigma_delta, planes0, planes1)
+        self.index += count
+        return planes0, planes1
+
     def correlate(self, count: int) -> Words:
-        """Return the correlated OTs that `extend` hashes: W (128, count/64).
+        """Return the correlated OTs that `extend` would hash: W (128, count/64).
 
         Waits for the receiver's corrections. The next call overwrites what this one returned.
         """
-        rows = self._scratch.array("rows", SECURITY_BITS, checked_block(count) // 64)
-        corrections = self._channel.recv(
-            "ot.corrections", np.uint64, corrections_shape(self._field_bits, count)
-        )
+        corrections = self._corrections(count)
+        rows = self._scratch.array("rows", SECURITY_BITS, count // 64)
         self._leaves.send(rows, self._masks, corrections)
         return rows
+
+    def _corrections(self, count: int) -> Words:
+        """Wait for the receiver's corrections of `count` OTs."""
+        shape = corrections_shape(self._field_bits, checked_block(count))
+        return self._channel.recv("ot.corrections", np.uint64, shape)
