@@ -144,9 +144,8 @@ def read(options: argparse.Namespace) -> Settings:
         lanes=options.lanes,
         native_aes=options.native,
     )
-    return Settings(
-        protocol, chosen.get("link", "loopback"), options.repeat, not chosen.get("no_pin", True)
-    )
+    pins = not chosen.get("no_pin", True)
+    return Settings(protocol, chosen.get("link", "loopback"), options.repeat, pins)
 
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
