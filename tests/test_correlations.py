@@ -100,6 +100,7 @@ class Products(Kind[tuple[Half, Half]]):
     value: int
 
     ots = 1
+    corrected = True
 
     @property
     def memory(self) -> tuple[int, int]:

@@ -415,19 +415,24 @@ def test_a_step_of_the_radix_median(bits: int) -> None:
         ]
         for x in (flags, products, below, reached)
     ]
-    keys0, keys1 = ([words(ranks * bits, count) for _ in range(2)] for _ in range(2))
-    # what each party receives with, of the other's keys
-    keys = [keys0[1 - j] ^ ((keys0[1 - j] ^ keys1[1 - j]) & choices[j]) for j in (0, 1)]
+    # keys of the step lie behind those of others
+    at = 70
+    keys0, keys1, keys = ([words(ranks * bits, at + count) for _ in range(2)] for _ in range(3))
+    for j in (0, 1):
+        # what the party receives with, of the other's keys
+        other0, other1 = keys0[1 - j][:, at:], keys1[1 - j][:, at:]
+        keys[j][:, at:] = other0 ^ ((other0 ^ other1) & choices[j])
     asked = [zeros[1 - j] ^ choices[1 - j] for j in (0, 1)]
     replies = [words(ranks * bits, count) for _ in range(2)]
     for j in (0, 1):
         planes.reply(
-            flags[j], products[j], opened, zeros[j], asked[j], keys0[j], keys1[j], bits, replies[j]
+            *(flags[j], products[j], opened, zeros[j], asked[j], keys0[j], keys1[j], at, bits),
+            replies[j],
         )
     for j in (0, 1):
         planes.finish(
-            *(flags[j], opened, zeros[j], asked[j], keys0[j], keys1[j], keys[j], replies[1 - j]),
-            *(weights, bits, products[j], below[j], reached[j]),
+            *(flags[j], opened, zeros[j], asked[j], keys0[j], keys1[j], keys[j], at),
+            *(replies[1 - j], weights, bits, products[j], below[j], reached[j]),
         )
     bit = np.unpackbits((zeros[0] ^ zeros[1]).view(np.uint8), bitorder="little").tolist()
     for rank in range(ranks):

@@ -309,7 +309,7 @@ MASKS: dict[str, Mask] = {
     ),
     "b of a triple, as the sender's two keys": Mask(
         "b is the key that the other party may have received",
-        (("Triples.send", "planes0 ^ bit_planes(keys1, self.width)", "planes0"),),
+        (("Triples.send", "planes0 ^ planes1", "planes0"),),
         (shares.triples_handed_out, 1),
     ),
     "the sender's bit of a DaBit": Mask(

@@ -10,7 +10,7 @@ from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
-from securemedian.mpc.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.ot.extension import ALIGN, BLOCK, bit_planes
 from securemedian.mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
 from securemedian.mpc.ot.softspoken import (
     SoftSpokenReceiver,
@@ -176,6 +176,25 @@ def test_extension_gives_the_chosen_key(field_bits: int) -> None:
         seen |= {key.tobytes() for key in keys0} | {key.tobytes() for key in keys1}
     # no key twice
     assert len(seen) == 2 * (4 * ALIGN + (1 << 13))
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
+    """For both ends, from the same leaves and index on."""
+    one, two = local_pair(20)
+    leaves, (delta, holes) = run_both(
+        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
+    )
+    receivers = [SoftSpokenReceiver(one, SESSION, leaves, 0, 0, native_aes) for _ in range(2)]
+    senders = [SoftSpokenSender(two, SESSION, delta, holes, 0, 0, native_aes) for _ in range(2)]
+    for count in (3 * ALIGN, ALIGN):
+        choices, keys = receivers[0].extend(count)
+        planes_choices, planes = receivers[1].extend_planes(count, 5)
+        assert (planes_choices == choices).all() and (planes == bit_planes(keys, 5)).all()
+        both = [bit_planes(keys, 5) for keys in senders[0].extend(count)]
+        for want, got in zip(both, senders[1].extend_planes(count, 5), strict=True):
+            assert (got == want).all()
+    assert {end.index for end in (*receivers, *senders)} == {4 * ALIGN}
 
 
 def test_extension_wire_bits() -> None:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +43,14 @@ class Kind(ABC, Generic[HandedOut]):
     - `send` makes the sender's half of a block, `receive` the receiver's. Each calls `extend` of
       its end once, with the same count at both parties. `send` may send a correction for the block
       after that; it receives nothing of its own.
-    - `finish` turns what `receive` made into the receiver's half, once the peer has called `send`
-      for the block. The correction is received here. It sends nothing.
+    - `finish`, where the kind is `corrected`, turns what `receive` made into the receiver's half,
+      once the peer has called `send` for the block. The correction is received here. It sends
+      nothing.
     - `hand_out` turns halves from the stock into what a protocol takes. It moves no messages.
     """
+
+    # whether `send` sends a correction, which `finish` takes
+    corrected: ClassVar[bool] = False
 
     @property
     @abstractmethod

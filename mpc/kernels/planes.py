@@ -69,6 +69,7 @@ def reply(
     requests: NDArray[np.uint64],
     keys0: NDArray[np.uint64],
     keys1: NDArray[np.uint64],
+    at: int,
     bits: int,
     replies: NDArray[np.uint64],
 ) -> None:
@@ -76,7 +77,7 @@ def reply(
 
     A flag c becomes c - e where the last bit was opened as 1, and otherwise e, with e its product.
     The reply is (1 - 2 z) c + r'_0 - r'_1, with r'_i the key i ^ request and z the own share of the
-    bit in `zeros`.
+    bit in `zeros`. The keys begin at word `at` of each plane.
     """
     ranks, words = opened.shape
     carries = np.empty((4, _TILE), np.uint64)
@@ -98,8 +99,8 @@ def reply(
                     c, e, r0, r1 = (
                         flags[k, begin:end],
                         products[k, begin:end],
-                        keys0[k, begin:end],
-                        keys1[k, begin:end],
+                        keys0[k, at + begin : at + end],
+                        keys1[k, at + begin : at + end],
                     )
                     out = replies[k, begin:end]
                     for i in range(count):
@@ -128,6 +129,7 @@ def finish(
     keys0: NDArray[np.uint64],
     keys1: NDArray[np.uint64],
     keys: NDArray[np.uint64],
+    at: int,
     replies: NDArray[np.uint64],
     weights: NDArray[np.uint64],
     bits: int,
@@ -137,9 +139,10 @@ def finish(
 ) -> None:
     """Write the shares of the products, and add them up on top of the counts.
 
-    A product's share is z (c + reply) + r_x - r'_0, with r_x the receiver's key. `below` becomes
-    what was `reached` where the last bit was opened as 1, and `reached` becomes `below` plus the
-    products of all clients, each as often as the client weighs.
+    A product's share is z (c + reply) + r_x - r'_0, with r_x the receiver's key. The keys begin at
+    word `at` of each plane. `below` becomes what was `reached` where the last bit was opened as 1,
+    and `reached` becomes `below` plus the products of all clients, each as often as the client
+    weighs.
     """
     ranks, words = opened.shape
     carries = np.empty((3, _TILE), np.uint64)
@@ -163,9 +166,9 @@ def finish(
                 for k in range(low, low + bits):
                     c, r0, r1, key = (
                         flags[k, begin:end],
-                        keys0[k, begin:end],
-                        keys1[k, begin:end],
-                        keys[k, begin:end],
+                        keys0[k, at + begin : at + end],
+                        keys1[k, at + begin : at + end],
+                        keys[k, at + begin : at + end],
                     )
                     got, e = replies[k, begin:end], products[k, begin:end]
                     for i in range(count):

@@ -413,11 +413,10 @@ class Selection:
         self._party, self._zeros, self._bits = party, zeros, bits
         self._weights = np.array([weight % (1 << bits) for weight in weights], np.uint64)
         count, kind = zeros.shape[1], PlaneOts(bits * len(ranks))
-        self._stock = [party.pool.take(kind, count, count) for _ in zeros]
-        requests = [
-            own ^ choices for own, (_, _, choices, _) in zip(zeros, self._stock, strict=True)
-        ]
-        self._requests = party.channel.exchange("select.request", np.stack(requests))
+        # those of all bits, one bit's after another's
+        self._stock = party.pool.take(kind, zeros.size, zeros.size)
+        choices = self._stock[2].reshape(zeros.shape)
+        self._requests = party.channel.exchange("select.request", zeros ^ choices)
         # what is public is in party 0's shares: flags of 1, and L - k with L = 0
         self._flags = np.zeros((kind.planes, count), np.uint64)
         self._below = np.zeros((kind.planes, words), np.uint64)
@@ -434,13 +433,13 @@ class Selection:
         one above it. Takes one round.
         """
         zeros, asked = self._zeros[bit], self._requests[bit]
-        keys0, keys1, _, keys = self._stock[bit]
-        ots = zeros, asked, keys0, keys1
+        keys0, keys1, _, keys = self._stock
+        ots, at = (zeros, asked, keys0, keys1), bit * zeros.size
         replies = np.empty_like(self._flags)
-        kernels.reply(self._flags, self._products, opened, *ots, self._bits, replies)
+        kernels.reply(self._flags, self._products, opened, *ots, at, self._bits, replies)
         replied = self._party.channel.exchange("select.reply", replies)
         kernels.finish(
-            *(self._flags, opened, *ots, keys, replied, self._weights, self._bits),
+            *(self._flags, opened, *ots, keys, at, replied, self._weights, self._bits),
             *(self._products, self._below, self._reached),
         )
         elements = np.empty((len(opened), 64 * opened.shape[1]), ring.dtype(self._bits))
