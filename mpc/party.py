@@ -57,10 +57,19 @@ class Party:
         first, second = slice(0, _border(count)), slice(_border(count), count)
         return (first, second) if self.number == 0 else (second, first)
 
+    def word_halves(self, words: int) -> tuple[slice, slice]:
+        """Return `halves` of a batch that is packed in so many words."""
+        sending, receiving = self.halves(64 * words)
+        return _in_words(sending), _in_words(receiving)
+
     def roles(self, count: int) -> tuple[int, int]:
         """Return how many of `count` items this party sends, and how many it receives."""
         zero, one = half_counts(count)
         return (zero, one) if self.number == 0 else (one, zero)
+
+
+def _in_words(half: slice) -> slice:
+    return slice(half.start // 64, half.stop // 64)
 
 
 def _border(count: int) -> int:

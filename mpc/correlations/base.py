@@ -96,14 +96,14 @@ class Kind(ABC, Generic[HandedOut]):
 
 
 class PackedKind(Kind[HandedOut]):
-    """A kind whose items are 64 OTs each: what is made of them comes in words of 64 bits."""
+    """A kind whose items are words of 64 each: what is made of their OTs comes in bit planes."""
 
     ots = 64
 
     def block(self, missing: int) -> int:
-        # a block is a multiple of ALIGN OTs
-        step = ALIGN // self.ots
-        return min(BLOCK // self.ots, -(-missing // step) * step)
+        # a block is a multiple of ALIGN OTs, whatever an item takes
+        step = ALIGN // 64
+        return min(BLOCK // self.ots // step * step, -(-missing // step) * step)
 
 
 class Demand:

@@ -33,6 +33,6 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
     def hand_out(
         self, party_id: int, sent: Half, received: Half
     ) -> tuple[Words, Words, Words, Words]:
-        # whole rows, as kernels take them: a part of a block is a view with gaps
+        # whole rows, as kernels take them: a part of a piece is a view with gaps
         whole = tuple(np.ascontiguousarray(array) for array in (*sent, *received))
         return cast(tuple[Words, Words, Words, Words], whole)

@@ -69,6 +69,8 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
+# Whether vectors cut words into bit planes.
+SLICES = bool(FEATURES)
 # Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
 FETCHES = not config.DISABLE_JIT  # type: ignore[attr-defined]
 # Bytes of a line of the cache.
@@ -966,7 +968,8 @@ def _emit_bit_planes(
             b.store(b.bitcast(set_there, I64), _offset(b, planes, place))
 
 
-_bit_planes = _inline(_emit_bit_planes, 4)
+# writes one word of each plane of the low words of 64 keys
+word_of_planes = _inline(_emit_bit_planes, 4)
 
 
 @kernel
@@ -974,7 +977,7 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
     """Do as `packing.bit_planes` does."""
     flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
     for i in range(words):
-        _bit_planes(flat[128 * i :], planes.shape[0], out[i:], words)
+        word_of_planes(flat[128 * i :], planes.shape[0], out[i:], words)
 
 
 # From leaves to keys
@@ -1034,7 +1037,7 @@ def receive_planes(
                 _hash_columns_block(flat[start:], stride, at, stream, round_keys, near)
                 some = 2
             for i in range(some):
-                _bit_planes(bits[128 * i :], count, out[first + start + i :], width)
+                word_of_planes(bits[128 * i :], count, out[first + start + i :], width)
             start += some
 
 
@@ -1105,6 +1108,6 @@ def send_planes(
                 )
                 some = 2
             for i in range(some):
-                _bit_planes(bits0[128 * i :], count, out0[first + start + i :], width)
-                _bit_planes(bits1[128 * i :], count, out1[first + start + i :], width)
+                word_of_planes(bits0[128 * i :], count, out0[first + start + i :], width)
+                word_of_planes(bits1[128 * i :], count, out1[first + start + i :], width)
             start += some

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.kernels import native
 from securemedian.mpc.kernels.jit import kernel
 from securemedian.mpc.kernels.packing import gather
 
@@ -24,14 +25,19 @@ _TILE = 64
 @kernel
 def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
     """Set bit j of planes[k, i] to bit k of values[64 i + j]; missing bits are 0."""
-    near = np.zeros(64, np.uint64)
-    for i in range(planes.shape[1]):
+    # the low words of blocks, as keys are
+    near = np.zeros(128, np.uint64)
+    flat, words = planes.reshape(-1), planes.shape[1]
+    for i in range(words):
         count = min(64, values.shape[0] - 64 * i)
-        near[count:] = 0
+        near[2 * count :] = 0
         for j in range(count):
-            near[j] = values[64 * i + j]
-        for k in range(planes.shape[0]):
-            planes[k, i] = gather(near, k)
+            near[2 * j] = values[64 * i + j]
+        if native.SLICES:
+            native.word_of_planes(near, planes.shape[0], flat[i:], words)
+        else:
+            for k in range(planes.shape[0]):
+                planes[k, i] = gather(near[::2], k)
 
 
 @kernel

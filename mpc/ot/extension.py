@@ -103,7 +103,7 @@ def bit_planes(keys: Blocks, width: int) -> Words:
 def fill_planes(keys: Blocks, planes: Words) -> None:
     """Write the lowest bits of every key, packed: planes (.., len(keys) / 64)."""
     # whatever AES is used: there is none in it
-    kernels = native if native.FEATURES else packing
+    kernels = native if native.SLICES else packing
     kernels.bit_planes(keys, planes)
 
 
