@@ -165,7 +165,7 @@ def _leaf_shares(
     replies, own = np.empty((ends[-1], sent), np.uint64), []
     for leaf, (tables, _, _), end in zip(leaves, stock, ends, strict=True):
         shares = party.randomness.words(leaf.kind.width * sent).reshape(leaf.kind.width, sent)
-        kernels.reply(
+        kernels.reply_leaves(
             as_sender[leaf.planes],
             asked[leaf.planes],
             tables,
@@ -182,7 +182,7 @@ def _leaf_shares(
     for leaf, (_, _, pads), sender_shares, end in zip(leaves, stock, own, ends, strict=True):
         shares = np.empty_like(pads)
         reply = answered[end - (leaf.kind.width << leaf.bits) : end]
-        kernels.finish(as_receiver[leaf.planes], reply, pads, shares)
+        kernels.finish_leaves(as_receiver[leaf.planes], reply, pads, shares)
         halves = (sender_shares, shares) if party.number == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)

@@ -351,8 +351,7 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
             for party in (0, 1):
                 sides[party][lane].pool._ends.sender.extend(2 * SMALL.yields)
             for party in (0, 1):
-                _, keys = sides[party][lane].pool._ends.receiver.extend(2 * SMALL.yields)
-                sides[party][lane].pool._ends.receiver.expand(keys, 3)
+                sides[party][lane].pool._ends.receiver.extend(2 * SMALL.yields)
     assert used[0] and {stream & 0xFFFF for _, stream in used[0]} == {0, 1, 2, 3}
     assert {stream >> 63 for _, stream in used[0]} == {0, 1}
     run_both(lambda j: sides[j][0].pool.reserve(demand))

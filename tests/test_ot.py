@@ -1,4 +1,4 @@
-"""Oblivious transfer: base, extension, 1-of-2, 1-of-N."""
+"""Oblivious transfer: base, extension, 1-of-2."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
 from securemedian.mpc.ot.extension import ALIGN, BLOCK, bit_planes
-from securemedian.mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
 from securemedian.mpc.ot.softspoken import (
     SoftSpokenReceiver,
     SoftSpokenSender,
@@ -232,31 +231,6 @@ def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
 def test_extension_does_not_print_secrets() -> None:
     sender, receiver = extension(4)
     assert repr(sender) == "SoftSpokenSender(index=0, <secrets>)" and "secrets" in repr(receiver)
-
-
-@pytest.mark.parametrize("index_bits", range(1, 9))
-@pytest.mark.parametrize("width", [1, 2, 5, 64])
-def test_one_of_n(index_bits: int, width: int) -> None:
-    sender, receiver = extension(4)
-    count = 150
-    messages = RNG.integers(0, 2**64, (count, 1 << index_bits), np.uint64)
-    messages = (messages & np.uint64((1 << width) - 1)).astype(ring.dtype(width))
-    choices = RNG.integers(0, 1 << index_bits, count).astype(np.uint8)
-    _, got = run_both(
-        lambda j: (
-            OneOfNSender(sender._channel, sender).send(messages, width)
-            if j == 0
-            else OneOfNReceiver(receiver._channel, receiver).receive(choices, index_bits, width)
-        )
-    )
-    assert (got == messages[np.arange(count), choices]).all()
-
-
-def test_one_of_n_refuses_other_numbers_of_messages() -> None:
-    sender, _ = extension(4)
-    for positions in (1, 3, 512):
-        with pytest.raises(LocalProtocolError, match="1-of-N"):
-            OneOfNSender(sender._channel, sender).send(np.zeros((1, positions), np.uint8), 1)
 
 
 @pytest.mark.parametrize("bits", [2, 7, 8, 32, 33, 64])

@@ -249,8 +249,9 @@ def zero_halves(kind: Kind[Any], as_sender: int, as_receiver: int) -> tuple[Half
     """Return halves of the kind as `Kind.send` and `Kind.finish` make them, of zeros."""
     match kind:
         case Tables(index_bits, width):
-            return (np.zeros(as_sender, ring.dtype(width << index_bits)),), (
-                np.zeros(as_receiver, np.uint8),
+            return (np.zeros((width << index_bits, as_sender), np.uint64),), (
+                np.zeros((index_bits, as_receiver), np.uint64),
+                np.zeros((width, as_receiver), np.uint64),
             )
         case Triples(width):
             planes = np.zeros((width, as_sender), np.uint64)

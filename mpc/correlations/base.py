@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.ot import one_of_n
 from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
 
@@ -87,7 +86,7 @@ class Kind(ABC, Generic[HandedOut]):
 
         It depends on the kind and the number alone, so it is the same at both parties.
         """
-        return one_of_n.block_items(self.ots, missing)
+        return min(BLOCK // self.ots // ALIGN * ALIGN, -(-missing // ALIGN) * ALIGN)
 
     @property
     def rank(self) -> tuple[Any, ...]:

@@ -78,7 +78,7 @@ def choose_chunks(
 
 
 @kernel
-def reply(
+def reply_leaves(
     leaves: NDArray[np.uint64],
     requests: NDArray[np.uint64],
     tables: NDArray[np.uint64],
@@ -138,7 +138,7 @@ def reply(
 
 
 @kernel
-def finish(
+def finish_leaves(
     leaves: NDArray[np.uint64],
     replies: NDArray[np.uint64],
     pads: NDArray[np.uint64],

@@ -48,14 +48,6 @@ class RandomOtEnd(ABC):
         """
         return
 
-    @abstractmethod
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        """Return (count, 2 `blocks`) words for each key of the last `extend`, which `keys` holds.
-
-        This is for uses that need more than 128 bits per OT. The words look random to whoever does
-        not have the key, and both ends get the same words from the same key. Sends nothing.
-        """
-
 
 class RandomOtSender(RandomOtEnd):
     """The end that makes two random keys per OT.
@@ -103,7 +95,7 @@ def bit_planes(keys: Blocks, width: int) -> Words:
 def fill_planes(keys: Blocks, planes: Words) -> None:
     """Write the lowest bits of every key, packed: planes (.., len(keys) / 64)."""
     # whatever AES is used: there is none in it
-    kernels = native if native.SLICES else packing
+    kernels = native if native.FEATURES else packing
     kernels.bit_planes(keys, planes)
 
 

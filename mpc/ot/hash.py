@@ -120,15 +120,6 @@ class Hash:
         kernels.xor_into(blocks, images[:-1])
         return blocks
 
-    def expand(self, keys: Blocks, first: int, stream: np.uint64, blocks: int) -> Words:
-        """Return (count, 2 `blocks`) words: H of each key under streams that no OT uses."""
-        out = np.empty((len(keys), blocks, 2), np.uint64)
-        hashed = self._scratch.array("expanded", len(keys), 2)
-        for block in range(blocks):
-            self.blocks(keys, first, stream | np.uint64((block + 1) << 32), hashed)
-            out[:, block] = hashed
-        return out.reshape(len(keys), -1)
-
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
     """Return the memory of a contiguous array, as ciphers take it."""

@@ -17,9 +17,8 @@ Column by column that is W = V ^ u Delta over 128 bits, and
     the receiver's is H(t, V), the key of choice u,
 
 with the hash H of `mpc.ot.hash` under a key of the session. The tweak t is unique in a session:
-`index` only grows, a lane's streams are expanded once, in order, and `expand` counts its blocks in
-a part of t that is 0 elsewhere. Between semi-honest parties the columns are pseudorandom, and
-nobody chooses x against t.
+`index` only grows, and a lane's streams are expanded once, in order. Between semi-honest parties
+the columns are pseudorandom, and nobody chooses x against t.
 
 The receiver sends 128/k - 1 uniform bits per OT: one message per `extend`, and these messages do
 not wait for each other.
@@ -143,9 +142,6 @@ class _SoftSpoken(RandomOtEnd):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
-
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        return self._hash.expand(keys, self.index - len(keys), self._tweaks, blocks)
 
 
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
