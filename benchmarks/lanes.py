@@ -26,6 +26,7 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers import memory
 from securemedian.servers.engine import SWITCH_S
 
 COMPARED = ("bucketed", "pairwise", "radix")
@@ -102,6 +103,7 @@ def run(options: argparse.Namespace) -> None:
     console = report.console()
     points = []
     # as servers run
+    memory.keep()
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -309,12 +309,15 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
         for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
             width = count // 64
             speak = [(words(width), words(len(made) - 1, width)) for _ in range(2)]
-            keys, planes = [words(count, 2) for _ in range(3)], [words(11, width) for _ in range(3)]
+            keys = [words(count, 2) for _ in range(3)]
+            planes = [np.full((11, width + 4), 7, np.uint64) for _ in range(3)]
             corrections = np.ascontiguousarray(given[:, :width])
             receiver.receive_keys(*tweaked, *speak[0], keys[0])
-            receiver.receive_planes(*tweaked, *speak[1], planes[0])
+            receiver.receive_planes(*tweaked, *speak[1], 3, planes[0])
             sender.send_keys(*tweaked, masks, corrections, difference, *keys[1:])
-            sender.send_planes(*tweaked, masks, corrections, difference, *planes[1:])
+            sender.send_planes(*tweaked, masks, corrections, difference, 3, *planes[1:])
+            # nothing is written before or behind them
+            assert all((each[:, [0, 1, 2, -1]] == 7).all() for each in planes)
             found += [array for pair in speak for array in pair] + keys + planes
         return found
 

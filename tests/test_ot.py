@@ -186,14 +186,20 @@ def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
     )
     receivers = [SoftSpokenReceiver(one, SESSION, leaves, 0, 0, native_aes) for _ in range(2)]
     senders = [SoftSpokenSender(two, SESSION, delta, holes, 0, 0, native_aes) for _ in range(2)]
-    for count in (3 * ALIGN, ALIGN):
-        choices, keys = receivers[0].extend(count)
-        planes_choices, planes = receivers[1].extend_planes(count, 5)
-        assert (planes_choices == choices).all() and (planes == bit_planes(keys, 5)).all()
-        both = [bit_planes(keys, 5) for keys in senders[0].extend(count)]
-        for want, got in zip(both, senders[1].extend_planes(count, 5), strict=True):
+    # the last takes a whole block and a part of one
+    for blocks in ([3 * ALIGN], [ALIGN], [BLOCK, ALIGN]):
+        parts = [tuple(array.copy() for array in receivers[0].extend(count)) for count in blocks]
+        choices, planes = receivers[1].extend_planes(sum(blocks), 5)
+        want, keys = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        assert (choices == want).all() and (planes == bit_planes(keys, 5)).all()
+        pairs = [[bit_planes(keys, 5) for keys in senders[0].extend(count)] for count in blocks]
+        wanted = [np.concatenate(arrays, axis=1) for arrays in zip(*pairs, strict=True)]
+        for want, got in zip(wanted, senders[1].extend_planes(sum(blocks), 5), strict=True):
             assert (got == want).all()
-    assert {end.index for end in (*receivers, *senders)} == {4 * ALIGN}
+    assert {end.index for end in (*receivers, *senders)} == {BLOCK + 5 * ALIGN}
+    for end in (senders[1], receivers[1]):
+        with pytest.raises(LocalProtocolError, match="multiple"):
+            end.extend_planes(BLOCK + 1, 5)
 
 
 def test_extension_wire_bits() -> None:

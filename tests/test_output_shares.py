@@ -96,7 +96,12 @@ def radix_products(party: Party, own: tuple[XorBits, XorBits], bits: int) -> lis
     (x, y), words = own, own[0].size
     selection = radix.Selection(party, XorBits(np.stack([y, x])), words, bits, [1], [1])
     opened = [np.full((1, words), 2**64 - 1, np.uint64), np.zeros((1, words), np.uint64)]
-    return [selection.reached(1 - i, PublicWords(bit)) for i, bit in enumerate(opened)]
+    found = []
+    for i, bit in enumerate(opened):
+        values = np.empty(64 * words, ring.dtype(bits))
+        planes.join(selection.reached(1 - i, PublicWords(bit)), values)
+        found.append(RingShare(values))
+    return found
 
 
 def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.ndarray]:

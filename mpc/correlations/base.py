@@ -95,14 +95,13 @@ class Kind(ABC, Generic[HandedOut]):
 
 
 class PackedKind(Kind[HandedOut]):
-    """A kind whose items are words of 64 each: what is made of their OTs comes in bit planes."""
+    """A kind whose items are 64 OTs each, of which it makes bit planes, all that are missing."""
 
     ots = 64
 
     def block(self, missing: int) -> int:
-        # a block is a multiple of ALIGN OTs, whatever an item takes
-        step = ALIGN // 64
-        return min(BLOCK // self.ots // step * step, -(-missing // step) * step)
+        step = ALIGN // self.ots
+        return -(-missing // step) * step
 
 
 class Demand:

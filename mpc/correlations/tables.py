@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.correlations.base import Ends, Half, PackedKind
+from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import tables as kernels
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
 
 
 @dataclass(frozen=True)
-class Tables(PackedKind[tuple[Words, Words, Words]]):
+class Tables(Kind[tuple[Words, Words, Words]]):
     """Tables of 2^index_bits messages of `width` bits, in bit planes.
 
     An item is 64 tables. It hands out the tables to send from (2^index_bits width, items), in which
@@ -37,6 +38,11 @@ class Tables(PackedKind[tuple[Words, Words, Words]]):
         if planes > 64:
             raise LocalProtocolError(f"{self}: a stocked table has at most 64 bits, not {planes}")
         return planes
+
+    def block(self, missing: int) -> int:
+        # few enough for the cache
+        step = ALIGN // 64
+        return min(BLOCK // self.ots // step * step, -(-missing // step) * step)
 
     def send(self, ends: Ends, items: int) -> Half:
         keys0, keys1 = ends.sender.extend_planes(items * self.ots, self._planes)

@@ -40,10 +40,13 @@ ROUNDS = len(ROUND_CONSTANTS)
 # Words of one key's round keys: a block per round, and one before them.
 KEY_WORDS = 2 * (ROUNDS + 1)
 # Vectors that are expanded, or hashed, at once: a round key is loaded once for all of them, and no
-# instruction waits for the last. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 5 vectors,
-# however many lanes they have.
+# instruction waits for the last. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 5 and of 3
+# vectors, however many lanes they have.
 _ABREAST = 5
 _HASHED = 4
+# For trees of 2^_SMALL_BITS leaves all sums of 3 vectors are kept in registers.
+_SMALL_BITS = 4
+_SMALL_ABREAST = 3
 # The largest k of SoftSpokenOT.
 _MOST_BITS = 8
 
@@ -80,9 +83,10 @@ PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
 _VECTOR = 2 * LANES
 _TILE = _ABREAST * _VECTOR
+_SMALL_TILE = _SMALL_ABREAST * _VECTOR
 # Words of each row that are expanded and then hashed: so few that they stay in the second-level
 # cache in between.
-STRIP = 160
+STRIP = 168
 
 
 def taken(wanted: bool) -> bool:
@@ -184,13 +188,22 @@ class _Vectors:
 
     def encrypt(self, states: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
         """Encrypt vectors under the round keys at an address."""
+        return self.encrypt_under([states], [keys])[0]
+
+    def encrypt_under(
+        self, states: list[list[ir.Value]], keys: list[ir.Value]
+    ) -> list[list[ir.Value]]:
+        """Encrypt lists of vectors, each under the round keys at an address, round by round."""
         for i in range(ROUNDS + 1):
-            key = self.broadcast(_offset(self.builder, keys, 2 * i))
-            if i == 0:
-                states = [self.builder.xor(state, key) for state in states]
-            else:
-                instruction = "aesenc" if i < ROUNDS else "aesenclast"
-                states = [self._aes(instruction, state, key) for state in states]
+            found = []
+            for some, address in zip(states, keys, strict=True):
+                key = self.broadcast(_offset(self.builder, address, 2 * i))
+                if i == 0:
+                    found.append([self.builder.xor(state, key) for state in some])
+                else:
+                    instruction = "aesenc" if i < ROUNDS else "aesenclast"
+                    found.append([self._aes(instruction, state, key) for state in some])
+            states = found
         return states
 
     def hash(self, tweaked: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
@@ -475,6 +488,72 @@ def _emit_expand(
         write(xor(read(sums(bits)), read(added)), other)
 
 
+def _emit_expand_small(
+    builder: ir.IRBuilder,
+    keys: ir.Value,
+    nonce: ir.Value,
+    counter: ir.Value,
+    rows: ir.Value,
+    stride: ir.Value,
+    added: ir.Value,
+    other: ir.Value,
+    *,
+    sender: bool,
+) -> None:
+    """Do as `_emit_expand` does for trees of 2^_SMALL_BITS leaves, without a loop.
+
+    Two leaves at a time are expanded, and added to the rows in which their pair has a part.
+    """
+    b, v = builder, _Vectors(builder, LANES)
+    counters = v.counters(nonce, counter, _SMALL_ABREAST)
+    places = [_VECTOR * i for i in range(_SMALL_ABREAST)]
+
+    def read(address: ir.Value) -> list[ir.Value]:
+        return [v.load(_offset(b, address, place)) for place in places]
+
+    def write(values: list[ir.Value], address: ir.Value) -> None:
+        for value, place in zip(values, places, strict=True):
+            v.store(value, _offset(b, address, place))
+
+    def xor(values: list[ir.Value], others: list[ir.Value]) -> list[ir.Value]:
+        return [b.xor(*both) for both in zip(values, others, strict=True)]
+
+    def row(j: int) -> ir.Value:
+        return _offset(b, rows, b.mul(ir.Constant(I64, j), stride))
+
+    sums: list[list[ir.Value] | None] = [None] * _SMALL_BITS
+
+    def add(j: int, values: list[ir.Value]) -> None:
+        had = sums[j]
+        sums[j] = values if had is None else xor(had, values)
+
+    total: list[ir.Value] | None = None
+    for first in range(0, 1 << _SMALL_BITS, 2):
+        # the sender misses leaf 0
+        pair = [first + 1] if sender and first == 0 else [first, first + 1]
+        leaves = [_offset(b, keys, KEY_WORDS * leaf) for leaf in pair]
+        states = v.encrypt_under([counters] * len(pair), leaves)
+        add(0, states[-1])
+        both = xor(*states) if len(states) == 2 else states[0]
+        for j in range(1, _SMALL_BITS):
+            if first >> j & 1:
+                add(j, both)
+        total = both if total is None else xor(total, both)
+    correction = read(added)
+    for j, values in enumerate(sums):
+        assert values is not None
+        if sender:
+            mask = b.load(_offset(b, other, j))
+            values = xor(values, [b.and_(value, v.fill(mask, mask)) for value in correction])
+        write(values, row(j))
+    if not sender:
+        assert total is not None
+        write(xor(total, correction), other)
+
+
+_receive_small, _send_small = (
+    _inline(_emit_expand_small, 7, sender=sender) for sender in (False, True)
+)
 _receive_tile, _receive_block = (
     _inline(_emit_expand, 8, lanes=lanes, abreast=abreast, sender=False)
     for lanes, abreast in ((LANES, _ABREAST), (1, 1))
@@ -509,7 +588,10 @@ def _receive_part(
         start = 0
         while start < words:
             block = counter + np.uint64((first + start) // 2)
-            if start + _TILE <= words:
+            if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
+                _receive_small(keys, nonce, block, mine[start:], stride, its[start:], total[start:])
+                start += _SMALL_TILE
+            elif start + _TILE <= words:
                 _receive_tile(
                     keys, bits, nonce, block, mine[start:], stride, its[start:], total[start:]
                 )
@@ -563,7 +645,10 @@ def _send_part(
         start = 0
         while start < words:
             block = counter + np.uint64((first + start) // 2)
-            if start + _TILE <= words:
+            if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
+                _send_small(keys, nonce, block, mine[start:], stride, correction[start:], its)
+                start += _SMALL_TILE
+            elif start + _TILE <= words:
                 _send_tile(keys, bits, nonce, block, mine[start:], stride, correction[start:], its)
                 start += _TILE
             else:
@@ -1018,11 +1103,15 @@ def receive_planes(
     stream: np.uint64,
     round_keys: NDArray[np.uint64],
     rows: NDArray[np.uint64],
+    begin: int,
     planes: NDArray[np.uint64],
 ) -> None:
-    """Do as `receive_keys` does, and keep the lowest bits of the keys: planes (.., n / 64)."""
-    flat, stride = rows.reshape(-1), rows.shape[1]
-    count, width, out = planes.shape[0], planes.shape[1], planes.reshape(-1)
+    """Do as `receive_keys` does, and keep the lowest bits of the keys, from word `begin` of planes.
+
+    planes (.., w or more).
+    """
+    flat, stride, width = rows.reshape(-1), rows.shape[1], choices.shape[0]
+    count, step, out = planes.shape[0], planes.shape[1], planes.reshape(-1)[begin:]
     near = np.empty((64 * _VECTOR, 2), np.uint64)
     bits = near.reshape(-1)
     for first in range(0, width, stride):
@@ -1037,7 +1126,7 @@ def receive_planes(
                 _hash_columns_block(flat[start:], stride, at, stream, round_keys, near)
                 some = 2
             for i in range(some):
-                word_of_planes(bits[128 * i :], count, out[first + start + i :], width)
+                word_of_planes(bits[128 * i :], count, out[first + start + i :], step)
             start += some
 
 
@@ -1080,15 +1169,16 @@ def send_planes(
     stream: np.uint64,
     round_keys: NDArray[np.uint64],
     rows: NDArray[np.uint64],
+    begin: int,
     planes0: NDArray[np.uint64],
     low: np.uint64,
     high: np.uint64,
     planes1: NDArray[np.uint64],
 ) -> None:
     """Do as `send_keys` does, and keep the lowest bits of the keys, as `receive_planes` does."""
-    flat, stride = rows.reshape(-1), rows.shape[1]
-    count, width = planes0.shape
-    out0, out1 = planes0.reshape(-1), planes1.reshape(-1)
+    flat, stride, width = rows.reshape(-1), rows.shape[1], corrections.shape[1]
+    count, step = planes0.shape
+    out0, out1 = planes0.reshape(-1)[begin:], planes1.reshape(-1)[begin:]
     near = np.empty((2, 64 * _VECTOR, 2), np.uint64)
     near0, near1 = near[0], near[1]
     bits0, bits1 = near0.reshape(-1), near1.reshape(-1)
@@ -1108,6 +1198,6 @@ def send_planes(
                 )
                 some = 2
             for i in range(some):
-                word_of_planes(bits0[128 * i :], count, out0[first + start + i :], width)
-                word_of_planes(bits1[128 * i :], count, out1[first + start + i :], width)
+                word_of_planes(bits0[128 * i :], count, out0[first + start + i :], step)
+                word_of_planes(bits1[128 * i :], count, out1[first + start + i :], step)
             start += some

@@ -10,6 +10,7 @@ counts, and an end waits for exactly the messages that its peer sends for the sa
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -64,9 +65,17 @@ class RandomOtSender(RandomOtEnd):
         """
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
-        """Do as `extend` does, and return bits 0..`width`-1 of the keys (`bit_planes`), new."""
-        keys0, keys1 = self.extend(count)
-        return bit_planes(keys0, width), bit_planes(keys1, width)
+        """Return bits 0..`width`-1 of the keys of as many OTs in bit planes (width, count/64).
+
+        `count` is a positive multiple of ALIGN, and may be more than BLOCK, so that no copies are
+        made. It takes the messages of `extend` of as many blocks.
+        """
+        planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
+        for words in blocks_of(count):
+            keys0, keys1 = self.extend(64 * (words.stop - words.start))
+            planes0[:, words] = bit_planes(keys0, width)
+            planes1[:, words] = bit_planes(keys1, width)
+        return planes0, planes1
 
 
 class RandomOtReceiver(RandomOtEnd):
@@ -80,23 +89,29 @@ class RandomOtReceiver(RandomOtEnd):
         """
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
-        """Return the packed choices, and bits 0..`width`-1 of the chosen keys, all of it new."""
-        choices, keys = self.extend(count)
-        return choices.copy(), bit_planes(keys, width)
+        """Return the packed choices, and the chosen keys in bit planes, as the sender does."""
+        choices = np.empty(count // 64, np.uint64)
+        planes = np.empty((width, choices.size), np.uint64)
+        for words in blocks_of(count):
+            choices[words], keys = self.extend(64 * (words.stop - words.start))
+            planes[:, words] = bit_planes(keys, width)
+        return choices, planes
+
+
+def blocks_of(count: int) -> Iterator[slice]:
+    """Yield the words of each block of `count` OTs, of which `extend` makes one at a time."""
+    for first in range(0, count, BLOCK):
+        size = checked_block(min(BLOCK, count - first))
+        yield slice(first // 64, (first + size) // 64)
 
 
 def bit_planes(keys: Blocks, width: int) -> Words:
     """Return bits 0..`width`-1 of every key, packed: (width, len(keys) / 64)."""
     planes = np.empty((width, len(keys) // 64), np.uint64)
-    fill_planes(keys, planes)
-    return planes
-
-
-def fill_planes(keys: Blocks, planes: Words) -> None:
-    """Write the lowest bits of every key, packed: planes (.., len(keys) / 64)."""
     # whatever AES is used: there is none in it
     kernels = native if native.FEATURES else packing
     kernels.bit_planes(keys, planes)
+    return planes
 
 
 def checked_block(count: int) -> int:

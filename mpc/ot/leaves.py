@@ -16,7 +16,7 @@ import numpy as np
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.kernels import extension as kernels
 from securemedian.mpc.kernels import native
-from securemedian.mpc.ot.extension import fill_planes
+from securemedian.mpc.ot.extension import bit_planes
 from securemedian.mpc.ot.hash import Hash, as_bytes
 from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
@@ -31,7 +31,7 @@ class Leaves(ABC):
 
     What ends in `_keys` hashes the columns of the rows that it does not return, n = 64 w keys from
     an index of a stream of tweaks on; what ends in `_planes` keeps only the lowest bits of the
-    keys, in bit planes (.., w).
+    keys, and writes them to words `at` to `at` + w - 1 of bit planes.
     """
 
     def __init__(self) -> None:
@@ -70,12 +70,13 @@ class Leaves(ABC):
         stream: np.uint64,
         choices: Words,
         corrections: Words,
+        at: int,
         planes: Words,
     ) -> None:
         """Do as `receive_keys` does, and keep bit planes alone."""
         keys = self._scratch.array("keys0", 64 * choices.size, 2)
         self.receive_keys(hash_, index, stream, choices, corrections, keys)
-        fill_planes(keys, planes)
+        planes[:, at : at + choices.size] = bit_planes(keys, len(planes))
 
     def send_keys(
         self,
@@ -101,16 +102,16 @@ class Leaves(ABC):
         masks: Words,
         corrections: Words,
         difference: Difference,
+        at: int,
         planes0: Words,
         planes1: Words,
     ) -> None:
         """Do as `send_keys` does, and keep bit planes alone."""
-        keys0, keys1 = (
-            self._scratch.array(name, 64 * planes0.shape[1], 2) for name in ("keys0", "keys1")
-        )
+        words = corrections.shape[1]
+        keys0, keys1 = (self._scratch.array(name, 64 * words, 2) for name in ("keys0", "keys1"))
         self.send_keys(hash_, index, stream, masks, corrections, difference, keys0, keys1)
-        fill_planes(keys0, planes0)
-        fill_planes(keys1, planes1)
+        for keys, planes in ((keys0, planes0), (keys1, planes1)):
+            planes[:, at : at + words] = bit_planes(keys, len(planes))
 
 
 class PortableLeaves(Leaves):
@@ -192,10 +193,11 @@ class NativeLeaves(Leaves):
         stream: np.uint64,
         choices: Words,
         corrections: Words,
+        at: int,
         planes: Words,
     ) -> None:
         given = *self._next(choices.size), choices, corrections
-        native.receive_planes(*given, *self._hashing(hash_, index, stream), planes)
+        native.receive_planes(*given, *self._hashing(hash_, index, stream), at, planes)
 
     def send_keys(
         self,
@@ -219,12 +221,13 @@ class NativeLeaves(Leaves):
         masks: Words,
         corrections: Words,
         difference: Difference,
+        at: int,
         planes0: Words,
         planes1: Words,
     ) -> None:
-        given = *self._next(planes0.shape[1]), masks, corrections
+        given = *self._next(corrections.shape[1]), masks, corrections
         native.send_planes(
-            *given, *self._hashing(hash_, index, stream), planes0, *difference, planes1
+            *given, *self._hashing(hash_, index, stream), at, planes0, *difference, planes1
         )
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:

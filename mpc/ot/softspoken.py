@@ -34,6 +34,7 @@ from securemedian.mpc.ot.extension import (
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
+    blocks_of,
     checked_block,
 )
 from securemedian.mpc.ot.hash import Hash, tweak_stream
@@ -166,12 +167,15 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         return choices, keys
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
-        choices = np.empty(checked_block(count) // 64, np.uint64)
-        planes, corrections = np.empty((width, choices.size), np.uint64), self._corrections(count)
-        self._leaves.receive_planes(
-            self._hash, self.index, self._tweaks, choices, corrections, planes
-        )
-        self._sent(corrections, count)
+        choices = np.empty(count // 64, np.uint64)
+        planes = np.empty((width, choices.size), np.uint64)
+        for words in blocks_of(count):
+            mine = choices[words]
+            corrections = self._corrections(64 * mine.size)
+            self._leaves.receive_planes(
+                *(self._hash, self.index, self._tweaks, mine, corrections, words.start, planes)
+            )
+            self._sent(corrections, 64 * mine.size)
         return choices, planes
 
     def _corrections(self, count: int) -> Words:
@@ -242,10 +246,12 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         return keys0, keys1
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
-        given = self._hash, self.index, self._tweaks, self._masks, self._corrections(count)
         planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
-        self._leaves.send_planes(*given, self.sigma_delta, planes0, planes1)
-        self.index += count
+        for words in blocks_of(count):
+            ots = 64 * (words.stop - words.start)
+            given = self._hash, self.index, self._tweaks, self._masks, self._corrections(ots)
+            self._leaves.send_planes(*given, self.sigma_delta, words.start, planes0, planes1)
+            self.index += ots
         return planes0, planes1
 
     def correlate(self, count: int) -> Words:
