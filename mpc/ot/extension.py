@@ -100,9 +100,10 @@ class RandomOtReceiver(RandomOtEnd):
 
 def blocks_of(count: int) -> Iterator[slice]:
     """Yield the words of each block of `count` OTs, of which `extend` makes one at a time."""
+    # the last, which alone may have a size that none can have
+    checked_block(count % BLOCK or min(count, BLOCK))
     for first in range(0, count, BLOCK):
-        size = checked_block(min(BLOCK, count - first))
-        yield slice(first // 64, (first + size) // 64)
+        yield slice(first // 64, min(first + BLOCK, count) // 64)
 
 
 def bit_planes(keys: Blocks, width: int) -> Words:
