@@ -236,6 +236,33 @@ class _Vectors:
                 found.append(self._shuffle(one, other, order))
         return self.interleave(sides[0]) + self.interleave(sides[1])
 
+    def lowest(self, vectors: list[ir.Value]) -> ir.Value:
+        """Return the lowest bytes of each lane of 16 vectors of bytes, side by side in the lane."""
+        size = 1
+        while len(vectors) > 1:
+            order = [
+                side + 16 * lane + place + i
+                for lane in range(self.lanes)
+                for place in range(0, 8, size)
+                for side in (0, 16 * self.lanes)
+                for i in range(size)
+            ]
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors, size = [self._shuffle(*pair, order) for pair in pairs], 2 * size
+        return vectors[0]
+
+    def bytes_of_lane(self, vector: ir.Value, lane: int) -> ir.Value:
+        """Return the 16 bytes of one lane."""
+        return self._shuffle(vector, vector, range(16 * lane, 16 * lane + 16))
+
+    def joined(self, vectors: list[ir.Value]) -> ir.Value:
+        """Return vectors, a power of two of them, as one that is longer."""
+        while len(vectors) > 1:
+            order = range(2 * vectors[0].type.count)
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [self._shuffle(*pair, order) for pair in pairs]
+        return vectors[0]
+
     def transposed(self, rows: list[ir.Value]) -> list[ir.Value]:
         """Transpose 8 vectors of bits: bit i of byte p of them becomes byte 8 p + i of the lane.
 
@@ -269,6 +296,24 @@ class _Vectors:
 def _offset(builder: ir.IRBuilder, address: ir.Value, words: int | ir.Value) -> ir.Value:
     """Return the address of a word that is `words` further on."""
     return builder.gep(address, [ir.Constant(I64, words) if isinstance(words, int) else words])
+
+
+def _spread(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """Return a vector of which every element is a value."""
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(
+        one, one, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    )
+
+
+def _bits_at(builder: ir.IRBuilder, octets: ir.Value, k: ir.Value) -> ir.Value:
+    """Return bit `k` of each of 64 bytes, as one word."""
+    kind = octets.type
+    bit = _spread(builder, builder.shl(ir.Constant(I8, 1), builder.trunc(k, I8)), kind)
+    found = builder.icmp_unsigned(
+        "!=", builder.and_(octets, bit), ir.Constant(kind, [0] * kind.count)
+    )
+    return builder.bitcast(found, I64)
 
 
 @contextmanager
@@ -677,6 +722,35 @@ def send(
 # The hash
 
 
+def _columns(v: _Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
+    """Transpose the 128 x lanes columns of a vector of each row, and return how to get them.
+
+    Lane l has the columns from 128 l on, of which a call returns those from 16 t on, one per
+    vector. Their bits are transposed 8 rows at a time, which gives 16 bytes of each column: vectors
+    that wait in the first-level cache, and of which every 16 are then 16 columns of each lane.
+    """
+    b, tile = v.builder, v.memory(128)
+
+    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
+        at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
+        return _offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
+
+    with _loop(b, ir.Constant(I64, 16)) as group:
+        first = _offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
+        eight = [
+            v.load(_offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)
+        ]
+        for t, vector in enumerate(v.transposed(eight)):
+            v.store(vector, slot(ir.Constant(I64, t), group))
+
+    def sixteen(t: ir.Value) -> list[ir.Value]:
+        vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
+        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        return [b.bitcast(column, v.words) for column in columns]
+
+    return sixteen
+
+
 def _emit_hash_columns(
     builder: ir.IRBuilder,
     rows: ir.Value,
@@ -687,40 +761,64 @@ def _emit_hash_columns(
     *more: ir.Value,
     lanes: int,
 ) -> None:
-    """Hash the 128 x `lanes` columns of a vector of each row, as `_hash` does.
+    """Hash the 128 x `lanes` columns of a vector of each row, as `_hash` does."""
+    v = _Vectors(builder, lanes)
+    columns = _columns(v, rows, stride)
+    with _loop(builder, ir.Constant(I64, 8)) as t:
+        at = builder.mul(t, ir.Constant(I64, 16))
+        _hash(v, columns(t), _sixteen(lanes), at, index, stream, keys, *more)
 
-    Lane l has the columns from 128 l on. Their bits are transposed 8 rows at a time, which gives
-    16 bytes of each column: vectors that wait in the first-level cache, and of which every 16 are
-    then the columns 16 t to 16 t + 15 of each lane.
+
+def _sixteen(lanes: int) -> list[list[int]]:
+    """Return the places of the columns of `_columns`, counted from the first one of lane 0."""
+    return [[128 * lane + i for lane in range(lanes)] for i in range(16)]
+
+
+def _emit_hash_planes(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    count: ir.Value,
+    step: ir.Value,
+    out: ir.Value,
+    *pairs: ir.Value,
+    lanes: int,
+) -> None:
+    """Hash columns as `_emit_hash_columns` does, and keep `count` bits, 8 at most, of each hash.
+
+    Bit k of the hashes becomes 2 x `lanes` words of plane k, which are `step` words apart. Only the
+    lowest bytes of the hashes are put side by side, and none goes to memory whole.
     """
     b, v = builder, _Vectors(builder, lanes)
-    tile = v.memory(128)
-
-    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
-        at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
-        return _offset(b, tile, b.mul(at, ir.Constant(I64, 2 * lanes)))
-
-    with _loop(b, ir.Constant(I64, 16)) as group:
-        first = _offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
-        eight = [
-            v.load(_offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)
-        ]
-        for t, vector in enumerate(v.transposed(eight)):
-            v.store(vector, slot(ir.Constant(I64, t), group))
+    columns = _columns(v, rows, stride)
+    outs = [out, *pairs[2:]]
+    lowest = [v.memory(8) for _ in outs]
     with _loop(b, ir.Constant(I64, 8)) as t:
-        sixteen = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
-        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in sixteen])
         at = b.mul(t, ir.Constant(I64, 16))
-        _hash(
-            v,
-            [b.bitcast(column, v.words) for column in columns],
-            [[128 * lane + i for lane in range(lanes)] for i in range(16)],
-            at,
-            index,
-            stream,
-            keys,
-            *more,
-        )
+        hashes: list[list[ir.Value]] = [[] for _ in outs]
+        first = v.fill(b.add(index, at), stream)
+        difference = v.fill(*pairs[:2]) if pairs else None
+        for some, hashed in _hashes(v, columns(t), _sixteen(lanes), first, difference, keys):
+            for number, vector in enumerate(hashed):
+                hashes[number // len(some)].append(b.bitcast(vector, v.bytes))
+        for found, memory in zip(hashes, lowest, strict=True):
+            place = b.mul(t, ir.Constant(I64, 2 * lanes))
+            v.store(b.bitcast(v.lowest(found), v.words), _offset(b, memory, place))
+    for memory, planes in zip(lowest, outs, strict=True):
+        bytes_ = [b.bitcast(v.load(_offset(b, memory, 2 * lanes * t)), v.bytes) for t in range(8)]
+        # the 64 columns of half a lane
+        octets = [
+            v.joined([v.bytes_of_lane(one, lane) for one in bytes_[4 * half : 4 * half + 4]])
+            for lane in range(lanes)
+            for half in range(2)
+        ]
+        with _loop(b, count) as k:
+            plane = _offset(b, planes, b.mul(k, step))
+            for word, octet in enumerate(octets):
+                b.store(_bits_at(b, octet, k), _offset(b, plane, word))
 
 
 def _emit_hash_blocks(
@@ -738,6 +836,34 @@ def _emit_hash_blocks(
     loaded = [v.load(_offset(builder, blocks, 2 * lanes * i)) for i in range(abreast)]
     order = [[lanes * i + lane for lane in range(lanes)] for i in range(abreast)]
     _hash(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, *more)
+
+
+def _hashes(
+    v: _Vectors,
+    blocks: list[ir.Value],
+    order: list[list[int]],
+    first: ir.Value,
+    difference: ir.Value | None,
+    keys: ir.Value,
+) -> Iterator[tuple[list[list[int]], list[ir.Value]]]:
+    """Yield the places and hashes of a few vectors of blocks at a time.
+
+    The tweak of lane l of vector i is `first` + order[i][l]. With a difference of hash inputs, as
+    many hashes with it follow.
+    """
+    b = v.builder
+    for begin in range(0, len(blocks), _HASHED):
+        some = order[begin : begin + _HASHED]
+        tweaked = [
+            b.xor(
+                v.sigma(block),
+                b.add(first, v.constant([word for place in places for word in (place, 0)])),
+            )
+            for block, places in zip(blocks[begin : begin + _HASHED], some, strict=True)
+        ]
+        if difference is not None:
+            tweaked += [b.xor(y, difference) for y in tweaked]
+        yield some, v.hash(tweaked, keys)
 
 
 def _hash(
@@ -760,18 +886,7 @@ def _hash(
     first = v.fill(b.add(index, at), stream)
     difference = v.fill(*pairs[:2]) if pairs else None
     outs = [out, *pairs[2:]]
-    for begin in range(0, len(blocks), _HASHED):
-        some = order[begin : begin + _HASHED]
-        tweaked = [
-            b.xor(
-                v.sigma(block),
-                b.add(first, v.constant([word for place in places for word in (place, 0)])),
-            )
-            for block, places in zip(blocks[begin : begin + _HASHED], some, strict=True)
-        ]
-        if difference is not None:
-            tweaked += [b.xor(y, difference) for y in tweaked]
-        hashed = v.hash(tweaked, keys)
+    for some, hashed in _hashes(v, blocks, order, first, difference, keys):
         for number, vector in enumerate(hashed):
             places = some[number % len(some)]
             start = _offset(b, outs[number // len(some)], b.mul(at, ir.Constant(I64, 2)))
@@ -788,6 +903,12 @@ _hash_columns, _hash_columns_block = (
 _hash_column_pairs, _hash_column_pairs_block = (
     _inline(_emit_hash_columns, 9, lanes=lanes) for lanes in (LANES, 1)
 )
+_hash_planes, _hash_planes_block = (
+    _inline(_emit_hash_planes, 8, lanes=lanes) for lanes in (LANES, 1)
+)
+_hash_plane_pairs, _hash_plane_pairs_block = (
+    _inline(_emit_hash_planes, 11, lanes=lanes) for lanes in (LANES, 1)
+)
 _hash_blocks, _hash_block = (
     _inline(_emit_hash_blocks, 5, lanes=lanes, abreast=abreast)
     for lanes, abreast in ((LANES, _HASHED), (1, 1))
@@ -801,21 +922,22 @@ _hash_block_pairs, _hash_block_pair = (
 @kernel
 def _hash_part(
     rows: NDArray[np.uint64],
+    stride: int,
     words: int,
     index: np.uint64,
     stream: np.uint64,
     round_keys: NDArray[np.uint64],
     out: NDArray[np.uint64],
 ) -> None:
-    """Do as `hash_columns` does to the first `words` words of each row."""
-    flat, stride, start = rows.reshape(-1), rows.shape[1], 0
+    """Do as `hash_columns` does to the first `words` words of rows that are `stride` words apart."""
+    start = 0
     while start < words:
         at, here = index + np.uint64(64 * start), out[64 * start :]
         if start + _VECTOR <= words:
-            _hash_columns(flat[start:], stride, at, stream, round_keys, here)
+            _hash_columns(rows[start:], stride, at, stream, round_keys, here)
             start += _VECTOR
         else:
-            _hash_columns_block(flat[start:], stride, at, stream, round_keys, here)
+            _hash_columns_block(rows[start:], stride, at, stream, round_keys, here)
             start += 2
 
 
@@ -828,12 +950,14 @@ def hash_columns(
     out: NDArray[np.uint64],
 ) -> None:
     """Set out[i] = H((index + i, stream), column i of the rows), with rows (128, w), out (n, 2)."""
-    _hash_part(rows, rows.shape[1], index, stream, round_keys, out)
+    words = rows.shape[1]
+    _hash_part(rows.reshape(-1), words, words, index, stream, round_keys, out)
 
 
 @kernel
 def _hash_part_pairs(
     rows: NDArray[np.uint64],
+    stride: int,
     words: int,
     index: np.uint64,
     stream: np.uint64,
@@ -843,18 +967,18 @@ def _hash_part_pairs(
     high: np.uint64,
     out1: NDArray[np.uint64],
 ) -> None:
-    """Do as `hash_column_pairs` does to the first `words` words of each row."""
-    flat, stride, start = rows.reshape(-1), rows.shape[1], 0
+    """Do as `hash_column_pairs` does to a part of the rows, as `_hash_part` does."""
+    start = 0
     while start < words:
         at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
         if start + _VECTOR <= words:
             _hash_column_pairs(
-                flat[start:], stride, at, stream, round_keys, here0, low, high, here1
+                rows[start:], stride, at, stream, round_keys, here0, low, high, here1
             )
             start += _VECTOR
         else:
             _hash_column_pairs_block(
-                flat[start:], stride, at, stream, round_keys, here0, low, high, here1
+                rows[start:], stride, at, stream, round_keys, here0, low, high, here1
             )
             start += 2
 
@@ -871,7 +995,10 @@ def hash_column_pairs(
     out1: NDArray[np.uint64],
 ) -> None:
     """Do as `hash_columns` to `out0`, and to `out1` with sigma(column) ^ (low, high)."""
-    _hash_part_pairs(rows, rows.shape[1], index, stream, round_keys, out0, low, high, out1)
+    words = rows.shape[1]
+    _hash_part_pairs(
+        rows.reshape(-1), words, words, index, stream, round_keys, out0, low, high, out1
+    )
 
 
 @kernel
@@ -1019,16 +1146,12 @@ def _emit_bit_planes(
     processor gathers with one instruction.
     """
     b = builder
-    words, octets = ir.VectorType(I64, 8), ir.VectorType(I8, 64)
+    words = ir.VectorType(I64, 8)
     eight = ir.Constant(I64, 8)
 
     def shuffle(one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
         places = ir.Constant(ir.VectorType(I32, len(order)), list(order))
         return b.shuffle_vector(one, other, places)
-
-    def spread(value: ir.Value, kind: ir.VectorType) -> ir.Value:
-        one = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-        return shuffle(one, one, [0] * kind.count)
 
     def load(at: int) -> ir.Value:
         loaded = b.load(b.bitcast(_offset(b, keys, at), words.as_pointer()))
@@ -1039,7 +1162,9 @@ def _emit_bit_planes(
     low = [shuffle(load(at), load(at + 8), range(0, 16, 2)) for at in range(0, 128, 16)]
     with _loop(b, b.udiv(b.add(count, ir.Constant(I64, 7)), eight)) as octet:
         first = b.mul(octet, eight)
-        parts = [b.trunc(b.lshr(word, spread(first, words)), ir.VectorType(I8, 8)) for word in low]
+        parts = [
+            b.trunc(b.lshr(word, _spread(b, first, words)), ir.VectorType(I8, 8)) for word in low
+        ]
         while len(parts) > 1:
             size = 2 * parts[0].type.count
             parts = [
@@ -1047,10 +1172,8 @@ def _emit_bit_planes(
             ]
         rest = b.sub(count, first)
         with _loop(b, b.select(b.icmp_unsigned("<", rest, eight), rest, eight)) as k:
-            bit = spread(b.shl(ir.Constant(I8, 1), b.trunc(k, I8)), octets)
-            set_there = b.icmp_unsigned("!=", b.and_(parts[0], bit), ir.Constant(octets, [0] * 64))
             place = b.mul(b.add(first, k), stride)
-            b.store(b.bitcast(set_there, I64), _offset(b, planes, place))
+            b.store(_bits_at(b, parts[0], k), _offset(b, planes, place))
 
 
 # writes one word of each plane of the low words of 64 keys
@@ -1089,7 +1212,7 @@ def receive_keys(
         words = min(rows.shape[1], choices.shape[0] - first)
         _receive_part(leaves, nonce, counter, first, words, rows, choices, corrections)
         at, here = index + np.uint64(64 * first), keys[64 * first :]
-        _hash_part(rows, words, at, stream, round_keys, here)
+        _hash_part(rows.reshape(-1), rows.shape[1], words, at, stream, round_keys, here)
 
 
 @kernel
@@ -1119,14 +1242,16 @@ def receive_planes(
         _receive_part(leaves, nonce, counter, first, words, rows, choices, corrections)
         start = 0
         while start < words:
-            at, some = index + np.uint64(64 * (first + start)), _VECTOR
-            if start + _VECTOR <= words:
-                _hash_columns(flat[start:], stride, at, stream, round_keys, near)
+            at, mine, to = index + np.uint64(64 * (first + start)), flat[start:], first + start
+            some = _VECTOR if start + _VECTOR <= words else 2
+            if count <= 8 and some == _VECTOR:
+                _hash_planes(mine, stride, at, stream, round_keys, count, step, out[to:])
+            elif count <= 8:
+                _hash_planes_block(mine, stride, at, stream, round_keys, count, step, out[to:])
             else:
-                _hash_columns_block(flat[start:], stride, at, stream, round_keys, near)
-                some = 2
-            for i in range(some):
-                word_of_planes(bits[128 * i :], count, out[first + start + i :], step)
+                _hash_part(mine, stride, some, at, stream, round_keys, near)
+                for i in range(some):
+                    word_of_planes(bits[128 * i :], count, out[to + i :], step)
             start += some
 
 
@@ -1155,7 +1280,8 @@ def send_keys(
         words = min(stride, width - first)
         _send_part(leaves, nonce, counter, first, words, rows, masks, corrections)
         at, here0, here1 = index + np.uint64(64 * first), keys0[64 * first :], keys1[64 * first :]
-        _hash_part_pairs(rows, words, at, stream, round_keys, here0, low, high, here1)
+        flat = rows.reshape(-1)
+        _hash_part_pairs(flat, stride, words, at, stream, round_keys, here0, low, high, here1)
 
 
 @kernel
@@ -1187,17 +1313,22 @@ def send_planes(
         _send_part(leaves, nonce, counter, first, words, rows, masks, corrections)
         start = 0
         while start < words:
-            at, some = index + np.uint64(64 * (first + start)), _VECTOR
-            if start + _VECTOR <= words:
-                _hash_column_pairs(
-                    flat[start:], stride, at, stream, round_keys, near0, low, high, near1
+            at, mine, to = index + np.uint64(64 * (first + start)), flat[start:], first + start
+            some = _VECTOR if start + _VECTOR <= words else 2
+            here0, here1 = out0[to:], out1[to:]
+            if count <= 8 and some == _VECTOR:
+                _hash_plane_pairs(
+                    mine, stride, at, stream, round_keys, count, step, here0, low, high, here1
+                )
+            elif count <= 8:
+                _hash_plane_pairs_block(
+                    mine, stride, at, stream, round_keys, count, step, here0, low, high, here1
                 )
             else:
-                _hash_column_pairs_block(
-                    flat[start:], stride, at, stream, round_keys, near0, low, high, near1
+                _hash_part_pairs(
+                    mine, stride, some, at, stream, round_keys, near0, low, high, near1
                 )
-                some = 2
-            for i in range(some):
-                word_of_planes(bits0[128 * i :], count, out0[first + start + i :], step)
-                word_of_planes(bits1[128 * i :], count, out1[first + start + i :], step)
+                for i in range(some):
+                    word_of_planes(bits0[128 * i :], count, here0[i:], step)
+                    word_of_planes(bits1[128 * i :], count, here1[i:], step)
             start += some
