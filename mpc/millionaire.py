@@ -18,7 +18,7 @@ the ceil(log2(leaves)) levels takes 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -160,10 +160,11 @@ def _leaf_shares(
     shape = as_sender.shape
     asked = party.channel.exchange("leaf.request", positions ^ as_receiver, shape)
 
-    rows = [leaf.kind.width << leaf.bits for leaf in leaves]
-    ends = list(accumulate(rows))
-    replies, own = np.empty((ends[-1], sent), np.uint64), []
-    for leaf, (tables, _, _), end in zip(leaves, stock, ends, strict=True):
+    counts = [leaf.kind.width << leaf.bits for leaf in leaves]
+    # the planes of each leaf's messages
+    parts = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+    replies, own = np.empty((sum(counts), sent), np.uint64), []
+    for leaf, (tables, _, _), part in zip(leaves, stock, parts, strict=True):
         shares = party.randomness.words(leaf.kind.width * sent).reshape(leaf.kind.width, sent)
         kernels.reply_leaves(
             as_sender[leaf.planes],
@@ -172,17 +173,16 @@ def _leaf_shares(
             shares,
             leaf.asks != EQUAL,
             leaf.asks != GREATER,
-            replies[end - len(tables) : end],
+            replies[part],
         )
         own.append(shares)
-    answered = party.channel.exchange("leaf.reply", replies, (ends[-1], received))
+    answered = party.channel.exchange("leaf.reply", replies, (sum(counts), received))
 
     gt: list[XorBits] = []
     eq: list[XorBits] = []
-    for leaf, (_, _, pads), sender_shares, end in zip(leaves, stock, own, ends, strict=True):
+    for leaf, (_, _, pads), sender_shares, part in zip(leaves, stock, own, parts, strict=True):
         shares = np.empty_like(pads)
-        reply = answered[end - (leaf.kind.width << leaf.bits) : end]
-        kernels.finish_leaves(as_receiver[leaf.planes], reply, pads, shares)
+        kernels.finish_leaves(as_receiver[leaf.planes], answered[part], pads, shares)
         halves = (sender_shares, shares) if party.number == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)

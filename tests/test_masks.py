@@ -724,10 +724,8 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "sigma_and_tweak",
         "*",
     ): "a permutation and a public tweak: pi hides, 'the hash of OT extension'",
-    (
-        "choose_chunks",
-        "out[i] ^= key[i]",
-    ): "the receiver's pad, of its keys",
+    ("combine_keys", "out[i] ^= key[i]"): "the sender's pads, of its keys",
+    ("choose_chunks", "out[i] ^= key[i]"): "the receiver's pad, of its keys",
     ("finish_leaves", "*"): "the receiver takes its pad off",
     ("FerretReceiver.grow_trees", "*"): "the receiver takes its seeds off",
     ("OtReceiver.finish_chosen", "*"): "the receiver takes its key off",

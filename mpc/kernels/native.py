@@ -929,7 +929,7 @@ def _hash_part(
     round_keys: NDArray[np.uint64],
     out: NDArray[np.uint64],
 ) -> None:
-    """Do as `hash_columns` does to the first `words` words of rows that are `stride` words apart."""
+    """Do as `hash_columns` does to `words` words of each row; rows are `stride` words apart."""
     start = 0
     while start < words:
         at, here = index + np.uint64(64 * start), out[64 * start :]
