@@ -203,14 +203,10 @@ AHEAD: tuple[Place, ...] = (
     ("bit planes", native, "bit_planes", None),
 )
 ONLINE: tuple[Place, ...] = (
-    ("leaves: requests", tables, "request_leaves", None),
-    ("leaves: replies", tables, "reply_one", None),
-    ("leaves: replies", tables, "reply_both", None),
+    ("bit planes", planes, "split", None),
+    ("leaves: replies", tables, "reply_leaves", None),
     ("leaves: shares", tables, "finish_leaves", None),
     ("masks", Stream, "words", None),
-    ("packing", ring, "pack", None),
-    ("packing", ring, "unpack", None),
-    ("packing", packing, "pack_bits", None),
     ("ANDs", millionaire, "conjunctions", None),
 )
 # What a method does online. Functions stand where methods look them up.
@@ -219,7 +215,7 @@ STEPS: tuple[Place, ...] = (
     ("uploads", share, "weighted_sum", None),
     ("uploads", dealing, "counts", None),
     ("uploads", clustered, "sums_over", None),
-    ("comparisons", compare, "msb", None),
+    ("comparisons", compare, "msb_of_planes", None),
     ("equality", equal, "is_zero", None),
     ("bits to numbers", order, "to_ring", None),
     ("multiplexers", pairwise, "multiplex", None),
