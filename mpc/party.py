@@ -131,13 +131,14 @@ class Session:
         terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
         terms |= {"silent": True} if params.silent else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
+        given = params.ot_field_bits, entropy, params.native_aes
         # the direction is named by the party that is the extension's sender
         for direction in (0, 1):
             tag = bound + bytes([direction])
             if direction == party_id:
-                delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
+                delta, sender_leaves = sender_setup(channel, tag, *given)
             else:
-                receiver_leaves = receiver_setup(channel, tag, params.ot_field_bits, entropy)
+                receiver_leaves = receiver_setup(channel, tag, *given)
         return cls(
             party_id,
             bound,

@@ -380,7 +380,7 @@ MASKS: dict[str, Mask] = {
     ),
     "two children that differ": Mask(
         "the sender knows the leaf that it must miss from its sibling",
-        (("_double", "Stream(node).words(4).tobytes()", "node + node"),),
+        (("_double", "expand(node, 0, 4, native_aes).tobytes()", "node + node"),),
         (shares.tree_sums, 4),
         silent=True,
     ),

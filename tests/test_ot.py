@@ -147,7 +147,7 @@ def test_base_ot_refuses_the_b_that_is_a() -> None:
     sender = BaseOtSender(one, SESSION)
     sender.announce()
     two.send("base.B", two.recv("base.A", np.uint8, (32,)).reshape(1, 32))
-    with pytest.raises(PeerProtocolError, match=r"B\[0\] - A is not a point"):
+    with pytest.raises(PeerProtocolError, match=r"B\[0\] is A"):
         sender.keys(1)
 
 

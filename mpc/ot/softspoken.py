@@ -40,7 +40,7 @@ from securemedian.mpc.ot.extension import (
 from securemedian.mpc.ot.hash import Hash, tweak_stream
 from securemedian.mpc.ot.leaves import expander
 from securemedian.mpc.ot.scratch import Scratch
-from securemedian.mpc.prg import SEED_BYTES, Entropy, Stream, os_entropy
+from securemedian.mpc.prg import SEED_BYTES, Entropy, expand, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS
 
 
@@ -49,8 +49,8 @@ def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
     return SECURITY_BITS // field_bits - 1, count // 64
 
 
-def _double(node: bytes) -> tuple[bytes, bytes]:
-    children = Stream(node).words(4).tobytes()
+def _double(node: bytes, native_aes: bool) -> tuple[bytes, bytes]:
+    children = expand(node, 0, 4, native_aes).tobytes()
     return children[:SEED_BYTES], children[SEED_BYTES:]
 
 
@@ -61,7 +61,11 @@ def _xor(values: list[bytes]) -> bytes:
 
 
 def receiver_setup(
-    channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy
+    channel: Channel,
+    session: bytes,
+    field_bits: int,
+    entropy: Entropy = os_entropy,
+    native_aes: bool = True,
 ) -> list[list[bytes]]:
     """Return the extension receiver's GGM leaves, blocks x q.
 
@@ -75,7 +79,7 @@ def receiver_setup(
     for block in range(SECURITY_BITS // field_bits):
         nodes = [entropy(SEED_BYTES)]
         for level in range(field_bits):
-            nodes = [child for node in nodes for child in _double(node)]
+            nodes = [child for node in nodes for child in _double(node, native_aes)]
             for side, key in enumerate(keys[block * field_bits + level]):
                 masked.append(_xor([*nodes[side::2], key]))
         leaves.append(nodes)
@@ -84,7 +88,11 @@ def receiver_setup(
 
 
 def sender_setup(
-    channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy
+    channel: Channel,
+    session: bytes,
+    field_bits: int,
+    entropy: Entropy = os_entropy,
+    native_aes: bool = True,
 ) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
     """Return the extension sender's Delta and GGM leaves.
 
@@ -107,7 +115,7 @@ def sender_setup(
             known = {
                 2 * x + side: child
                 for x, node in known.items()
-                for side, child in enumerate(_double(node))
+                for side, child in enumerate(_double(node, native_aes))
             }
             side = 1 - int(bit)
             position = block * field_bits + level
