@@ -315,7 +315,7 @@ MASKS: dict[str, Mask] = {
                 "keys0",
             ),
         ),
-        (shares.tables_handed_out, Tables(1, 1)),
+        (shares.unread_messages, Tables(1, 1)),
     ),
     "a chunk of its own for each position": Mask(
         "the pads of four positions add up to 0, so three reveal the fourth",

@@ -549,16 +549,9 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
 
     Check its position next to the whole table of the sender, too.
     """
-    wide, slot = np.uint64((1 << kind.width) - 1), np.uint64(kind.width)
     for (sent, _, _), (_, positions, pads) in both_ways(kind, extension, COUNT // 64):
-        table = np.empty(COUNT, np.uint64)
-        choice, pad = np.empty(COUNT, np.uint8), np.empty(COUNT, np.uint8)
-        for rows, values in ((sent, table), (positions, choice), (pads, pad)):
-            planes.join(rows, values)
-        at = [
-            table >> (np.uint64(i) ^ choice.astype(np.uint64)) * slot & wide
-            for i in range(1 << kind.index_bits)
-        ]
+        table, choice, pad = (numbers(rows) for rows in (sent, positions, pads))
+        at = [chunk(kind, table, choice ^ np.uint64(i)) for i in range(1 << kind.index_bits)]
         reads = bits_of("position", choice, 0, kind.index_bits)
         reads |= bits_of("pad", pad, 0, kind.width)
         unread = list(range(1, 1 << kind.index_bits))
@@ -571,8 +564,48 @@ def tables_handed_out(kind: Tables, extension: str = "softspoken") -> None:
         check_uniform(
             beside_the_next(bits_of("position", choice, 0, 1) | bits_of("table", table, 0, 2))
         )
-        for columns in windows("table", table, min(64, int(slot) << kind.index_bits), 12):
+        for columns in windows("table", table, kind.width << kind.index_bits, 12):
             check_uniform(columns | bits_of("position", choice, 0, kind.index_bits))
+
+
+def numbers(rows: np.ndarray) -> np.ndarray:
+    """Return the numbers of bit planes."""
+    values = np.empty(64 * rows.shape[1], np.uint64)
+    planes.join(np.ascontiguousarray(rows), values)
+    return values
+
+
+def chunk(kind: Tables, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the message at a position of each table."""
+    return tables >> positions * np.uint64(kind.width) & np.uint64((1 << kind.width) - 1)
+
+
+def unread_messages(kind: Tables, extension: str = "softspoken") -> None:
+    """Check each unread pad of a table next to what the receiver's own keys say there."""
+    parties, _ = recorded_parties(extension)
+    receiver: Any = parties[1].pool._ends.receiver
+    extend, kept = receiver.extend_planes, []
+
+    def keeping(ots: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        choices, keys = extend(ots, count)
+        kept.append(keys)
+        return choices, keys
+
+    receiver.extend_planes = keeping
+    items = COUNT // 64
+    (sent, _, _), (_, positions, pads) = run_both(
+        lambda j: parties[j].pool.take(kind, *((items, 0) if j == 0 else (0, items)))
+    )
+    table, choice = numbers(sent), numbers(positions)
+    reads = bits_of("position", choice, 0, kind.index_bits)
+    reads |= bits_of("pad", numbers(pads), 0, kind.width)
+    for i in range(1, 1 << kind.index_bits):
+        there = choice ^ np.uint64(i)
+        seen = reads | bits_of(f"unread pad {i}", chunk(kind, table, there), 0, kind.width)
+        for j in range(kind.index_bits):
+            own = numbers(kept[0][:, j * items : (j + 1) * items])
+            seen |= bits_of(f"own key {j} there", chunk(kind, own, there), 0, 1)
+        check_uniform(seen)
 
 
 def plane_ots_handed_out(bits: int, extension: str = "softspoken") -> None:
@@ -653,6 +686,7 @@ def dabit_corrections(bits: int = 8) -> None:
 
 HAND_OUTS: list[tuple[Callable[..., None], Any]] = [
     *((tables_handed_out, Tables(m, w)) for m, w in ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2))),
+    *((unread_messages, Tables(m, w)) for m, w in ((1, 1), (3, 1), (4, 2))),
     *((plane_ots_handed_out, bits) for bits in (4, 17, 64)),
     *((triples_handed_out, width) for width in (1, 2)),
     *((random_ots_handed_out, bits) for bits in (4, 64)),
