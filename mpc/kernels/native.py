@@ -1138,15 +1138,21 @@ def unpack_vectors(
 
 
 def _emit_bit_planes(
-    builder: ir.IRBuilder, keys: ir.Value, count: ir.Value, planes: ir.Value, stride: ir.Value
+    builder: ir.IRBuilder,
+    values: ir.Value,
+    count: ir.Value,
+    planes: ir.Value,
+    stride: ir.Value,
+    *,
+    every: int,
 ) -> None:
-    """Write one word of `count` planes, `stride` words apart: the low bits of 64 keys.
+    """Write one word of `count` planes, `stride` words apart: the low bits of 64 of the values.
 
-    A vector has one byte of each key. Its bits at one place are those of a plane, which the
-    processor gathers with one instruction.
+    Of the values it takes every first or every second. A vector has one byte of each. Its bits at
+    one place are those of a plane, which the processor gathers with one instruction.
     """
-    b = builder
-    words = ir.VectorType(I64, 8)
+    b, element = builder, values.type.pointee
+    eights, bytes_ = ir.VectorType(element, 8), ir.VectorType(I8, 8)
     eight = ir.Constant(I64, 8)
 
     def shuffle(one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
@@ -1154,16 +1160,20 @@ def _emit_bit_planes(
         return b.shuffle_vector(one, other, places)
 
     def load(at: int) -> ir.Value:
-        loaded = b.load(b.bitcast(_offset(b, keys, at), words.as_pointer()))
-        loaded.align = 8
+        loaded = b.load(b.bitcast(_offset(b, values, at), eights.as_pointer()))
+        loaded.align = element.width // 8
         return loaded
 
-    # the low words of keys, of which every other word is one
-    low = [shuffle(load(at), load(at + 8), range(0, 16, 2)) for at in range(0, 128, 16)]
+    vectors = [
+        load(at) if every == 1 else shuffle(load(at), load(at + 8), range(0, 16, every))
+        for at in range(0, 64 * every, 8 * every)
+    ]
     with _loop(b, b.udiv(b.add(count, ir.Constant(I64, 7)), eight)) as octet:
         first = b.mul(octet, eight)
+        down = first if element == I64 else b.trunc(first, element)
         parts = [
-            b.trunc(b.lshr(word, _spread(b, first, words)), ir.VectorType(I8, 8)) for word in low
+            part if element == I8 else b.trunc(b.lshr(part, _spread(b, down, eights)), bytes_)
+            for part in vectors
         ]
         while len(parts) > 1:
             size = 2 * parts[0].type.count
@@ -1176,8 +1186,10 @@ def _emit_bit_planes(
             b.store(_bits_at(b, parts[0], k), _offset(b, planes, place))
 
 
-# writes one word of each plane of the low words of 64 keys
-word_of_planes = _inline(_emit_bit_planes, 4)
+# (64 values, planes, a word of the first plane, stride) writes one word of each plane of the values
+word_of_planes = _inline(_emit_bit_planes, 4, every=1)
+# of the low words of 64 keys
+_word_of_key_planes = _inline(_emit_bit_planes, 4, every=2)
 
 
 @kernel
@@ -1185,7 +1197,7 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
     """Do as `packing.bit_planes` does."""
     flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
     for i in range(words):
-        word_of_planes(flat[128 * i :], planes.shape[0], out[i:], words)
+        _word_of_key_planes(flat[128 * i :], planes.shape[0], out[i:], words)
 
 
 # From leaves to keys
@@ -1251,7 +1263,7 @@ def receive_planes(
             else:
                 _hash_part(mine, stride, some, at, stream, round_keys, near)
                 for i in range(some):
-                    word_of_planes(bits[128 * i :], count, out[to + i :], step)
+                    _word_of_key_planes(bits[128 * i :], count, out[to + i :], step)
             start += some
 
 
@@ -1329,6 +1341,6 @@ def send_planes(
                     mine, stride, some, at, stream, round_keys, near0, low, high, near1
                 )
                 for i in range(some):
-                    word_of_planes(bits0[128 * i :], count, here0[i:], step)
-                    word_of_planes(bits1[128 * i :], count, here1[i:], step)
+                    _word_of_key_planes(bits0[128 * i :], count, here0[i:], step)
+                    _word_of_key_planes(bits1[128 * i :], count, here1[i:], step)
             start += some

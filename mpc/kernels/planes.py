@@ -25,19 +25,18 @@ _TILE = 64
 @kernel
 def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
     """Set bit j of planes[k, i] to bit k of values[64 i + j]; missing bits are 0."""
-    # the low words of blocks, as keys are
-    near = np.zeros(128, np.uint64)
-    flat, words = planes.reshape(-1), planes.shape[1]
+    flat, words, count = planes.reshape(-1), planes.shape[1], planes.shape[0]
+    near = np.zeros(64, values.dtype)
     for i in range(words):
-        count = min(64, values.shape[0] - 64 * i)
-        near[2 * count :] = 0
-        for j in range(count):
-            near[2 * j] = values[64 * i + j]
+        some = values[64 * i : 64 * i + 64]
+        if some.shape[0] < 64:
+            near[: some.shape[0]] = some
+            some = near
         if native.SLICES:
-            native.word_of_planes(near, planes.shape[0], flat[i:], words)
+            native.word_of_planes(some, count, flat[i:], words)
         else:
-            for k in range(planes.shape[0]):
-                planes[k, i] = gather(near[::2], k)
+            for k in range(count):
+                planes[k, i] = gather(some, k)
 
 
 @kernel
