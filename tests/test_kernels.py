@@ -109,12 +109,10 @@ def numbers(rows: np.ndarray) -> list[int]:
     return [int(number) for number in found]
 
 
-# with a tile of words, and words that fill none
-WIDTHS = [1, 66]
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("m", "bits"), [(1, 1), (3, 1), (4, 1), (2, 2), (4, 2), (2, 3)])
+# words of a tile and more, and words that fill none
+@pytest.mark.parametrize(
+    ("m", "bits", "width"), [(1, 1, 66), (3, 1, 1), (4, 1, 1), (2, 2, 66), (4, 2, 1), (2, 3, 2)]
+)
 def test_tables_and_pads_agree(m: int, bits: int, width: int) -> None:
     """The receiver's pad is the sender's chunk at its choice, by the definition with XORs."""
     chunk, count = (1 << bits) - 1, 64 * width
@@ -135,8 +133,7 @@ def test_tables_and_pads_agree(m: int, bits: int, width: int) -> None:
         assert table == want and pad == want >> bits * choice & chunk
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize(("m", "width"), [(1, 66), (2, 66), (3, 2), (4, 1)])
 @pytest.mark.parametrize(
     ("greater", "equal"), [(True, False), (False, True), (True, True)], ids=lambda flag: str(flag)
 )
