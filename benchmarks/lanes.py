@@ -21,7 +21,16 @@ from securemedian.benchmarks.parts import Clocks, Place
 from securemedian.laboratory import report
 from securemedian.mpc import pipeline, plan
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import extension, lpn, native, packing, planes, searching, tables
+from securemedian.mpc.kernels import (
+    extension,
+    lpn,
+    native,
+    packing,
+    planes,
+    searching,
+    tables,
+    vectors,
+)
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
@@ -43,7 +52,7 @@ COLUMNS = (
 # every kernel that a lane calls; those that only kernels call are within others
 KERNELS: tuple[Place, ...] = tuple(
     ("kernels", module, name, None)
-    for module in (extension, lpn, native, packing, planes, searching, tables)
+    for module in (extension, lpn, native, packing, planes, searching, tables, vectors)
     for name, function in vars(module).items()
     if hasattr(function, "py_func")
 )
