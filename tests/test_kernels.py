@@ -329,14 +329,6 @@ def test_shuffle_goes_on_where_its_draws_ended() -> None:
     assert whole[:5].tolist() == list(range(5)) and whole[25:].tolist() == list(range(25, 30))
 
 
-def test_pack_plane() -> None:
-    values = RNG.integers(0, 2**32, 170, np.uint64).astype(np.uint32)
-    plane = np.empty(3, np.uint64)
-    for bit in (0, 7, 31):
-        packing.pack_plane(values, bit, plane)
-        assert plane.tolist() == reference.pack([int(value) >> bit & 1 for value in values], 1)
-
-
 @pytest.mark.parametrize("bits", range(1, 8))
 def test_bytes_are_packed_as_values_are(bits: int) -> None:
     """Eight at a time, also where there are no eight left; what is above the bits is dropped."""
