@@ -167,9 +167,9 @@ class Clocks:
 Place = tuple[str, Any, str, Size | None]
 
 
-def _expanded(round_keys: Any, rows: Any) -> int:
-    """Return the bytes of the streams of all leaves with these round keys, for these rows."""
-    size: int = round_keys.shape[0] * round_keys.shape[1] * rows.shape[1] * rows.itemsize
+def _hashed(leaves: Any, keys: Any, per_key: int) -> int:
+    """Return the bytes of AES that make n keys (n, 2), of streams of `leaves` and of hashes."""
+    size: int = leaves.shape[0] * leaves.shape[1] * len(keys) // 8 + per_key * keys.nbytes
     return size
 
 
@@ -181,10 +181,8 @@ EXTENDING: tuple[Place, ...] = (
     ("hash", Hash, "finish", lambda _, blocks: blocks.nbytes),
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
-    ("PRG, fold", native, "receive", lambda *given: _expanded(given[0], given[3])),
-    ("PRG, fold", native, "send", lambda *given: _expanded(given[0][:, 1:], given[3])),
-    ("transpose, hash", native, "hash_columns", lambda *given: given[-1].nbytes),
-    ("transpose, hash", native, "hash_column_pairs", lambda *given: 2 * given[-1].nbytes),
+    ("all in one pass", native, "receive_keys", lambda *given: _hashed(given[0], given[-1], 1)),
+    ("all in one pass", native, "send_keys", lambda *given: _hashed(given[0][:, 1:], given[-1], 2)),
     ("hash", native, "hash_blocks", lambda *given: given[-1].nbytes),
     ("hash", native, "hash_block_pairs", lambda *given: 2 * given[-1].nbytes),
     ("trees", FerretSender, "grow_trees", None),
@@ -197,20 +195,18 @@ EXTENDING: tuple[Place, ...] = (
 AHEAD: tuple[Place, ...] = (
     ("OT extension", SoftSpokenSender, "extend", None),
     ("OT extension", SoftSpokenReceiver, "extend", None),
+    ("OT extension", SoftSpokenReceiver, "extend_planes", None),
+    ("OT extension", SoftSpokenSender, "extend_planes", None),
     ("tables", tables, "combine_keys", None),
     ("tables", tables, "choose_chunks", None),
     ("bit planes", packing, "bit_planes", None),
     ("bit planes", native, "bit_planes", None),
 )
 ONLINE: tuple[Place, ...] = (
-    ("leaves: requests", tables, "request_leaves", None),
-    ("leaves: replies", tables, "reply_one", None),
-    ("leaves: replies", tables, "reply_both", None),
+    ("bit planes", planes, "split", None),
+    ("leaves: replies", tables, "reply_leaves", None),
     ("leaves: shares", tables, "finish_leaves", None),
     ("masks", Stream, "words", None),
-    ("packing", ring, "pack", None),
-    ("packing", ring, "unpack", None),
-    ("packing", packing, "pack_bits", None),
     ("ANDs", millionaire, "conjunctions", None),
 )
 # What a method does online. Functions stand where methods look them up.
@@ -219,7 +215,7 @@ STEPS: tuple[Place, ...] = (
     ("uploads", share, "weighted_sum", None),
     ("uploads", dealing, "counts", None),
     ("uploads", clustered, "sums_over", None),
-    ("comparisons", compare, "msb", None),
+    ("comparisons", compare, "msb_of_planes", None),
     ("equality", equal, "is_zero", None),
     ("bits to numbers", order, "to_ring", None),
     ("multiplexers", pairwise, "multiplex", None),

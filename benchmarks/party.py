@@ -22,6 +22,7 @@ from securemedian.benchmarks.work import Point, run_point
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import warm_up
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers import memory
 from securemedian.servers.engine import SWITCH_S, establish
 from securemedian.servers.transport import (
     PEER_DOMAIN,
@@ -44,6 +45,7 @@ def main() -> None:
     if job["pin"]:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[party_id % len(cores)]})
+    memory.keep()
     sys.setswitchinterval(SWITCH_S)
     warm_up(protocol)
     context = zmq.Context()

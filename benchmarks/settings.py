@@ -48,11 +48,11 @@ class Settings:
         return native.taken(self.protocol.native_aes)
 
 
-def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
+def add_options(parser: argparse.ArgumentParser, chooses: bool = True, pins: bool = True) -> None:
     """Add the shared options.
 
     A benchmark that goes through OT extensions and links itself has no options for them: it passes
-    `chooses` as False.
+    `chooses` as False. One that runs in a single process passes `pins` as False.
     """
     parser.add_argument(
         "--repeat",
@@ -99,9 +99,10 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
         help="AES with the processor's own instructions where it has them, or OpenSSL's alone; "
         "results and bytes are the same (default: --native)",
     )
-    parser.add_argument(
-        "--no-pin", action="store_true", help="do not hold each process to one core"
-    )
+    if pins:
+        parser.add_argument(
+            "--no-pin", action="store_true", help="do not hold each process to one core"
+        )
 
 
 def add_extensions(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +144,8 @@ def read(options: argparse.Namespace) -> Settings:
         lanes=options.lanes,
         native_aes=options.native,
     )
-    return Settings(protocol, chosen.get("link", "loopback"), options.repeat, not options.no_pin)
+    pins = not chosen.get("no_pin", True)
+    return Settings(protocol, chosen.get("link", "loopback"), options.repeat, pins)
 
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:

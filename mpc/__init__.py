@@ -4,7 +4,7 @@ Read the modules in dependency order: `errors`, `canonical`, `options`, `arrays`
 `ring`, `aggregators`, `share`, `protocol`, `encode`, `ranges.base`, `ranges.log`, `ranges.follow`,
 `ranges.coordinate`, `ranges.mean`, `ranges.linf`, `ranges.l1`, `ranges.constant`,
 `ranges.registry`, `optimiser`, `wire`, `channel`, `ot.base`, `ot.extension`, `ot.scratch`,
-`ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`, `ot.one_of_n`,
+`ot.hash`, `ot.leaves`, `ot.softspoken`, `ot.ferret`, `ot.one_of_two`,
 `correlations.base`, `correlations.tables`, `correlations.triples`, `correlations.plane_ots`,
 `correlations.random_ots`, `correlations.dabits`, `correlations.pool`, `party`, `boolean`,
 `millionaire`, `compare`, `equal`, `square`, `convert`, `dealing`, `clusters`, `methods.reveal`,

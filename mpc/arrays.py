@@ -15,6 +15,7 @@ Plain, with no meaning of their own:
 Shares, of which one party's alone says nothing:
 
     RingShare         additive share of elements of Z_2^l
+    RingPlanes        the same in bit planes (l, words): plane k has bit k of each, 64 per word
     XorWords          XOR share of l-bit words
     XorBits           XOR share of bits, packed 64 per word
     UnpackedXorBits   XOR share of bits, as bytes 0 and 1
@@ -42,6 +43,7 @@ Ring = NDArray[np.unsignedinteger[Any]]
 Float32s = NDArray[np.float32]
 
 RingShare = NewType("RingShare", Ring)
+RingPlanes = NewType("RingPlanes", Words)
 XorWords = NewType("XorWords", Ring)
 XorBits = NewType("XorBits", Words)
 UnpackedXorBits = NewType("UnpackedXorBits", Bits)

@@ -12,21 +12,23 @@ may be the OT sender.
 import numpy as np
 
 from securemedian.mpc import millionaire, ring
-from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.arrays import RingPlanes, RingShare, XorBits
 from securemedian.mpc.boolean import invert
 from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.kernels import packing
 from securemedian.mpc.party import Party
 
 
 def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
     """Return shares of the top bit of each ring element, which is its sign."""
-    low = ring.dtype(bits).type((1 << (bits - 1)) - 1)
-    y = shares & low
-    sending, receiving = party.halves(shares.size)
-    carry = millionaire.greater(party, y[sending], low - y[receiving], bits - 1)
-    top = np.empty_like(carry)
-    packing.pack_plane(shares, bits - 1, top)
+    return msb_of_planes(party, RingPlanes(ring.split(shares, bits)))
+
+
+def msb_of_planes(party: Party, shares: RingPlanes) -> XorBits:
+    """Return shares of the top bit of ring elements that are given in bit planes, as `msb` does."""
+    y, top = shares[:-1], shares[-1]
+    sending, receiving = party.word_halves(top.size)
+    # y is less than 2^(l-1), so that 2^(l-1) - 1 - y is its complement
+    carry = millionaire.greater(party, np.ascontiguousarray(y[:, sending]), ~y[:, receiving])
     return XorBits(carry ^ top)
 
 

@@ -14,8 +14,10 @@ from securemedian.mpc.party import Party
 def is_zero(party: Party, shares: RingShare, bits: int) -> XorBits:
     """Return shares of 1{z = 0}, for z in Z_2^bits."""
     own = shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
-    sending, receiving = party.halves(shares.size)
-    return millionaire.equal(party, own[sending], own[receiving], bits)
+    planes = ring.split(own, bits)
+    sending, receiving = party.word_halves(planes.shape[1])
+    halves = (np.ascontiguousarray(planes[:, half]) for half in (sending, receiving))
+    return millionaire.equal(party, *halves)
 
 
 def equal(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:

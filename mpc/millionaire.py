@@ -10,18 +10,19 @@ in pairs,
 where both are needed, the two ANDs have eq_hi in common and so take one triple of width 2. The
 lowest leaf has no eq, because nothing lies below it.
 
-Every batch is cut in halves, in which the roles are swapped. Messages are uniform: requests are
+Inputs and messages are in bit planes, 64 instances to a word. Every batch is cut in halves, in
+which the roles are swapped. Messages are uniform: requests are
 masked by random choices, replies by pads and fresh shares. The leaves take 2 rounds, and each of
 the ceil(log2(leaves)) levels takes 1.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from securemedian.mpc import ring
-from securemedian.mpc.arrays import Ring, XorBits
+from securemedian.mpc.arrays import Words, XorBits
 from securemedian.mpc.boolean import conjunctions, words_of
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.tables import Tables
@@ -40,6 +41,11 @@ class Leaf:
     shift: int
     bits: int
     asks: str
+
+    @property
+    def planes(self) -> slice:
+        """Return which planes of the inputs they are."""
+        return slice(self.shift, self.shift + self.bits)
 
     @property
     def kind(self) -> Tables:
@@ -61,13 +67,14 @@ def leaves_of(bits: int, equality: bool) -> list[Leaf]:
     return [Leaf(0, lowest, EQUAL if equality else GREATER), *upper]
 
 
-def greater(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBits:
-    """Return shares of 1{a > c} over a whole batch, for unsigned inputs of `bits` bits, 1..63.
+def greater(party: Party, as_sender: Words, as_receiver: Words) -> XorBits:
+    """Return shares of 1{a > c} over a whole batch, for unsigned inputs.
 
     `as_sender` holds a for the half of the batch in which this party is the sender
-    (`Party.halves`), `as_receiver` holds c for the other half.
+    (`Party.word_halves`), `as_receiver` holds c for the other half, both in bit planes
+    (bits, words).
     """
-    gt, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=False))
+    gt, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(len(as_sender), equality=False))
     while len(gt) > 1:
         # Pair p joins nodes 2p and 2p + 1, and an odd one out moves up. eq[0] is that of the lowest
         # node, which is never asked for.
@@ -81,9 +88,9 @@ def greater(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorB
     return gt[0]
 
 
-def equal(party: Party, as_sender: Ring, as_receiver: Ring, bits: int) -> XorBits:
-    """Return shares of 1{a = c}, for 1 <= `bits` <= 64. The arguments are those of `greater`."""
-    _, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(bits, equality=True))
+def equal(party: Party, as_sender: Words, as_receiver: Words) -> XorBits:
+    """Return shares of 1{a = c}. The arguments are those of `greater`."""
+    _, eq = _leaf_shares(party, as_sender, as_receiver, leaves_of(len(as_sender), equality=True))
     while len(eq) > 1:
         products = _joined(party, [(eq[2 * p + 1], [eq[2 * p]]) for p in range(len(eq) // 2)])
         eq = [product[0] for product in products] + eq[len(eq) - len(eq) % 2 :]
@@ -112,7 +119,7 @@ def equal_demand(count: int, bits: int) -> Demand:
 
 
 def _leaf_demand(count: int, leaves: Sequence[Leaf]) -> Demand:
-    zero, one = half_counts(count)
+    zero, one = (words_of(half) for half in half_counts(count))
     total = Demand()
     for leaf in leaves:
         total = total + Demand({leaf.kind: (zero, one)})
@@ -139,68 +146,46 @@ def _joined(party: Party, terms: list[tuple[XorBits, list[XorBits]]]) -> list[li
 
 
 def _leaf_shares(
-    party: Party, as_sender: Ring, as_receiver: Ring, leaves: Sequence[Leaf]
+    party: Party, as_sender: Words, as_receiver: Words, leaves: Sequence[Leaf]
 ) -> tuple[list[XorBits], list[XorBits]]:
     """Return shares of gt and of eq over the whole batch, per leaf.
 
     They are an empty array where a leaf is not asked for one of the two.
     """
-    as_sender, as_receiver = np.ascontiguousarray(as_sender), np.ascontiguousarray(as_receiver)
-    sent, received = as_sender.size, as_receiver.size
+    sent, received = as_sender.shape[1], as_receiver.shape[1]
     stock = [party.pool.take(leaf.kind, sent, received) for leaf in leaves]
 
-    requests = []
-    for leaf, (_, pads) in zip(leaves, stock, strict=True):
-        request = np.empty(received, np.uint8)
-        kernels.request_leaves(as_receiver, leaf.shift, pads, _mask(leaf), request)
-        requests.append(ring.pack(request, leaf.bits))
-    shape = (sum(ring.packed_words(sent, leaf.bits) for leaf in leaves),)
-    asked = party.channel.exchange("leaf.request", np.concatenate(requests), shape)
+    # the planes of all leaves are those of the inputs
+    positions = np.concatenate([positions for _, positions, _ in stock])
+    shape = as_sender.shape
+    asked = party.channel.exchange("leaf.request", positions ^ as_receiver, shape)
 
-    replies, own, at = [], [], 0
-    for leaf, (tables, _) in zip(leaves, stock, strict=True):
-        words = ring.packed_words(sent, leaf.bits)
-        request = ring.unpack(asked[at : at + words], leaf.bits, sent)
-        at += words
-        shares = party.randomness.words(leaf.kind.width * words_of(sent)).reshape(
-            leaf.kind.width, -1
+    counts = [leaf.kind.width << leaf.bits for leaf in leaves]
+    # the planes of each leaf's messages
+    parts = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+    replies, own = np.empty((sum(counts), sent), np.uint64), []
+    for leaf, (tables, _, _), part in zip(leaves, stock, parts, strict=True):
+        shares = party.randomness.words(leaf.kind.width * sent).reshape(leaf.kind.width, sent)
+        kernels.reply_leaves(
+            as_sender[leaf.planes],
+            asked[leaf.planes],
+            tables,
+            shares,
+            leaf.asks != EQUAL,
+            leaf.asks != GREATER,
+            replies[part],
         )
-        reply = np.empty_like(tables)
-        if leaf.asks == BOTH:
-            kernels.reply_both(as_sender, leaf.shift, tables, request, shares[0], shares[1], reply)
-        else:
-            less = int(leaf.asks == GREATER)
-            kernels.reply_one(
-                as_sender, leaf.shift, _mask(leaf), less, tables, request, shares[0], reply
-            )
         own.append(shares)
-        replies.append(ring.pack(reply, _reply_bits(leaf)))
-    shape = (sum(ring.packed_words(received, _reply_bits(leaf)) for leaf in leaves),)
-    answered = party.channel.exchange("leaf.reply", np.concatenate(replies), shape)
+    answered = party.channel.exchange("leaf.reply", replies, (sum(counts), received))
 
     gt: list[XorBits] = []
     eq: list[XorBits] = []
-    at = 0
-    for leaf, (_, pads), sender_shares in zip(leaves, stock, own, strict=True):
-        words = ring.packed_words(received, _reply_bits(leaf))
-        reply = ring.unpack(answered[at : at + words], _reply_bits(leaf), received)
-        at += words
-        shares = np.empty((leaf.kind.width, words_of(received)), np.uint64)
-        kernels.finish_leaves(
-            as_receiver, leaf.shift, leaf.bits, leaf.kind.width, pads, reply, shares
-        )
+    for leaf, (_, _, pads), sender_shares, part in zip(leaves, stock, own, parts, strict=True):
+        shares = np.empty_like(pads)
+        kernels.finish_leaves(as_receiver[leaf.planes], answered[part], pads, shares)
         halves = (sender_shares, shares) if party.number == 0 else (shares, sender_shares)
         whole = np.concatenate(halves, axis=1)
         none = np.empty(0, np.uint64)
         gt.append(XorBits(none if leaf.asks == EQUAL else whole[0]))
         eq.append(XorBits(none if leaf.asks == GREATER else whole[-1]))
     return gt, eq
-
-
-def _mask(leaf: Leaf) -> int:
-    return (1 << leaf.bits) - 1
-
-
-def _reply_bits(leaf: Leaf) -> int:
-    """Return the bits of one masked table."""
-    return leaf.kind.width << leaf.bits

@@ -57,10 +57,19 @@ class Party:
         first, second = slice(0, _border(count)), slice(_border(count), count)
         return (first, second) if self.number == 0 else (second, first)
 
+    def word_halves(self, words: int) -> tuple[slice, slice]:
+        """Return `halves` of a batch that is packed in so many words."""
+        sending, receiving = self.halves(64 * words)
+        return _in_words(sending), _in_words(receiving)
+
     def roles(self, count: int) -> tuple[int, int]:
         """Return how many of `count` items this party sends, and how many it receives."""
         zero, one = half_counts(count)
         return (zero, one) if self.number == 0 else (one, zero)
+
+
+def _in_words(half: slice) -> slice:
+    return slice(half.start // 64, half.stop // 64)
 
 
 def _border(count: int) -> int:
@@ -122,13 +131,14 @@ class Session:
         terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
         terms |= {"silent": True} if params.silent else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
+        given = params.ot_field_bits, entropy, params.native_aes
         # the direction is named by the party that is the extension's sender
         for direction in (0, 1):
             tag = bound + bytes([direction])
             if direction == party_id:
-                delta, sender_leaves = sender_setup(channel, tag, params.ot_field_bits, entropy)
+                delta, sender_leaves = sender_setup(channel, tag, *given)
             else:
-                receiver_leaves = receiver_setup(channel, tag, params.ot_field_bits, entropy)
+                receiver_leaves = receiver_setup(channel, tag, *given)
         return cls(
             party_id,
             bound,

@@ -279,9 +279,6 @@ class _DrySender(RandomOtSender):
         self.index += count
         return _KEYS[:count], _KEYS[:count]
 
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        return np.zeros((len(keys), 2 * blocks), np.uint64)
-
 
 class _DryReceiver(RandomOtReceiver):
     """A receiver's end that only notes what is asked of it."""
@@ -296,9 +293,6 @@ class _DryReceiver(RandomOtReceiver):
         self._events.append(_Asked(False, checked_block(count)))
         self.index += count
         return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
-
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        return np.zeros((len(keys), 2 * blocks), np.uint64)
 
 
 def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:

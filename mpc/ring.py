@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.kernels import packing
+from securemedian.mpc.kernels import packing, planes
 
 MIN_BITS, MAX_BITS = 2, 64
 
@@ -93,6 +93,17 @@ def unpack(words: Words, bits: int, count: int) -> Ring:
 def _head(values: NDArray[Any], bits: int) -> int:
     """Return how many of the first values, in whole words, are packed as bytes."""
     return values.size & ~63 if values.dtype == np.uint8 and bits < 8 else 0
+
+
+def split(values: NDArray[Any], bits: int) -> Words:
+    """Return the lowest `bits` bit planes (bits, words) of an array, taken flat.
+
+    Bit j of word i of plane k is bit k of value 64 i + j, and 0 where there is no value.
+    """
+    flat = np.ascontiguousarray(values).reshape(-1)
+    found = np.empty((bits, packed_words(flat.size, 1)), np.uint64)
+    planes.split(flat, found)
+    return found
 
 
 def top_bits(bits: int) -> Words:

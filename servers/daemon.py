@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import zmq
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.servers import control, logs
+from securemedian.servers import control, logs, memory
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.engine import SWITCH_S, Engine
@@ -273,6 +273,7 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     logs.start(config.name)
     # nobody else reads what is stored here
     os.umask(0o077)
+    memory.keep()
     sys.setswitchinterval(SWITCH_S)
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))

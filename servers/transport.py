@@ -13,7 +13,6 @@ is the same at both:
 The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
 """
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +30,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.wire import Part
-from securemedian.servers import logs
+from securemedian.servers import logs, memory
 from securemedian.settings.keys import KeyPair
 
 Socket = zmq.Socket[bytes]
@@ -159,13 +158,6 @@ def _bind(socket: Socket, endpoint: str) -> None:
         ) from error
 
 
-def _trim_memory() -> None:
-    """Give memory that has been freed back to the system, where the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 class ClientPort:
     """The port for clients and the coordinator.
 
@@ -224,7 +216,7 @@ class ClientPort:
             f"and {self._max_message_bytes:,} bytes (max_message_bytes) are taken"
         )
         if total > self._max_message_bytes:
-            _trim_memory()
+            memory.give_back()
         self._log.event("request-refused", key, key=key, code=FrameError.code, reason=reason)
         fields = {"id": 0, "code": FrameError.code, "message": reason}
         self.send(address, wire.pack("error", fields))

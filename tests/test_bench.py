@@ -13,11 +13,14 @@ import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import fig12, links, points, settings
+from securemedian.benchmarks import fig12, lanes, links, points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.kernels import native
+from securemedian.mpc.methods.mean import Mean
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.transport import ZmqLink
 
 COUNTED = {
@@ -429,6 +432,38 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
     results = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
     assert points.growth(results) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]
     assert points.growth(results[:2]) == []
+
+
+@pytest.mark.slow
+def test_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--methods", "bucketed,radix", "--clients", "3", "--coordinates", "640"]
+    arguments = [*small, "--repeat", "2", "--out", str(tmp_path)]
+    assert cli.main(["bench", "lanes", *arguments]) == 0
+    points = json.loads((tmp_path / "lanes.json").read_text())["points"]
+    assert [point["method"] for point in points] == ["bucketed", "radix"]
+    for point in points:
+        assert set(point) == set(lanes.COLUMNS)
+        assert point["least"] <= point["times as fast"] <= point["most"]
+        assert point["1 lane, s"] > 0 and 0 < point["outside kernels, %"] < 100
+    assert "2 lanes next to 1, 3 clients, 640 coordinates each" in capsys.readouterr().out
+    assert cli.main(["bench", "lanes", *arguments, "--lanes", "1"]) == 2
+    assert "--lanes must be 2 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("one", "both", "ratio"), [(1.0, 1.0, 2.0), (1.0, 2.0, 1.0)])
+def test_lanes_are_as_fast_as_their_turns_say(
+    one: float, both: float, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lanes do twice the work: in the time of one they are twice as fast."""
+    monkeypatch.setattr(
+        lanes,
+        "_turn",
+        lambda parties, _: lanes.Turn(one, 3.0) if len(parties) == 1 else lanes.Turn(both, 9.0),
+    )
+    monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.25)
+    found = lanes.measure(RoundParams(Mean(), 64, 3), ProtocolParams(lanes=2), 3)
+    assert found["times as fast"] == found["least"] == found["most"] == ratio
+    assert found["processor time, times"] == 1.5 and found["outside kernels, %"] == 25
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.correlations.tables import Tables
 from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import planes
 from securemedian.mpc.ot.extension import BLOCK
-from securemedian.mpc.ot.hash import Hash
 from securemedian.mpc.ot.softspoken import (
     SoftSpokenReceiver,
     SoftSpokenSender,
@@ -56,15 +56,20 @@ def test_dabits_agree(bits: int, extension: str) -> None:
 @pytest.mark.parametrize("kind", [Tables(1, 1), Tables(3, 1), Tables(4, 1), Tables(4, 2)])
 def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
     parties = pair(extension)
-    (sent0, pads0), (sent1, pads1) = run_both(
-        lambda j: parties[j].pool.take(kind, *((70, 9) if j == 0 else (9, 70)))
-    )
-    for tables, pads in ((sent0, pads1), (sent1, pads0)):
-        choices = pads.astype(np.uint64) & np.uint64(2**kind.index_bits - 1)
-        chunk = tables.astype(np.uint64) >> (choices * np.uint64(kind.width))
-        assert ((chunk & np.uint64(2**kind.width - 1)) == pads >> kind.index_bits).all() and len(
-            pads
-        ) in (70, 9)
+    one, other = run_both(lambda j: parties[j].pool.take(kind, *((70, 9) if j == 0 else (9, 70))))
+    for (tables, _, _), (_, positions, pads), items in ((one, other, 70), (other, one, 9)):
+        table, position, pad = (values(rows) for rows in (tables, positions, pads))
+        assert table.size == position.size == pad.size == 64 * items
+        chunk = table >> (position * np.uint64(kind.width))
+        assert (chunk & np.uint64(2**kind.width - 1) == pad).all()
+        assert len(set(position.tolist())) == 1 << kind.index_bits
+
+
+def values(rows: np.ndarray) -> np.ndarray:
+    """Return the numbers of bit planes."""
+    found = np.empty(64 * rows.shape[1], np.uint64)
+    planes.join(rows, found)
+    return found
 
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
@@ -100,6 +105,7 @@ class Products(Kind[tuple[Half, Half]]):
     value: int
 
     ots = 1
+    corrected = True
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -154,7 +160,7 @@ def test_kinds_are_made_in_the_order_of_their_names_and_numbers() -> None:
 def test_a_table_too_large_to_stock_is_our_own_mistake() -> None:
     parties = pair()
     with pytest.raises(LocalProtocolError, match="at most 64 bits"):
-        run_both(lambda j: parties[j].pool.take(Tables(7, 1), 1, 1))
+        run_both(lambda j: parties[j].pool.take(Tables(6, 2), 1, 1))
 
 
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
@@ -192,14 +198,16 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not fresh & used[role]
         used[role] |= fresh
 
-    for role, cls in (("sender", SoftSpokenSender), ("receiver", SoftSpokenReceiver)):
-        original = cls.extend
-
-        def extend(self: Any, count: int, role: Any = role, original: Any = original) -> Any:
+    def recording(role: str, original: Any) -> Any:
+        def extend(self: Any, count: int, *width: int) -> Any:
             record(role, self.index, int(self._tweaks), count)
-            return original(self, count)
+            return original(self, count, *width)
 
-        monkeypatch.setattr(cls, "extend", extend)
+        return extend
+
+    for role, cls in (("sender", SoftSpokenSender), ("receiver", SoftSpokenReceiver)):
+        for name in ("extend", "extend_planes"):
+            monkeypatch.setattr(cls, name, recording(role, getattr(cls, name)))
     # of a session of their own: its streams are counted from 0
     sides = make_parties(lanes=2, session_id=bytes(16))
     demands = [
@@ -234,21 +242,3 @@ def test_a_lane_is_made_once() -> None:
     with pytest.raises(LocalProtocolError, match="lane 0 was made before"):
         sessions[0].party(0, channels[0])
     assert "secrets" in repr(sessions[0])
-
-
-def test_expanded_keys_use_tweaks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys expanded for wide tables are hashed under streams that no extension has."""
-    parties = pair()
-    sender = parties[0].pool._ends.sender
-    streams: list[int] = []
-    original = Hash.blocks
-
-    def noting(self: Hash, keys: Any, index: Any, stream: Any, out: Any) -> None:
-        streams.append(int(stream))
-        original(self, keys, index, stream, out)
-
-    monkeypatch.setattr(Hash, "blocks", noting)
-    parties[1].pool._ends.receiver.extend(128)
-    keys0, _ = sender.extend(128)
-    sender.expand(keys0, 3)
-    assert len(set(streams)) == 3 and all(stream >= 1 << 32 for stream in streams)

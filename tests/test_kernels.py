@@ -102,84 +102,62 @@ def test_bit_planes() -> None:
         assert planes[k].tolist() == reference.pack([int(key) >> k & 1 for key in keys[:, 0]], 1)
 
 
-@pytest.mark.parametrize(("m", "slot"), [(1, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
-def test_tables_and_pads_agree(m: int, slot: int) -> None:
+def numbers(rows: np.ndarray) -> list[int]:
+    """Return the numbers of bit planes."""
+    found = np.empty(64 * rows.shape[1], np.uint64)
+    planes.join(np.ascontiguousarray(rows), found)
+    return [int(number) for number in found]
+
+
+# words of a tile and more, and words that fill none
+@pytest.mark.parametrize(
+    ("m", "bits", "width"), [(1, 1, 66), (3, 1, 1), (4, 1, 1), (2, 2, 66), (4, 2, 1), (2, 3, 2)]
+)
+def test_tables_and_pads_agree(m: int, bits: int, width: int) -> None:
     """The receiver's pad is the sender's chunk at its choice, by the definition with XORs."""
-    count, chunk = 128, (1 << slot) - 1
-    keys0, keys1, choice_words = words(m * count, 2), words(m * count, 2), words(m * count // 64)
-    masks = np.array(
+    chunk, count = (1 << bits) - 1, 64 * width
+    keys0, keys1 = words(bits << m, m * width), words(bits << m, m * width)
+    choices = words(m, width)
+    made, pads = words(bits << m, width), words(bits, width)
+    tables.combine_keys(keys0, keys1, bits, made)
+    keys = keys0 ^ ((keys0 ^ keys1) & choices.reshape(-1))
+    tables.choose_chunks(keys, choices, pads)
+    plain = numbers(keys0), numbers(keys1)
+    for item, (table, choice, pad) in enumerate(
+        zip(numbers(made), numbers(choices), numbers(pads), strict=True)
+    ):
+        want = 0
+        for i in range(1 << m):
+            for j in range(m):
+                want ^= plain[i >> j & 1][j * count + item] & chunk << bits * i
+        assert table == want and pad == want >> bits * choice & chunk
+
+
+@pytest.mark.parametrize(("m", "width"), [(1, 66), (2, 66), (3, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("greater", "equal"), [(True, False), (False, True), (True, True)], ids=lambda flag: str(flag)
+)
+def test_leaf_messages(m: int, greater: bool, equal: bool, width: int) -> None:
+    """Sender and receiver of a leaf end with shares of the comparison of their leaves."""
+    a, c, choices = (words(m, width) for _ in range(3))
+    bits = greater + equal
+    made, replies = words(bits << m, width), words(bits << m, width)
+    shares, out = words(bits, width), words(bits, width)
+    pads = np.array(
         [
-            [sum(chunk << slot * i for i in range(1 << m) if i >> j & 1 == b) for b in (0, 1)]
-            for j in range(m)
+            table >> bits * choice & (1 << bits) - 1
+            for table, choice in zip(numbers(made), numbers(choices), strict=True)
         ],
         np.uint64,
     )
-    made = np.empty((count, 1), np.uint64)
-    tables.combine_keys(keys0, keys1, masks[:, :, None], made)
-    chosen_bits = np.empty(m * count, np.uint8)
-    packing.unpack_bits(choice_words, chosen_bits)
-    keys = np.where(chosen_bits[:, None] == 1, keys1, keys0)
-    choices, pads = np.empty(count, np.uint8), np.empty(count, np.uint8)
-    tables.choose_chunks(keys, choice_words, slot, slot, choices, pads)
-    for item in range(count):
-        want = 0
-        for i in range(1 << m):
-            pad = 0
-            for j in range(m):
-                key = (keys1 if i >> j & 1 else keys0)[j * count + item, 0]
-                pad ^= int(key) >> slot * i & chunk
-            want |= pad << slot * i
-        assert int(made[item, 0]) == want
-        choice = sum(int(chosen_bits[j * count + item]) << j for j in range(m))
-        assert choices[item] == choice and pads[item] == want >> slot * choice & chunk
-
-
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-@pytest.mark.parametrize("shift", [0, 5])
-def test_leaf_messages(bits: int, shift: int) -> None:
-    """Sender and receiver of a leaf end with shares of the comparison of their leaves."""
-    count, positions = 100, 1 << bits
-    a, c = (RNG.integers(0, 2**9, count).astype(np.uint16) for _ in range(2))
-    mask = positions - 1
-    leaf_a, leaf_c = (a >> shift) & mask, (c >> shift) & mask
-    choices = RNG.integers(0, positions, count).astype(np.uint8)
-    request = np.empty(count, np.uint8)
-    tables.request_leaves(
-        c,
-        shift,
-        choices | RNG.integers(0, 4, count).astype(np.uint8) << np.uint8(bits),
-        mask,
-        request,
-    )
-    assert (request == choices ^ leaf_c).all()
-    for slot, wanted in (
-        (1, [leaf_a > leaf_c]),
-        (1, [leaf_a == leaf_c]),
-        (2, [leaf_a > leaf_c, leaf_a == leaf_c]),
-    ):
-        if slot == 2 and bits != 4:
-            continue
-        made = RNG.integers(0, 1 << slot * positions, count, np.uint64).astype(np.uint32)
-        pads = np.array(
-            [
-                int(table) >> slot * int(choice) & (2**slot - 1)
-                for table, choice in zip(made, choices, strict=True)
-            ],
-            np.uint8,
-        )
-        shares = words(slot, 2)
-        reply = np.empty_like(made)
-        if slot == 2:
-            tables.reply_both(a, shift, made, request, shares[0], shares[1], reply)
-        else:
-            less = int((wanted[0] == (leaf_a > leaf_c)).all())
-            tables.reply_one(a, shift, mask, less, made, request, shares[0], reply)
-        out = np.empty((slot, 2), np.uint64)
-        tables.finish_leaves(c, shift, bits, slot, choices | pads << np.uint8(bits), reply, out)
-        for plane, want in enumerate(wanted):
-            got = np.empty(count, np.uint8)
-            packing.unpack_bits(out[plane] ^ shares[plane], got)
-            assert (got == want).all()
+    of_pads = words(bits, width)
+    planes.split(pads, of_pads)
+    tables.reply_leaves(a, choices ^ c, made, shares, greater, equal, replies)
+    tables.finish_leaves(c, replies, of_pads, out)
+    got = [numbers(plane[None]) for plane in shares ^ out]
+    pairs = list(zip(numbers(a), numbers(c), strict=True))
+    want = [[int(x > y) for x, y in pairs]] * greater + [[int(x == y) for x, y in pairs]] * equal
+    assert got == want
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 31, 63, 64])
@@ -351,14 +329,6 @@ def test_shuffle_goes_on_where_its_draws_ended() -> None:
     assert whole[:5].tolist() == list(range(5)) and whole[25:].tolist() == list(range(25, 30))
 
 
-def test_pack_plane() -> None:
-    values = RNG.integers(0, 2**32, 170, np.uint64).astype(np.uint32)
-    plane = np.empty(3, np.uint64)
-    for bit in (0, 7, 31):
-        packing.pack_plane(values, bit, plane)
-        assert plane.tolist() == reference.pack([int(value) >> bit & 1 for value in values], 1)
-
-
 @pytest.mark.parametrize("bits", range(1, 8))
 def test_bytes_are_packed_as_values_are(bits: int) -> None:
     """Eight at a time, also where there are no eight left; what is above the bits is dropped."""
@@ -416,19 +386,24 @@ def test_a_step_of_the_radix_median(bits: int) -> None:
         ]
         for x in (flags, products, below, reached)
     ]
-    keys0, keys1 = ([words(ranks * bits, count) for _ in range(2)] for _ in range(2))
-    # what each party receives with, of the other's keys
-    keys = [keys0[1 - j] ^ ((keys0[1 - j] ^ keys1[1 - j]) & choices[j]) for j in (0, 1)]
+    # keys of the step lie behind those of others
+    at = 70
+    keys0, keys1, keys = ([words(ranks * bits, at + count) for _ in range(2)] for _ in range(3))
+    for j in (0, 1):
+        # what the party receives with, of the other's keys
+        other0, other1 = keys0[1 - j][:, at:], keys1[1 - j][:, at:]
+        keys[j][:, at:] = other0 ^ ((other0 ^ other1) & choices[j])
     asked = [zeros[1 - j] ^ choices[1 - j] for j in (0, 1)]
     replies = [words(ranks * bits, count) for _ in range(2)]
     for j in (0, 1):
         planes.reply(
-            flags[j], products[j], opened, zeros[j], asked[j], keys0[j], keys1[j], bits, replies[j]
+            *(flags[j], products[j], opened, zeros[j], asked[j], keys0[j], keys1[j], at, bits),
+            replies[j],
         )
     for j in (0, 1):
         planes.finish(
-            *(flags[j], opened, zeros[j], asked[j], keys0[j], keys1[j], keys[j], replies[1 - j]),
-            *(weights, bits, products[j], below[j], reached[j]),
+            *(flags[j], opened, zeros[j], asked[j], keys0[j], keys1[j], keys[j], at),
+            *(replies[1 - j], weights, bits, products[j], below[j], reached[j]),
         )
     bit = np.unpackbits((zeros[0] ^ zeros[1]).view(np.uint8), bitorder="little").tolist()
     for rank in range(ranks):

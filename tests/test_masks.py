@@ -120,8 +120,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "_leaf_shares",
-                "party.randomness.words(leaf.kind.width * words_of(sent))",
-                "np.zeros(leaf.kind.width * words_of(sent), np.uint64)",
+                "party.randomness.words(leaf.kind.width * sent)",
+                "np.zeros(leaf.kind.width * sent, np.uint64)",
             ),
         ),
         (shares.output_share, "greater-3"),
@@ -132,8 +132,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "_leaf_shares",
-                "party.randomness.words(leaf.kind.width * words_of(sent))",
-                "np.full(leaf.kind.width * words_of(sent), party.randomness.words(1)[0])",
+                "party.randomness.words(leaf.kind.width * sent)",
+                "np.full(leaf.kind.width * sent, party.randomness.words(1)[0])",
             ),
         ),
         (shares.output_share, "greater-3"),
@@ -141,38 +141,23 @@ MASKS: dict[str, Mask] = {
     ),
     "leaf share of a table of 1-bit messages": Mask(
         "the receiver reads 1{a > c} or 1{a = c} of its leaf in the clear",
-        (("reply_one", "every & np.uint64(0) - share", "np.uint64(0)"),),
+        (("reply_leaves", "above[i] ^ share[i] ^ pad[i]", "above[i] ^ pad[i]"),),
         (shares.output_share, "greater-3"),
     ),
     "leaf shares of a table of 2-bit messages": Mask(
         "the receiver reads 1{a > c} and 1{a = c} of its leaf in the clear",
         (
-            (
-                "reply_both",
-                "message ^= (low & (np.uint64(0) - greater)) ^ (high & (np.uint64(0) - equal))",
-                "message ^= np.uint64(0)",
-            ),
+            ("reply_leaves", "above[i] ^ share[i] ^ pad[i]", "above[i] ^ pad[i]"),
+            ("reply_leaves", "its[i] ^ share[i] ^ pad[i]", "its[i] ^ pad[i]"),
         ),
         (shares.output_share, "leaves-of-greater"),
     ),
     "pads of leaf tables": Mask(
         "the receiver reads all positions of a leaf, and so the sender's bits",
         (
-            (
-                "reply_one",
-                "_shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)",
-                "np.uint64(0)",
-            ),
-            (
-                "reply_both",
-                "_shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 2)",
-                "np.uint64(0)",
-            ),
-            (
-                "finish_leaves",
-                "chunk ^ pad",
-                "chunk",
-            ),
+            ("reply_leaves", "above[i] ^ share[i] ^ pad[i]", "above[i] ^ share[i]"),
+            ("reply_leaves", "its[i] ^ share[i] ^ pad[i]", "its[i] ^ share[i]"),
+            ("finish_leaves", "near[k, i] ^ pad[i]", "near[k, i]"),
         ),
         (shares.received, "greater-3"),
         silent=True,
@@ -180,23 +165,14 @@ MASKS: dict[str, Mask] = {
     "pads of a table of 2-bit messages": Mask(
         "the receiver reads all positions of a leaf, and so the sender's 4 bits",
         (
-            (
-                "reply_both",
-                "_shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 2)",
-                "np.uint64(0)",
-            ),
+            ("reply_leaves", "above[i] ^ share[i] ^ pad[i]", "above[i] ^ share[i]"),
+            ("reply_leaves", "its[i] ^ share[i] ^ pad[i]", "its[i] ^ share[i]"),
         ),
         (shares.received, "greater-8"),
     ),
     "leaf positions": Mask(
         "the sender reads the receiver's bits of a leaf from the request",
-        (
-            (
-                "request_leaves",
-                "np.uint64(pads[i]) ^ (np.uint64(values[i]) >> s)",
-                "np.uint64(values[i]) >> s",
-            ),
-        ),
+        (("_leaf_shares", "positions ^ as_receiver", "as_receiver"),),
         (shares.received, "equal-4"),
     ),
     # ANDs, conversions, multiplexers
@@ -242,7 +218,7 @@ MASKS: dict[str, Mask] = {
         ),
         (shares.output_share, "multiplex-4"),
     ),
-    # 1-of-2 and 1-of-N OT online
+    # 1-of-2 OT online
     "choices of a 1-of-2 OT": Mask(
         "the sender reads the receiver's share of the multiplexer's bit",
         (("OtReceiver.request", "self.choices ^ choices", "choices"),),
@@ -274,26 +250,10 @@ MASKS: dict[str, Mask] = {
         (("OtSender.chosen", "m - pad", "m"),),
         (shares.chosen_messages,),
     ),
-    "positions of a 1-of-N OT": Mask(
-        "the sender reads the choice",
-        (("OneOfNReceiver.receive", "positions[:wanted.size] ^ wanted", "wanted"),),
-        (shares.one_of_n_messages,),
-    ),
-    "pads of a 1-of-N OT": Mask(
-        "the receiver reads all N messages",
-        (
-            (
-                "OneOfNSender.send",
-                "block ^ np.take_along_axis(pads, moved, axis=1)",
-                "block",
-            ),
-        ),
-        (shares.one_of_n_messages,),
-    ),
     # A step of the radix median
     "choices of a step": Mask(
         "the sender reads the receiver's shares of all bits of all clients",
-        (("Selection.__init__", "own ^ choices", "own"),),
+        (("Selection.__init__", "zeros ^ choices", "zeros"),),
         (shares.received, "radix-products-4"),
     ),
     "keys on a reply of a step": Mask(
@@ -320,7 +280,7 @@ MASKS: dict[str, Mask] = {
     ),
     "b of a triple, as the sender's two keys": Mask(
         "b is the key that the other party may have received",
-        (("Triples.send", "planes0 ^ bit_planes(keys1, self.width)", "planes0"),),
+        (("Triples.send", "planes0 ^ planes1", "planes0"),),
         (shares.triples_handed_out, 1),
     ),
     "the sender's bit of a DaBit": Mask(
@@ -362,21 +322,19 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "combine_keys",
-                "(keys0[at, word] & masks[j, 0, word]) | (keys1[at, word] & masks[j, 1, word])",
-                "keys0[at, word]",
+                "keys1 if chunk >> j & 1 else keys0",
+                "keys0",
             ),
         ),
-        (shares.unread_messages, 1, 1),
+        (shares.unread_messages, Tables(1, 1)),
     ),
     "a chunk of its own for each position": Mask(
         "the pads of four positions add up to 0, so three reveal the fourth",
         (
             (
                 "combine_keys",
-                "table ^= (keys0[at, word] & masks[j, 0, word])"
-                " | (keys1[at, word] & masks[j, 1, word])",
-                "table ^= ((np.uint64(0) - (keys0[at, word] & np.uint64(1))) & masks[j, 0, word])"
-                " | ((np.uint64(0) - (keys1[at, word] & np.uint64(1))) & masks[j, 1, word])",
+                "keys[plane, j * words : (j + 1) * words]",
+                "keys[plane % width, j * words : (j + 1) * words]",
             ),
         ),
         (shares.tables_handed_out, Tables(3, 1)),
@@ -386,18 +344,6 @@ MASKS: dict[str, Mask] = {
         "the two keys of every OT differ by the same Delta, which one opened pair reveals",
         (("Hash.finish", "self._pi(as_bytes(blocks), as_bytes(images))", "images[:] = 0"),),
         (shares.extension_keys,),
-        silent=True,
-    ),
-    "a tweak per block of an expanded key": Mask(
-        "all blocks of a stretched key are the same",
-        (
-            (
-                "Hash.expand",
-                "stream | np.uint64((block + 1) << 32)",
-                "stream",
-            ),
-        ),
-        (shares.expanded_keys,),
         silent=True,
     ),
     "u_i on a correction": Mask(
@@ -445,7 +391,7 @@ MASKS: dict[str, Mask] = {
     ),
     "two children that differ": Mask(
         "the sender knows the leaf that it must miss from its sibling",
-        (("_double", "Stream(node).words(4).tobytes()", "node + node"),),
+        (("_double", "expand(node, 0, 4, native_aes).tobytes()", "node + node"),),
         (shares.tree_sums, 4),
         silent=True,
     ),
@@ -743,8 +689,6 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "mux.reply": ("keys on a correlated reply",),
     "select.request": ("choices of a step",),
     "select.reply": ("keys on a reply of a step",),
-    "one_of_n.request": ("positions of a 1-of-N OT",),
-    "one_of_n.reply": ("pads of a 1-of-N OT",),
     "dabits": ("keys on a DaBit's correction",),
     "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
     "ferret.sums": ("seeds on the sums of silent OT", "roots of silent OT's trees"),
@@ -803,18 +747,10 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "sigma_and_tweak",
         "*",
     ): "a permutation and a public tweak: pi hides, 'the hash of OT extension'",
-    ("_shuffle", "*"): "moves pads to where the request says",
-    (
-        "choose_chunks",
-        "pad ^= keys[j * count + item, position >> 6]",
-    ): "the receiver's pad, of its keys",
+    ("combine_keys", "out[i] ^= key[i]"): "the sender's pads, of its keys",
+    ("choose_chunks", "out[i] ^= key[i]"): "the receiver's pad, of its keys",
     ("finish_leaves", "*"): "the receiver takes its pad off",
     ("FerretReceiver.grow_trees", "*"): "the receiver takes its seeds off",
-    ("OneOfNReceiver.receive", "*"): "the request is in MASKS; else the receiver takes its pad off",
-    (
-        "OneOfNSender.send",
-        "np.arange(positions) ^ request[:, None] & positions - 1",
-    ): "where pads go",
     ("OtReceiver.finish_chosen", "*"): "the receiver takes its key off",
     ("FerretSender.grow_trees", "roots ^ self._delta"): "the other node of the first level",
     (
@@ -827,8 +763,6 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ): "the receiver's ring share, of what is masked",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
-    ("_Ferret.expand", "self.index - len(keys)"): "counts",
-    ("_SoftSpoken.expand", "self.index - len(keys)"): "counts",
 }
 
 

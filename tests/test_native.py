@@ -278,7 +278,7 @@ def test_hashes_of_both_paths_are_the_same(count: int) -> None:
         hash_.column_pairs(rows, index, stream, difference, out[1], out[2])
         hash_.blocks(blocks, index, stream, short[0])
         hash_.block_pairs(blocks, index, stream, difference, short[1], short[2])
-        return [*out, *short, hash_.expand(blocks, index, np.uint64(9), 3)]
+        return [*out, *short]
 
     portable, own = hashed(False, everything), hashed(True, everything)
     assert all((a == b).all() for a, b in zip(portable, own, strict=True))
@@ -287,6 +287,47 @@ def test_hashes_of_both_paths_are_the_same(count: int) -> None:
     columns = np.zeros((count, 2), np.uint64)
     hashed(True, lambda hash_: hash_.blocks(reference.columns(rows), index, stream, columns))
     assert (columns == own[0]).all()
+
+
+@pytest.mark.parametrize("field_bits", [2, 4, 8])
+def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves and hash do one after another, and bit planes of it, at both ends.
+
+    Strips are of tiles and blocks, the last is shorter, and a call goes on where the last ended.
+    """
+    monkeypatch.setattr(native, "STRIP", 86)
+    made = trees(field_bits)
+    holes = [[b"", *tree[1:]] for tree in made]
+    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), (np.uint64(5), np.uint64(2**63))
+    masks = np.uint64(0) - RNG.integers(0, 2, 128).astype(np.uint64)
+    given = words(len(made) - 1, 200)
+
+    def everything(native_aes: bool) -> list[np.ndarray]:
+        tweaked = Hash(Scratch(), b"a label", native_aes=native_aes), index, stream
+        receiver, sender = (expander(leaves, 3, native_aes) for leaves in (made, holes))
+        found = []
+        for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
+            width = count // 64
+            speak = [(words(width), words(len(made) - 1, width)) for _ in range(2)]
+            keys = [words(count, 2) for _ in range(3)]
+            planes = [np.full((11, width + 4), 7, np.uint64) for _ in range(3)]
+            corrections = np.ascontiguousarray(given[:, :width])
+            receiver.receive_keys(*tweaked, *speak[0], keys[0])
+            receiver.receive_planes(*tweaked, *speak[1], 3, planes[0])
+            sender.send_keys(*tweaked, masks, corrections, difference, *keys[1:])
+            sender.send_planes(*tweaked, masks, corrections, difference, 3, *planes[1:])
+            # nothing is written before or behind them
+            assert all((each[:, [0, 1, 2, -1]] == 7).all() for each in planes)
+            found += [array for pair in speak for array in pair] + keys + planes
+        return found
+
+    portable, own = everything(False), everything(True)
+    assert len(own) == 30 and all((a == b).all() for a, b in zip(portable, own, strict=True))
+    # the first keys are those of the definition
+    rows, keys = words(128, 2), words(ALIGN, 2)
+    expander(made, 3, False).receive(rows, words(2), words(len(made) - 1, 2))
+    Hash(Scratch(), b"a label", native_aes=False).columns(rows, index, stream, keys)
+    assert (keys == own[4]).all()
 
 
 def test_hashes_in_place() -> None:

@@ -1,4 +1,4 @@
-"""Oblivious transfer: base, extension, 1-of-2, 1-of-N."""
+"""Oblivious transfer: base, extension, 1-of-2."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
 from securemedian.mpc.kernels import packing
 from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
-from securemedian.mpc.ot.extension import ALIGN, BLOCK
-from securemedian.mpc.ot.one_of_n import OneOfNReceiver, OneOfNSender
+from securemedian.mpc.ot.extension import ALIGN, BLOCK, bit_planes
 from securemedian.mpc.ot.softspoken import (
     SoftSpokenReceiver,
     SoftSpokenSender,
@@ -148,7 +147,7 @@ def test_base_ot_refuses_the_b_that_is_a() -> None:
     sender = BaseOtSender(one, SESSION)
     sender.announce()
     two.send("base.B", two.recv("base.A", np.uint8, (32,)).reshape(1, 32))
-    with pytest.raises(PeerProtocolError, match=r"B\[0\] - A is not a point"):
+    with pytest.raises(PeerProtocolError, match=r"B\[0\] is A"):
         sender.keys(1)
 
 
@@ -176,6 +175,31 @@ def test_extension_gives_the_chosen_key(field_bits: int) -> None:
         seen |= {key.tobytes() for key in keys0} | {key.tobytes() for key in keys1}
     # no key twice
     assert len(seen) == 2 * (4 * ALIGN + (1 << 13))
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
+    """For both ends, from the same leaves and index on."""
+    one, two = local_pair(20)
+    leaves, (delta, holes) = run_both(
+        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
+    )
+    receivers = [SoftSpokenReceiver(one, SESSION, leaves, 0, 0, native_aes) for _ in range(2)]
+    senders = [SoftSpokenSender(two, SESSION, delta, holes, 0, 0, native_aes) for _ in range(2)]
+    # the last takes a whole block and a part of one
+    for blocks in ([3 * ALIGN], [ALIGN], [BLOCK, ALIGN]):
+        parts = [tuple(array.copy() for array in receivers[0].extend(count)) for count in blocks]
+        choices, planes = receivers[1].extend_planes(sum(blocks), 5)
+        want, keys = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        assert (choices == want).all() and (planes == bit_planes(keys, 5)).all()
+        pairs = [[bit_planes(keys, 5) for keys in senders[0].extend(count)] for count in blocks]
+        wanted = [np.concatenate(arrays, axis=1) for arrays in zip(*pairs, strict=True)]
+        for want, got in zip(wanted, senders[1].extend_planes(sum(blocks), 5), strict=True):
+            assert (got == want).all()
+    assert {end.index for end in (*receivers, *senders)} == {BLOCK + 5 * ALIGN}
+    for end in (senders[1], receivers[1]):
+        with pytest.raises(LocalProtocolError, match="multiple"):
+            end.extend_planes(BLOCK + 1, 5)
 
 
 def test_extension_wire_bits() -> None:
@@ -213,31 +237,6 @@ def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
 def test_extension_does_not_print_secrets() -> None:
     sender, receiver = extension(4)
     assert repr(sender) == "SoftSpokenSender(index=0, <secrets>)" and "secrets" in repr(receiver)
-
-
-@pytest.mark.parametrize("index_bits", range(1, 9))
-@pytest.mark.parametrize("width", [1, 2, 5, 64])
-def test_one_of_n(index_bits: int, width: int) -> None:
-    sender, receiver = extension(4)
-    count = 150
-    messages = RNG.integers(0, 2**64, (count, 1 << index_bits), np.uint64)
-    messages = (messages & np.uint64((1 << width) - 1)).astype(ring.dtype(width))
-    choices = RNG.integers(0, 1 << index_bits, count).astype(np.uint8)
-    _, got = run_both(
-        lambda j: (
-            OneOfNSender(sender._channel, sender).send(messages, width)
-            if j == 0
-            else OneOfNReceiver(receiver._channel, receiver).receive(choices, index_bits, width)
-        )
-    )
-    assert (got == messages[np.arange(count), choices]).all()
-
-
-def test_one_of_n_refuses_other_numbers_of_messages() -> None:
-    sender, _ = extension(4)
-    for positions in (1, 3, 512):
-        with pytest.raises(LocalProtocolError, match="1-of-N"):
-            OneOfNSender(sender._channel, sender).send(np.zeros((1, positions), np.uint8), 1)
 
 
 @pytest.mark.parametrize("bits", [2, 7, 8, 32, 33, 64])

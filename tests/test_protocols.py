@@ -55,15 +55,16 @@ def values(bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(ring.dtype(bits)), y.astype(ring.dtype(bits))
 
 
+def private(party: Party, a: np.ndarray, c: np.ndarray, bits: int) -> list[np.ndarray]:
+    """Return the bit planes of a and of c that a party holds: who holds which swaps at the half."""
+    return [ring.split(x[half], bits) for x, half in zip((a, c), party.halves(a.size), strict=True)]
+
+
 @pytest.mark.parametrize("bits", range(1, 64))
 def test_millionaires(parties: list[Party], bits: int) -> None:
     count = 300
     a, c = values(bits, count)
-    # who holds a and who c swaps at the half
-    sides = [parties[j].halves(count) for j in (0, 1)]
-    shares = run_both(
-        lambda j: millionaire.greater(parties[j], a[sides[j][0]], c[sides[j][1]], bits)
-    )
+    shares = run_both(lambda j: millionaire.greater(parties[j], *private(parties[j], a, c, bits)))
     assert (opened(parties, shares, count) == (a > c)).all()
 
 
@@ -71,8 +72,7 @@ def test_millionaires(parties: list[Party], bits: int) -> None:
 def test_private_equality(parties: list[Party], bits: int) -> None:
     count = 300
     a, c = values(bits, count)
-    sides = [parties[j].halves(count) for j in (0, 1)]
-    shares = run_both(lambda j: millionaire.equal(parties[j], a[sides[j][0]], c[sides[j][1]], bits))
+    shares = run_both(lambda j: millionaire.equal(parties[j], *private(parties[j], a, c, bits)))
     assert (opened(parties, shares, count) == (a == c)).all()
 
 

@@ -3,16 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import native, packing
-from securemedian.mpc.ot import one_of_n
 from securemedian.mpc.ot.extension import ALIGN, BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
 
@@ -45,10 +42,14 @@ class Kind(ABC, Generic[HandedOut]):
     - `send` makes the sender's half of a block, `receive` the receiver's. Each calls `extend` of
       its end once, with the same count at both parties. `send` may send a correction for the block
       after that; it receives nothing of its own.
-    - `finish` turns what `receive` made into the receiver's half, once the peer has called `send`
-      for the block. The correction is received here. It sends nothing.
+    - `finish`, where the kind is `corrected`, turns what `receive` made into the receiver's half,
+      once the peer has called `send` for the block. The correction is received here. It sends
+      nothing.
     - `hand_out` turns halves from the stock into what a protocol takes. It moves no messages.
     """
+
+    # whether `send` sends a correction, which `finish` takes
+    corrected: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -85,7 +86,7 @@ class Kind(ABC, Generic[HandedOut]):
 
         It depends on the kind and the number alone, so it is the same at both parties.
         """
-        return one_of_n.block_items(self.ots, missing)
+        return min(BLOCK // self.ots // ALIGN * ALIGN, -(-missing // ALIGN) * ALIGN)
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -94,23 +95,13 @@ class Kind(ABC, Generic[HandedOut]):
 
 
 class PackedKind(Kind[HandedOut]):
-    """A kind whose items are 64 OTs each: what is made of them comes in words of 64 bits."""
+    """A kind whose items are 64 OTs each, of which it makes bit planes, all that are missing."""
 
     ots = 64
 
     def block(self, missing: int) -> int:
-        # a block is a multiple of ALIGN OTs
         step = ALIGN // self.ots
-        return min(BLOCK // self.ots, -(-missing // step) * step)
-
-
-def bit_planes(keys: Blocks, count: int) -> Words:
-    """Return bits 0..count-1 of every key, packed: (count, len(keys) / 64)."""
-    planes = np.empty((count, len(keys) // 64), np.uint64)
-    # whatever AES is used: there is none in it
-    kernels = native if native.FEATURES else packing
-    kernels.bit_planes(keys, planes)
-    return planes
+        return -(-missing // step) * step
 
 
 class Demand:

@@ -28,6 +28,7 @@ class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
     bits: int
 
     ots = 1
+    corrected = True
 
     @property
     def memory(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.correlations.base import Ends, Half, PackedKind, bit_planes
+from securemedian.mpc.correlations.base import Ends, Half, PackedKind
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,14 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
         return 16 * self.planes, 8 + 8 * self.planes
 
     def send(self, ends: Ends, items: int) -> Half:
-        keys0, keys1 = ends.sender.extend(items * self.ots)
-        return bit_planes(keys0, self.planes), bit_planes(keys1, self.planes)
+        return ends.sender.extend_planes(items * self.ots, self.planes)
 
     def receive(self, ends: Ends, items: int) -> Half:
-        choices, keys = ends.receiver.extend(items * self.ots)
-        return choices.copy(), bit_planes(keys, self.planes)
+        return ends.receiver.extend_planes(items * self.ots, self.planes)
 
     def hand_out(
         self, party_id: int, sent: Half, received: Half
     ) -> tuple[Words, Words, Words, Words]:
-        # whole rows, as kernels take them: a part of a block is a view with gaps
+        # whole rows, as kernels take them: a part of a piece is a view with gaps
         whole = tuple(np.ascontiguousarray(array) for array in (*sent, *received))
         return cast(tuple[Words, Words, Words, Words], whole)

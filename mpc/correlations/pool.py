@@ -3,12 +3,14 @@
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from securemedian.mpc.channel import Channel
-from securemedian.mpc.correlations.base import Demand, Ends, HandedOut, Kind, Stock
+from securemedian.mpc.correlations.base import Demand, Ends, Half, HandedOut, Kind, Stock
 from securemedian.mpc.ot.extension import RandomOtReceiver, RandomOtSender
 from securemedian.mpc.prg import Stream
 
@@ -141,11 +143,17 @@ class Pool:
         The extension's messages go from receiver to sender. So on the way to this party come first
         all the messages that its sender waits for, and then all the corrections.
         """
-        begun = [(kind, kind.receive(self._ends, items)) for kind, items in _blocks(to_receive)]
-        for kind, items in _blocks(to_send):
-            self._sent[kind].put(kind.send(self._ends, items))
-        for kind, half in begun:
-            self._received[kind].put(kind.finish(self._ends, half))
+        begun: list[tuple[Kind[Any], int, list[Half]]] = []
+        for kind, blocks in _blocks(to_receive):
+            halves = (kind.receive(self._ends, items) for items in blocks)
+            if kind.corrected:
+                begun.append((kind, sum(blocks), list(halves)))
+            else:
+                self._received[kind].put(_joined(halves, sum(blocks)))
+        self._send_all(to_send)
+        for kind, count, first in begun:
+            finished = (kind.finish(self._ends, half) for half in first)
+            self._received[kind].put(_joined(finished, count))
 
     def _make_where_senders_speak(self, to_send: Orders, to_receive: Orders) -> None:
         """Prepare, send everything, then receive and finish block by block.
@@ -156,16 +164,41 @@ class Pool:
         """
         if any(missing > 0 for _, missing in to_receive):
             self._ends.receiver.prepare()
-        for kind, items in _blocks(to_send):
-            self._sent[kind].put(kind.send(self._ends, items))
-        for kind, items in _blocks(to_receive):
-            self._received[kind].put(kind.finish(self._ends, kind.receive(self._ends, items)))
+        self._send_all(to_send)
+        for kind, blocks in _blocks(to_receive):
+            halves = (kind.finish(self._ends, kind.receive(self._ends, items)) for items in blocks)
+            self._received[kind].put(_joined(halves, sum(blocks)))
+
+    def _send_all(self, to_send: Orders) -> None:
+        for kind, blocks in _blocks(to_send):
+            halves = (kind.send(self._ends, items) for items in blocks)
+            self._sent[kind].put(_joined(halves, sum(blocks)))
 
 
-def _blocks(orders: Orders) -> Iterator[tuple[Kind[Any], int]]:
-    """Yield blocks (kind, items) that together make at least what is missing."""
+def _blocks(orders: Orders) -> Iterator[tuple[Kind[Any], list[int]]]:
+    """Yield the kinds of which some are missing, and the items of each block of them."""
     for kind, missing in orders:
+        blocks = []
         while missing > 0:
-            items = kind.block(missing)
-            yield kind, items
-            missing -= items
+            blocks.append(kind.block(missing))
+            missing -= blocks[-1]
+        if blocks:
+            yield kind, blocks
+
+
+def _joined(halves: Iterable[Half], count: int) -> Half:
+    """Return the `count` items of blocks in one piece, of which protocols take parts as views.
+
+    Each block is copied while it is in the cache.
+    """
+    whole: Half = ()
+    at = 0
+    for half in halves:
+        size = half[0].shape[-1]
+        if size == count:
+            return half
+        whole = whole or tuple(np.empty((*part.shape[:-1], count), part.dtype) for part in half)
+        for array, part in zip(whole, half, strict=True):
+            array[..., at : at + size] = part
+        at += size
+    return whole

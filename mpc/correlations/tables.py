@@ -1,23 +1,23 @@
 """Random 1-of-2^m OT of small messages, which a leaf of a comparison needs: m OTs per item."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from securemedian.mpc import ring
-from securemedian.mpc.arrays import Bits, Ring
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.ot import one_of_n
+from securemedian.mpc.kernels import tables as kernels
+from securemedian.mpc.ot.extension import ALIGN, BLOCK
 
 
 @dataclass(frozen=True)
-class Tables(Kind[tuple[Ring, Bits]]):
-    """Tables of 2^index_bits messages of `width` bits.
+class Tables(Kind[tuple[Words, Words, Words]]):
+    """Tables of 2^index_bits messages of `width` bits, in bit planes.
 
-    It hands out the tables to send from, each packed in one number, and the pads to receive with:
-    each is a position in the low `index_bits` bits, and above them the pad at that position.
+    An item is 64 tables. It hands out the tables to send from (2^index_bits width, items), in which
+    bit k of message i is plane i width + k, and to receive with, positions (index_bits, items) and
+    the pads there (width, items).
     """
 
     index_bits: int
@@ -25,28 +25,39 @@ class Tables(Kind[tuple[Ring, Bits]]):
 
     @property
     def ots(self) -> int:
-        return self.index_bits
+        return 64 * self.index_bits
 
     @property
     def memory(self) -> tuple[int, int]:
-        return self._dtype.itemsize, 1
+        return 8 * self._planes, 8 * (self.index_bits + self.width)
 
     @property
-    def _dtype(self) -> np.dtype[Any]:
-        bits = one_of_n.slot_bits(self.width) << self.index_bits
-        if bits > 64 or self.index_bits + self.width > 8:
-            raise LocalProtocolError(
-                f"{self}: a stocked table has at most 64 bits, and its pads one byte"
-            )
-        return ring.dtype(bits)
+    def _planes(self) -> int:
+        """Return the bits of a table."""
+        planes = self.width << self.index_bits
+        if planes > 64:
+            raise LocalProtocolError(f"{self}: a stocked table has at most 64 bits, not {planes}")
+        return planes
+
+    def block(self, missing: int) -> int:
+        # few enough for the cache
+        step = ALIGN // 64
+        return min(BLOCK // self.ots // step * step, -(-missing // step) * step)
 
     def send(self, ends: Ends, items: int) -> Half:
-        tables = one_of_n.sender_tables(ends.sender, self.index_bits, self.width, items)
-        return (tables[:, 0].astype(self._dtype),)
+        keys0, keys1 = ends.sender.extend_planes(items * self.ots, self._planes)
+        tables = np.empty((self._planes, items), np.uint64)
+        kernels.combine_keys(keys0, keys1, self.width, tables)
+        return (tables,)
 
     def receive(self, ends: Ends, items: int) -> Half:
-        positions, pads = one_of_n.receiver_pads(ends.receiver, self.index_bits, self.width, items)
-        return (positions | pads << np.uint8(self.index_bits),)
+        choices, keys = ends.receiver.extend_planes(items * self.ots, self._planes)
+        positions = choices.reshape(self.index_bits, items)
+        pads = np.empty((self.width, items), np.uint64)
+        kernels.choose_chunks(keys, positions, pads)
+        return positions, pads
 
-    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Ring, Bits]:
-        return sent[0], received[0]
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[Words, Words, Words]:
+        # whole rows, as kernels take them: a part of a piece is a view with gaps
+        tables, positions, pads = (np.ascontiguousarray(array) for array in (*sent, *received))
+        return tables, positions, pads

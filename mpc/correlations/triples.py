@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from securemedian.mpc.arrays import Words, XorBits
-from securemedian.mpc.correlations.base import Ends, Half, PackedKind, bit_planes
+from securemedian.mpc.correlations.base import Ends, Half, PackedKind
 from securemedian.mpc.errors import LocalProtocolError
 
 
@@ -29,13 +29,11 @@ class Triples(PackedKind[tuple[XorBits, XorBits, XorBits]]):
         return 16 * self.width, 8 + 8 * self.width
 
     def send(self, ends: Ends, items: int) -> Half:
-        keys0, keys1 = ends.sender.extend(items * self.ots)
-        planes0 = bit_planes(keys0, self.width)
-        return planes0 ^ bit_planes(keys1, self.width), planes0
+        planes0, planes1 = ends.sender.extend_planes(items * self.ots, self.width)
+        return planes0 ^ planes1, planes0
 
     def receive(self, ends: Ends, items: int) -> Half:
-        choices, keys = ends.receiver.extend(items * self.ots)
-        return choices.copy(), bit_planes(keys, self.width)
+        return ends.receiver.extend_planes(items * self.ots, self.width)
 
     def hand_out(
         self, party_id: int, sent: Half, received: Half

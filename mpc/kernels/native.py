@@ -40,10 +40,13 @@ ROUNDS = len(ROUND_CONSTANTS)
 # Words of one key's round keys: a block per round, and one before them.
 KEY_WORDS = 2 * (ROUNDS + 1)
 # Vectors that are expanded, or hashed, at once: a round key is loaded once for all of them, and no
-# instruction waits for the last. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 5 vectors,
-# however many lanes they have.
+# instruction waits for the last. A row of `mpc.ot.extension.BLOCK` OTs is a multiple of 5 and of 3
+# vectors, however many lanes they have.
 _ABREAST = 5
 _HASHED = 4
+# For trees of 2^_SMALL_BITS leaves all sums of 3 vectors are kept in registers.
+_SMALL_BITS = 4
+_SMALL_ABREAST = 3
 # The largest k of SoftSpokenOT.
 _MOST_BITS = 8
 
@@ -69,6 +72,8 @@ elif {"avx2", "vaes"} <= FEATURES:
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
+# Whether vectors cut words into bit planes.
+SLICES = bool(FEATURES)
 # Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
 FETCHES = not config.DISABLE_JIT  # type: ignore[attr-defined]
 # Bytes of a line of the cache.
@@ -78,6 +83,10 @@ PERMUTES = "avx512f" in FEATURES
 # Words of a row in a vector, and in what is expanded at once.
 _VECTOR = 2 * LANES
 _TILE = _ABREAST * _VECTOR
+_SMALL_TILE = _SMALL_ABREAST * _VECTOR
+# Words of each row that are expanded and then hashed: so few that they stay in the second-level
+# cache in between.
+STRIP = 168
 
 
 def taken(wanted: bool) -> bool:
@@ -179,13 +188,22 @@ class _Vectors:
 
     def encrypt(self, states: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
         """Encrypt vectors under the round keys at an address."""
+        return self.encrypt_under([states], [keys])[0]
+
+    def encrypt_under(
+        self, states: list[list[ir.Value]], keys: list[ir.Value]
+    ) -> list[list[ir.Value]]:
+        """Encrypt lists of vectors, each under the round keys at an address, round by round."""
         for i in range(ROUNDS + 1):
-            key = self.broadcast(_offset(self.builder, keys, 2 * i))
-            if i == 0:
-                states = [self.builder.xor(state, key) for state in states]
-            else:
-                instruction = "aesenc" if i < ROUNDS else "aesenclast"
-                states = [self._aes(instruction, state, key) for state in states]
+            found = []
+            for some, address in zip(states, keys, strict=True):
+                key = self.broadcast(_offset(self.builder, address, 2 * i))
+                if i == 0:
+                    found.append([self.builder.xor(state, key) for state in some])
+                else:
+                    instruction = "aesenc" if i < ROUNDS else "aesenclast"
+                    found.append([self._aes(instruction, state, key) for state in some])
+            states = found
         return states
 
     def hash(self, tweaked: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
@@ -217,6 +235,33 @@ class _Vectors:
                 order = [at for place in places for at in (place, 16 * self.lanes + place)]
                 found.append(self._shuffle(one, other, order))
         return self.interleave(sides[0]) + self.interleave(sides[1])
+
+    def lowest(self, vectors: list[ir.Value]) -> ir.Value:
+        """Return the lowest bytes of each lane of 16 vectors of bytes, side by side in the lane."""
+        size = 1
+        while len(vectors) > 1:
+            order = [
+                side + 16 * lane + place + i
+                for lane in range(self.lanes)
+                for place in range(0, 8, size)
+                for side in (0, 16 * self.lanes)
+                for i in range(size)
+            ]
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors, size = [self._shuffle(*pair, order) for pair in pairs], 2 * size
+        return vectors[0]
+
+    def bytes_of_lane(self, vector: ir.Value, lane: int) -> ir.Value:
+        """Return the 16 bytes of one lane."""
+        return self._shuffle(vector, vector, range(16 * lane, 16 * lane + 16))
+
+    def joined(self, vectors: list[ir.Value]) -> ir.Value:
+        """Return vectors, a power of two of them, as one that is longer."""
+        while len(vectors) > 1:
+            order = range(2 * vectors[0].type.count)
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [self._shuffle(*pair, order) for pair in pairs]
+        return vectors[0]
 
     def transposed(self, rows: list[ir.Value]) -> list[ir.Value]:
         """Transpose 8 vectors of bits: bit i of byte p of them becomes byte 8 p + i of the lane.
@@ -251,6 +296,24 @@ class _Vectors:
 def _offset(builder: ir.IRBuilder, address: ir.Value, words: int | ir.Value) -> ir.Value:
     """Return the address of a word that is `words` further on."""
     return builder.gep(address, [ir.Constant(I64, words) if isinstance(words, int) else words])
+
+
+def _spread(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """Return a vector of which every element is a value."""
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(
+        one, one, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    )
+
+
+def _bits_at(builder: ir.IRBuilder, octets: ir.Value, k: ir.Value) -> ir.Value:
+    """Return bit `k` of each of 64 bytes, as one word."""
+    kind = octets.type
+    bit = _spread(builder, builder.shl(ir.Constant(I8, 1), builder.trunc(k, I8)), kind)
+    found = builder.icmp_unsigned(
+        "!=", builder.and_(octets, bit), ir.Constant(kind, [0] * kind.count)
+    )
+    return builder.bitcast(found, I64)
 
 
 @contextmanager
@@ -470,6 +533,72 @@ def _emit_expand(
         write(xor(read(sums(bits)), read(added)), other)
 
 
+def _emit_expand_small(
+    builder: ir.IRBuilder,
+    keys: ir.Value,
+    nonce: ir.Value,
+    counter: ir.Value,
+    rows: ir.Value,
+    stride: ir.Value,
+    added: ir.Value,
+    other: ir.Value,
+    *,
+    sender: bool,
+) -> None:
+    """Do as `_emit_expand` does for trees of 2^_SMALL_BITS leaves, without a loop.
+
+    Two leaves at a time are expanded, and added to the rows in which their pair has a part.
+    """
+    b, v = builder, _Vectors(builder, LANES)
+    counters = v.counters(nonce, counter, _SMALL_ABREAST)
+    places = [_VECTOR * i for i in range(_SMALL_ABREAST)]
+
+    def read(address: ir.Value) -> list[ir.Value]:
+        return [v.load(_offset(b, address, place)) for place in places]
+
+    def write(values: list[ir.Value], address: ir.Value) -> None:
+        for value, place in zip(values, places, strict=True):
+            v.store(value, _offset(b, address, place))
+
+    def xor(values: list[ir.Value], others: list[ir.Value]) -> list[ir.Value]:
+        return [b.xor(*both) for both in zip(values, others, strict=True)]
+
+    def row(j: int) -> ir.Value:
+        return _offset(b, rows, b.mul(ir.Constant(I64, j), stride))
+
+    sums: list[list[ir.Value] | None] = [None] * _SMALL_BITS
+
+    def add(j: int, values: list[ir.Value]) -> None:
+        had = sums[j]
+        sums[j] = values if had is None else xor(had, values)
+
+    total: list[ir.Value] | None = None
+    for first in range(0, 1 << _SMALL_BITS, 2):
+        # the sender misses leaf 0
+        pair = [first + 1] if sender and first == 0 else [first, first + 1]
+        leaves = [_offset(b, keys, KEY_WORDS * leaf) for leaf in pair]
+        states = v.encrypt_under([counters] * len(pair), leaves)
+        add(0, states[-1])
+        both = xor(*states) if len(states) == 2 else states[0]
+        for j in range(1, _SMALL_BITS):
+            if first >> j & 1:
+                add(j, both)
+        total = both if total is None else xor(total, both)
+    correction = read(added)
+    for j, values in enumerate(sums):
+        assert values is not None
+        if sender:
+            mask = b.load(_offset(b, other, j))
+            values = xor(values, [b.and_(value, v.fill(mask, mask)) for value in correction])
+        write(values, row(j))
+    if not sender:
+        assert total is not None
+        write(xor(total, correction), other)
+
+
+_receive_small, _send_small = (
+    _inline(_emit_expand_small, 7, sender=sender) for sender in (False, True)
+)
 _receive_tile, _receive_block = (
     _inline(_emit_expand, 8, lanes=lanes, abreast=abreast, sender=False)
     for lanes, abreast in ((LANES, _ABREAST), (1, 1))
@@ -478,6 +607,45 @@ _send_tile, _send_block = (
     _inline(_emit_expand, 8, lanes=lanes, abreast=abreast, sender=True)
     for lanes, abreast in ((LANES, _ABREAST), (1, 1))
 )
+
+
+@kernel
+def _receive_part(
+    round_keys: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    first: int,
+    words: int,
+    rows: NDArray[np.uint64],
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+) -> None:
+    """Do as `receive` does for `words` words of each row, from word `first` on.
+
+    They become the first words of `rows`. `counter` is that of word 0.
+    """
+    bits, stride = 128 // round_keys.shape[0], rows.shape[1]
+    flat, its = rows.reshape(-1), choices[first:]
+    its[:words] = 0
+    for tree in range(round_keys.shape[0]):
+        keys, mine = round_keys[tree], flat[tree * bits * stride :]
+        total = its if tree == 0 else corrections[tree - 1, first:]
+        start = 0
+        while start < words:
+            block = counter + np.uint64((first + start) // 2)
+            if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
+                _receive_small(keys, nonce, block, mine[start:], stride, its[start:], total[start:])
+                start += _SMALL_TILE
+            elif start + _TILE <= words:
+                _receive_tile(
+                    keys, bits, nonce, block, mine[start:], stride, its[start:], total[start:]
+                )
+                start += _TILE
+            else:
+                _receive_block(
+                    keys, bits, nonce, block, mine[start:], stride, its[start:], total[start:]
+                )
+                start += 2
 
 
 @kernel
@@ -494,24 +662,42 @@ def receive(
     round_keys (128/k, 2^k, 11, 2); `counter` counts the AES blocks of the streams that were used
     before. Written: rows (128, w), choices (w,), corrections (128/k - 1, w).
     """
-    words, bits = choices.shape[0], 128 // round_keys.shape[0]
-    flat = rows.reshape(-1)
-    choices[:] = 0
+    _receive_part(round_keys, nonce, counter, 0, rows.shape[1], rows, choices, corrections)
+
+
+@kernel
+def _send_part(
+    round_keys: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    first: int,
+    words: int,
+    rows: NDArray[np.uint64],
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+) -> None:
+    """Do as `send` does for `words` words of each row, from word `first` on.
+
+    They become the first words of `rows`. `counter` is that of word 0.
+    """
+    bits, stride = 128 // round_keys.shape[0], rows.shape[1]
+    flat, nothing = rows.reshape(-1), np.zeros(bits, np.uint64)
     for tree in range(round_keys.shape[0]):
-        keys, mine = round_keys[tree], flat[tree * bits * words :]
-        total = choices if tree == 0 else corrections[tree - 1]
+        keys, mine = round_keys[tree], flat[tree * bits * stride :]
+        # the first tree has no correction
+        correction = corrections[max(tree - 1, 0), first:]
+        its = nothing if tree == 0 else masks[tree * bits : (tree + 1) * bits]
         start = 0
         while start < words:
-            block = counter + np.uint64(start // 2)
-            if start + _TILE <= words:
-                _receive_tile(
-                    keys, bits, nonce, block, mine[start:], words, choices[start:], total[start:]
-                )
+            block = counter + np.uint64((first + start) // 2)
+            if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
+                _send_small(keys, nonce, block, mine[start:], stride, correction[start:], its)
+                start += _SMALL_TILE
+            elif start + _TILE <= words:
+                _send_tile(keys, bits, nonce, block, mine[start:], stride, correction[start:], its)
                 start += _TILE
             else:
-                _receive_block(
-                    keys, bits, nonce, block, mine[start:], words, choices[start:], total[start:]
-                )
+                _send_block(keys, bits, nonce, block, mine[start:], stride, correction[start:], its)
                 start += 2
 
 
@@ -530,25 +716,39 @@ def send(
     masks (128,) as `extension.correct` takes them, corrections (128/k - 1, w), rows (128, w),
     written.
     """
-    words, bits = rows.shape[1], 128 // round_keys.shape[0]
-    flat, nothing = rows.reshape(-1), np.zeros(bits, np.uint64)
-    for tree in range(round_keys.shape[0]):
-        keys, mine = round_keys[tree], flat[tree * bits * words :]
-        # the first tree has no correction
-        correction = corrections[max(tree - 1, 0)]
-        its = nothing if tree == 0 else masks[tree * bits : (tree + 1) * bits]
-        start = 0
-        while start < words:
-            block = counter + np.uint64(start // 2)
-            if start + _TILE <= words:
-                _send_tile(keys, bits, nonce, block, mine[start:], words, correction[start:], its)
-                start += _TILE
-            else:
-                _send_block(keys, bits, nonce, block, mine[start:], words, correction[start:], its)
-                start += 2
+    _send_part(round_keys, nonce, counter, 0, rows.shape[1], rows, masks, corrections)
 
 
 # The hash
+
+
+def _columns(v: _Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
+    """Transpose the 128 x lanes columns of a vector of each row, and return how to get them.
+
+    Lane l has the columns from 128 l on, of which a call returns those from 16 t on, one per
+    vector. Their bits are transposed 8 rows at a time, which gives 16 bytes of each column: vectors
+    that wait in the first-level cache, and of which every 16 are then 16 columns of each lane.
+    """
+    b, tile = v.builder, v.memory(128)
+
+    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
+        at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
+        return _offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
+
+    with _loop(b, ir.Constant(I64, 16)) as group:
+        first = _offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
+        eight = [
+            v.load(_offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)
+        ]
+        for t, vector in enumerate(v.transposed(eight)):
+            v.store(vector, slot(ir.Constant(I64, t), group))
+
+    def sixteen(t: ir.Value) -> list[ir.Value]:
+        vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
+        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        return [b.bitcast(column, v.words) for column in columns]
+
+    return sixteen
 
 
 def _emit_hash_columns(
@@ -561,40 +761,64 @@ def _emit_hash_columns(
     *more: ir.Value,
     lanes: int,
 ) -> None:
-    """Hash the 128 x `lanes` columns of a vector of each row, as `_hash` does.
+    """Hash the 128 x `lanes` columns of a vector of each row, as `_hash` does."""
+    v = _Vectors(builder, lanes)
+    columns = _columns(v, rows, stride)
+    with _loop(builder, ir.Constant(I64, 8)) as t:
+        at = builder.mul(t, ir.Constant(I64, 16))
+        _hash(v, columns(t), _sixteen(lanes), at, index, stream, keys, *more)
 
-    Lane l has the columns from 128 l on. Their bits are transposed 8 rows at a time, which gives
-    16 bytes of each column: vectors that wait in the first-level cache, and of which every 16 are
-    then the columns 16 t to 16 t + 15 of each lane.
+
+def _sixteen(lanes: int) -> list[list[int]]:
+    """Return the places of the columns of `_columns`, counted from the first one of lane 0."""
+    return [[128 * lane + i for lane in range(lanes)] for i in range(16)]
+
+
+def _emit_hash_planes(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    count: ir.Value,
+    step: ir.Value,
+    out: ir.Value,
+    *pairs: ir.Value,
+    lanes: int,
+) -> None:
+    """Hash columns as `_emit_hash_columns` does, and keep `count` bits, 8 at most, of each hash.
+
+    Bit k of the hashes becomes 2 x `lanes` words of plane k, which are `step` words apart. Only the
+    lowest bytes of the hashes are put side by side, and none goes to memory whole.
     """
     b, v = builder, _Vectors(builder, lanes)
-    tile = v.memory(128)
-
-    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
-        at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
-        return _offset(b, tile, b.mul(at, ir.Constant(I64, 2 * lanes)))
-
-    with _loop(b, ir.Constant(I64, 16)) as group:
-        first = _offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
-        eight = [
-            v.load(_offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)
-        ]
-        for t, vector in enumerate(v.transposed(eight)):
-            v.store(vector, slot(ir.Constant(I64, t), group))
+    columns = _columns(v, rows, stride)
+    outs = [out, *pairs[2:]]
+    lowest = [v.memory(8) for _ in outs]
     with _loop(b, ir.Constant(I64, 8)) as t:
-        sixteen = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
-        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in sixteen])
         at = b.mul(t, ir.Constant(I64, 16))
-        _hash(
-            v,
-            [b.bitcast(column, v.words) for column in columns],
-            [[128 * lane + i for lane in range(lanes)] for i in range(16)],
-            at,
-            index,
-            stream,
-            keys,
-            *more,
-        )
+        hashes: list[list[ir.Value]] = [[] for _ in outs]
+        first = v.fill(b.add(index, at), stream)
+        difference = v.fill(*pairs[:2]) if pairs else None
+        for some, hashed in _hashes(v, columns(t), _sixteen(lanes), first, difference, keys):
+            for number, vector in enumerate(hashed):
+                hashes[number // len(some)].append(b.bitcast(vector, v.bytes))
+        for found, memory in zip(hashes, lowest, strict=True):
+            place = b.mul(t, ir.Constant(I64, 2 * lanes))
+            v.store(b.bitcast(v.lowest(found), v.words), _offset(b, memory, place))
+    for memory, planes in zip(lowest, outs, strict=True):
+        bytes_ = [b.bitcast(v.load(_offset(b, memory, 2 * lanes * t)), v.bytes) for t in range(8)]
+        # the 64 columns of half a lane
+        octets = [
+            v.joined([v.bytes_of_lane(one, lane) for one in bytes_[4 * half : 4 * half + 4]])
+            for lane in range(lanes)
+            for half in range(2)
+        ]
+        with _loop(b, count) as k:
+            plane = _offset(b, planes, b.mul(k, step))
+            for word, octet in enumerate(octets):
+                b.store(_bits_at(b, octet, k), _offset(b, plane, word))
 
 
 def _emit_hash_blocks(
@@ -612,6 +836,34 @@ def _emit_hash_blocks(
     loaded = [v.load(_offset(builder, blocks, 2 * lanes * i)) for i in range(abreast)]
     order = [[lanes * i + lane for lane in range(lanes)] for i in range(abreast)]
     _hash(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, *more)
+
+
+def _hashes(
+    v: _Vectors,
+    blocks: list[ir.Value],
+    order: list[list[int]],
+    first: ir.Value,
+    difference: ir.Value | None,
+    keys: ir.Value,
+) -> Iterator[tuple[list[list[int]], list[ir.Value]]]:
+    """Yield the places and hashes of a few vectors of blocks at a time.
+
+    The tweak of lane l of vector i is `first` + order[i][l]. With a difference of hash inputs, as
+    many hashes with it follow.
+    """
+    b = v.builder
+    for begin in range(0, len(blocks), _HASHED):
+        some = order[begin : begin + _HASHED]
+        tweaked = [
+            b.xor(
+                v.sigma(block),
+                b.add(first, v.constant([word for place in places for word in (place, 0)])),
+            )
+            for block, places in zip(blocks[begin : begin + _HASHED], some, strict=True)
+        ]
+        if difference is not None:
+            tweaked += [b.xor(y, difference) for y in tweaked]
+        yield some, v.hash(tweaked, keys)
 
 
 def _hash(
@@ -634,18 +886,7 @@ def _hash(
     first = v.fill(b.add(index, at), stream)
     difference = v.fill(*pairs[:2]) if pairs else None
     outs = [out, *pairs[2:]]
-    for begin in range(0, len(blocks), _HASHED):
-        some = order[begin : begin + _HASHED]
-        tweaked = [
-            b.xor(
-                v.sigma(block),
-                b.add(first, v.constant([word for place in places for word in (place, 0)])),
-            )
-            for block, places in zip(blocks[begin : begin + _HASHED], some, strict=True)
-        ]
-        if difference is not None:
-            tweaked += [b.xor(y, difference) for y in tweaked]
-        hashed = v.hash(tweaked, keys)
+    for some, hashed in _hashes(v, blocks, order, first, difference, keys):
         for number, vector in enumerate(hashed):
             places = some[number % len(some)]
             start = _offset(b, outs[number // len(some)], b.mul(at, ir.Constant(I64, 2)))
@@ -662,6 +903,12 @@ _hash_columns, _hash_columns_block = (
 _hash_column_pairs, _hash_column_pairs_block = (
     _inline(_emit_hash_columns, 9, lanes=lanes) for lanes in (LANES, 1)
 )
+_hash_planes, _hash_planes_block = (
+    _inline(_emit_hash_planes, 8, lanes=lanes) for lanes in (LANES, 1)
+)
+_hash_plane_pairs, _hash_plane_pairs_block = (
+    _inline(_emit_hash_planes, 11, lanes=lanes) for lanes in (LANES, 1)
+)
 _hash_blocks, _hash_block = (
     _inline(_emit_hash_blocks, 5, lanes=lanes, abreast=abreast)
     for lanes, abreast in ((LANES, _HASHED), (1, 1))
@@ -673,6 +920,28 @@ _hash_block_pairs, _hash_block_pair = (
 
 
 @kernel
+def _hash_part(
+    rows: NDArray[np.uint64],
+    stride: int,
+    words: int,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out: NDArray[np.uint64],
+) -> None:
+    """Do as `hash_columns` does to `words` words of each row; rows are `stride` words apart."""
+    start = 0
+    while start < words:
+        at, here = index + np.uint64(64 * start), out[64 * start :]
+        if start + _VECTOR <= words:
+            _hash_columns(rows[start:], stride, at, stream, round_keys, here)
+            start += _VECTOR
+        else:
+            _hash_columns_block(rows[start:], stride, at, stream, round_keys, here)
+            start += 2
+
+
+@kernel
 def hash_columns(
     rows: NDArray[np.uint64],
     index: np.uint64,
@@ -681,14 +950,36 @@ def hash_columns(
     out: NDArray[np.uint64],
 ) -> None:
     """Set out[i] = H((index + i, stream), column i of the rows), with rows (128, w), out (n, 2)."""
-    flat, words, start = rows.reshape(-1), rows.shape[1], 0
+    words = rows.shape[1]
+    _hash_part(rows.reshape(-1), words, words, index, stream, round_keys, out)
+
+
+@kernel
+def _hash_part_pairs(
+    rows: NDArray[np.uint64],
+    stride: int,
+    words: int,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    out0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    out1: NDArray[np.uint64],
+) -> None:
+    """Do as `hash_column_pairs` does to a part of the rows, as `_hash_part` does."""
+    start = 0
     while start < words:
-        at, here = index + np.uint64(64 * start), out[64 * start :]
+        at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
         if start + _VECTOR <= words:
-            _hash_columns(flat[start:], words, at, stream, round_keys, here)
+            _hash_column_pairs(
+                rows[start:], stride, at, stream, round_keys, here0, low, high, here1
+            )
             start += _VECTOR
         else:
-            _hash_columns_block(flat[start:], words, at, stream, round_keys, here)
+            _hash_column_pairs_block(
+                rows[start:], stride, at, stream, round_keys, here0, low, high, here1
+            )
             start += 2
 
 
@@ -704,17 +995,10 @@ def hash_column_pairs(
     out1: NDArray[np.uint64],
 ) -> None:
     """Do as `hash_columns` to `out0`, and to `out1` with sigma(column) ^ (low, high)."""
-    flat, words, start = rows.reshape(-1), rows.shape[1], 0
-    while start < words:
-        at, here0, here1 = index + np.uint64(64 * start), out0[64 * start :], out1[64 * start :]
-        if start + _VECTOR <= words:
-            _hash_column_pairs(flat[start:], words, at, stream, round_keys, here0, low, high, here1)
-            start += _VECTOR
-        else:
-            _hash_column_pairs_block(
-                flat[start:], words, at, stream, round_keys, here0, low, high, here1
-            )
-            start += 2
+    words = rows.shape[1]
+    _hash_part_pairs(
+        rows.reshape(-1), words, words, index, stream, round_keys, out0, low, high, out1
+    )
 
 
 @kernel
@@ -854,35 +1138,43 @@ def unpack_vectors(
 
 
 def _emit_bit_planes(
-    builder: ir.IRBuilder, keys: ir.Value, count: ir.Value, planes: ir.Value, stride: ir.Value
+    builder: ir.IRBuilder,
+    values: ir.Value,
+    count: ir.Value,
+    planes: ir.Value,
+    stride: ir.Value,
+    *,
+    every: int,
 ) -> None:
-    """Write one word of `count` planes, `stride` words apart: the low bits of 64 keys.
+    """Write one word of `count` planes, `stride` words apart: the low bits of 64 of the values.
 
-    A vector has one byte of each key. Its bits at one place are those of a plane, which the
-    processor gathers with one instruction.
+    Of the values it takes every first or every second. A vector has one byte of each. Its bits at
+    one place are those of a plane, which the processor gathers with one instruction.
     """
-    b = builder
-    words, octets = ir.VectorType(I64, 8), ir.VectorType(I8, 64)
+    b, element = builder, values.type.pointee
+    eights, bytes_ = ir.VectorType(element, 8), ir.VectorType(I8, 8)
     eight = ir.Constant(I64, 8)
 
     def shuffle(one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
         places = ir.Constant(ir.VectorType(I32, len(order)), list(order))
         return b.shuffle_vector(one, other, places)
 
-    def spread(value: ir.Value, kind: ir.VectorType) -> ir.Value:
-        one = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-        return shuffle(one, one, [0] * kind.count)
-
     def load(at: int) -> ir.Value:
-        loaded = b.load(b.bitcast(_offset(b, keys, at), words.as_pointer()))
-        loaded.align = 8
+        loaded = b.load(b.bitcast(_offset(b, values, at), eights.as_pointer()))
+        loaded.align = element.width // 8
         return loaded
 
-    # the low words of keys, of which every other word is one
-    low = [shuffle(load(at), load(at + 8), range(0, 16, 2)) for at in range(0, 128, 16)]
+    vectors = [
+        load(at) if every == 1 else shuffle(load(at), load(at + 8), range(0, 16, every))
+        for at in range(0, 64 * every, 8 * every)
+    ]
     with _loop(b, b.udiv(b.add(count, ir.Constant(I64, 7)), eight)) as octet:
         first = b.mul(octet, eight)
-        parts = [b.trunc(b.lshr(word, spread(first, words)), ir.VectorType(I8, 8)) for word in low]
+        down = first if element == I64 else b.trunc(first, element)
+        parts = [
+            part if element == I8 else b.trunc(b.lshr(part, _spread(b, down, eights)), bytes_)
+            for part in vectors
+        ]
         while len(parts) > 1:
             size = 2 * parts[0].type.count
             parts = [
@@ -890,13 +1182,14 @@ def _emit_bit_planes(
             ]
         rest = b.sub(count, first)
         with _loop(b, b.select(b.icmp_unsigned("<", rest, eight), rest, eight)) as k:
-            bit = spread(b.shl(ir.Constant(I8, 1), b.trunc(k, I8)), octets)
-            set_there = b.icmp_unsigned("!=", b.and_(parts[0], bit), ir.Constant(octets, [0] * 64))
             place = b.mul(b.add(first, k), stride)
-            b.store(b.bitcast(set_there, I64), _offset(b, planes, place))
+            b.store(_bits_at(b, parts[0], k), _offset(b, planes, place))
 
 
-_bit_planes = _inline(_emit_bit_planes, 4)
+# (64 values, planes, a word of the first plane, stride) writes one word of each plane of the values
+word_of_planes = _inline(_emit_bit_planes, 4, every=1)
+# of the low words of 64 keys
+_word_of_key_planes = _inline(_emit_bit_planes, 4, every=2)
 
 
 @kernel
@@ -904,4 +1197,150 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
     """Do as `packing.bit_planes` does."""
     flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
     for i in range(words):
-        _bit_planes(flat[128 * i :], planes.shape[0], out[i:], words)
+        _word_of_key_planes(flat[128 * i :], planes.shape[0], out[i:], words)
+
+
+# From leaves to keys
+
+
+@kernel
+def receive_keys(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+) -> None:
+    """Do as `receive` does with the round keys of the leaves, and hash the columns: keys (n, 2).
+
+    `rows` (128, STRIP) is memory to work in.
+    """
+    for first in range(0, choices.shape[0], rows.shape[1]):
+        words = min(rows.shape[1], choices.shape[0] - first)
+        _receive_part(leaves, nonce, counter, first, words, rows, choices, corrections)
+        at, here = index + np.uint64(64 * first), keys[64 * first :]
+        _hash_part(rows.reshape(-1), rows.shape[1], words, at, stream, round_keys, here)
+
+
+@kernel
+def receive_planes(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    choices: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    begin: int,
+    planes: NDArray[np.uint64],
+) -> None:
+    """Do as `receive_keys` does, and keep the lowest bits of the keys, from word `begin` of planes.
+
+    planes (.., w or more).
+    """
+    flat, stride, width = rows.reshape(-1), rows.shape[1], choices.shape[0]
+    count, step, out = planes.shape[0], planes.shape[1], planes.reshape(-1)[begin:]
+    near = np.empty((64 * _VECTOR, 2), np.uint64)
+    bits = near.reshape(-1)
+    for first in range(0, width, stride):
+        words = min(stride, width - first)
+        _receive_part(leaves, nonce, counter, first, words, rows, choices, corrections)
+        start = 0
+        while start < words:
+            at, mine, to = index + np.uint64(64 * (first + start)), flat[start:], first + start
+            some = _VECTOR if start + _VECTOR <= words else 2
+            if count <= 8 and some == _VECTOR:
+                _hash_planes(mine, stride, at, stream, round_keys, count, step, out[to:])
+            elif count <= 8:
+                _hash_planes_block(mine, stride, at, stream, round_keys, count, step, out[to:])
+            else:
+                _hash_part(mine, stride, some, at, stream, round_keys, near)
+                for i in range(some):
+                    _word_of_key_planes(bits[128 * i :], count, out[to + i :], step)
+            start += some
+
+
+@kernel
+def send_keys(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    keys0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    keys1: NDArray[np.uint64],
+) -> None:
+    """Do as `send` does with the round keys of the leaves, and hash the columns in pairs.
+
+    `rows` is as for `receive_keys`.
+    """
+    stride, width = rows.shape[1], keys0.shape[0] // 64
+    for first in range(0, width, stride):
+        words = min(stride, width - first)
+        _send_part(leaves, nonce, counter, first, words, rows, masks, corrections)
+        at, here0, here1 = index + np.uint64(64 * first), keys0[64 * first :], keys1[64 * first :]
+        flat = rows.reshape(-1)
+        _hash_part_pairs(flat, stride, words, at, stream, round_keys, here0, low, high, here1)
+
+
+@kernel
+def send_planes(
+    leaves: NDArray[np.uint64],
+    nonce: np.uint64,
+    counter: np.uint64,
+    masks: NDArray[np.uint64],
+    corrections: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
+    begin: int,
+    planes0: NDArray[np.uint64],
+    low: np.uint64,
+    high: np.uint64,
+    planes1: NDArray[np.uint64],
+) -> None:
+    """Do as `send_keys` does, and keep the lowest bits of the keys, as `receive_planes` does."""
+    flat, stride, width = rows.reshape(-1), rows.shape[1], corrections.shape[1]
+    count, step = planes0.shape
+    out0, out1 = planes0.reshape(-1)[begin:], planes1.reshape(-1)[begin:]
+    near = np.empty((2, 64 * _VECTOR, 2), np.uint64)
+    near0, near1 = near[0], near[1]
+    bits0, bits1 = near0.reshape(-1), near1.reshape(-1)
+    for first in range(0, width, stride):
+        words = min(stride, width - first)
+        _send_part(leaves, nonce, counter, first, words, rows, masks, corrections)
+        start = 0
+        while start < words:
+            at, mine, to = index + np.uint64(64 * (first + start)), flat[start:], first + start
+            some = _VECTOR if start + _VECTOR <= words else 2
+            here0, here1 = out0[to:], out1[to:]
+            if count <= 8 and some == _VECTOR:
+                _hash_plane_pairs(
+                    mine, stride, at, stream, round_keys, count, step, here0, low, high, here1
+                )
+            elif count <= 8:
+                _hash_plane_pairs_block(
+                    mine, stride, at, stream, round_keys, count, step, here0, low, high, here1
+                )
+            else:
+                _hash_part_pairs(
+                    mine, stride, some, at, stream, round_keys, near0, low, high, near1
+                )
+                for i in range(some):
+                    _word_of_key_planes(bits0[128 * i :], count, here0[i:], step)
+                    _word_of_key_planes(bits1[128 * i :], count, here1[i:], step)
+            start += some

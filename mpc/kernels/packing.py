@@ -169,14 +169,3 @@ def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
             near[j] = keys[64 * i + j, 0]
         for k in range(planes.shape[0]):
             planes[k, i] = gather(near, k)
-
-
-@kernel
-def pack_plane(values: NDArray[Any], bit: int, words: NDArray[np.uint64]) -> None:
-    """Set bit j of words[i] to bit `bit` of values[64 i + j]; missing bits are 0."""
-    shift = np.uint64(bit)
-    for i in range(words.shape[0]):
-        word = np.uint64(0)
-        for j in range(min(64, values.shape[0] - 64 * i)):
-            word |= ((np.uint64(values[64 * i + j]) >> shift) & np.uint64(1)) << np.uint64(j)
-        words[i] = word

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.kernels import native
 from securemedian.mpc.kernels.jit import kernel
 from securemedian.mpc.kernels.packing import gather
 
@@ -24,14 +25,18 @@ _TILE = 64
 @kernel
 def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
     """Set bit j of planes[k, i] to bit k of values[64 i + j]; missing bits are 0."""
-    near = np.zeros(64, np.uint64)
-    for i in range(planes.shape[1]):
-        count = min(64, values.shape[0] - 64 * i)
-        near[count:] = 0
-        for j in range(count):
-            near[j] = values[64 * i + j]
-        for k in range(planes.shape[0]):
-            planes[k, i] = gather(near, k)
+    flat, words, count = planes.reshape(-1), planes.shape[1], planes.shape[0]
+    near = np.zeros(64, values.dtype)
+    for i in range(words):
+        some = values[64 * i : 64 * i + 64]
+        if some.shape[0] < 64:
+            near[: some.shape[0]] = some
+            some = near
+        if native.SLICES:
+            native.word_of_planes(some, count, flat[i:], words)
+        else:
+            for k in range(count):
+                planes[k, i] = gather(some, k)
 
 
 @kernel
@@ -69,6 +74,7 @@ def reply(
     requests: NDArray[np.uint64],
     keys0: NDArray[np.uint64],
     keys1: NDArray[np.uint64],
+    at: int,
     bits: int,
     replies: NDArray[np.uint64],
 ) -> None:
@@ -76,7 +82,7 @@ def reply(
 
     A flag c becomes c - e where the last bit was opened as 1, and otherwise e, with e its product.
     The reply is (1 - 2 z) c + r'_0 - r'_1, with r'_i the key i ^ request and z the own share of the
-    bit in `zeros`.
+    bit in `zeros`. The keys begin at word `at` of each plane.
     """
     ranks, words = opened.shape
     carries = np.empty((4, _TILE), np.uint64)
@@ -98,8 +104,8 @@ def reply(
                     c, e, r0, r1 = (
                         flags[k, begin:end],
                         products[k, begin:end],
-                        keys0[k, begin:end],
-                        keys1[k, begin:end],
+                        keys0[k, at + begin : at + end],
+                        keys1[k, at + begin : at + end],
                     )
                     out = replies[k, begin:end]
                     for i in range(count):
@@ -128,6 +134,7 @@ def finish(
     keys0: NDArray[np.uint64],
     keys1: NDArray[np.uint64],
     keys: NDArray[np.uint64],
+    at: int,
     replies: NDArray[np.uint64],
     weights: NDArray[np.uint64],
     bits: int,
@@ -137,9 +144,10 @@ def finish(
 ) -> None:
     """Write the shares of the products, and add them up on top of the counts.
 
-    A product's share is z (c + reply) + r_x - r'_0, with r_x the receiver's key. `below` becomes
-    what was `reached` where the last bit was opened as 1, and `reached` becomes `below` plus the
-    products of all clients, each as often as the client weighs.
+    A product's share is z (c + reply) + r_x - r'_0, with r_x the receiver's key. The keys begin at
+    word `at` of each plane. `below` becomes what was `reached` where the last bit was opened as 1,
+    and `reached` becomes `below` plus the products of all clients, each as often as the client
+    weighs.
     """
     ranks, words = opened.shape
     carries = np.empty((3, _TILE), np.uint64)
@@ -163,9 +171,9 @@ def finish(
                 for k in range(low, low + bits):
                     c, r0, r1, key = (
                         flags[k, begin:end],
-                        keys0[k, begin:end],
-                        keys1[k, begin:end],
-                        keys[k, begin:end],
+                        keys0[k, at + begin : at + end],
+                        keys1[k, at + begin : at + end],
+                        keys[k, at + begin : at + end],
                     )
                     got, e = replies[k, begin:end], products[k, begin:end]
                     for i in range(count):

@@ -1,216 +1,161 @@
 """The inner loops of leaf tables: random 1-of-2^m OT from m random OTs, and its use online.
 
-A table holds 2^m chunks in the low bits of its words, chunk i in bits [i s, (i+1) s), where
-s = `slot` is a power of two. Item `a` of `count` uses the OTs a, a + count, .., a + (m-1) count of
-its block, so that neighbours in a row belong to neighbouring items.
+Everything is in bit planes, 64 items to a word. A table has 2^m chunks of `width` bits, and bit k
+of chunk i is plane i width + k. In the planes of a block's keys the items' OTs 0 come first, then
+their OTs 1, and so on. Tables of a tile of items are worked on in the first-level cache.
 """
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.kernels.jit import kernel
 
+# Words of a plane that are worked on at once.
+_TILE = 64
+
 
 @kernel
 def combine_keys(
-    keys0: NDArray[np.uint64],
-    keys1: NDArray[np.uint64],
-    masks: NDArray[np.uint64],
-    out: NDArray[Any],
+    keys0: NDArray[np.uint64], keys1: NDArray[np.uint64], width: int, tables: NDArray[np.uint64]
 ) -> None:
     """Combine the sender's keys into one table per item.
 
-    keys0, keys1 (m count, >= W); out (count, W). Chunk i of a table is XOR_j chunk i of keys_{i_j}
-    of OT j, where i_j is bit j of i. masks (m, 2, W) tell which chunks have i_j = 0 and which 1.
+    keys0, keys1 (2^m width, m w); tables (2^m width, w). Chunk i of a table is the XOR over j of
+    chunk i of keys_{i_j} of OT j, where i_j is bit j of i.
     """
-    count, words = out.shape
-    for word in range(words):
-        for item in range(count):
-            table = np.uint64(0)
-            for j in range(masks.shape[0]):
-                at = j * count + item
-                table ^= (keys0[at, word] & masks[j, 0, word]) | (
-                    keys1[at, word] & masks[j, 1, word]
-                )
-            out[item, word] = table
+    planes, words = tables.shape
+    for plane in range(planes):
+        chunk, out = plane // width, tables[plane]
+        out[:] = 0
+        for j in range(keys0.shape[1] // words):
+            keys = keys1 if (chunk >> j) & 1 else keys0
+            key = keys[plane, j * words : (j + 1) * words]
+            for i in range(words):
+                out[i] ^= key[i]
+
+
+@kernel
+def _pick(
+    near: NDArray[np.uint64], positions: NDArray[np.uint64], start: int, words: int, width: int
+) -> None:
+    """Move the chunk at each position to the front of the tables in `near` (2^m width, ..).
+
+    They are `words` words of them, whose positions (m, ..) begin at word `start`. There is no
+    branch on a position.
+    """
+    levels = positions.shape[0]
+    for j in range(levels):
+        chosen = positions[j, start : start + words]
+        for to in range(width << (levels - 1 - j)):
+            first = 2 * to - to % width
+            even, odd, out = near[first], near[first + width], near[to]
+            for i in range(words):
+                out[i] = even[i] ^ ((even[i] ^ odd[i]) & chosen[i])
 
 
 @kernel
 def choose_chunks(
-    keys: NDArray[np.uint64],
-    choice_words: NDArray[np.uint64],
-    slot: int,
-    width: int,
-    choices: NDArray[np.uint8],
-    pads: NDArray[Any],
+    keys: NDArray[np.uint64], choices: NDArray[np.uint64], pads: NDArray[np.uint64]
 ) -> None:
-    """Write what the receiver knows of each table: one position and the pad there.
+    """Write the pad of each table that the receiver knows: the chunk at its choices.
 
-    choices[a] = sum_j c_j 2^j, with c_j the choice of OT j, and pads[a] = XOR_j chunk choices[a] of
-    its key of OT j, of `width` bits.
+    keys (2^m width, m w), choices (m, w), pads (width, w).
     """
-    count = pads.shape[0]
-    levels = keys.shape[0] // count
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    for item in range(count):
-        choice = 0
-        for j in range(levels):
-            at = j * count + item
-            choice |= int((choice_words[at >> 6] >> np.uint64(at & 63)) & np.uint64(1)) << j
-        position = choice * slot
-        pad = np.uint64(0)
-        for j in range(levels):
-            pad ^= keys[j * count + item, position >> 6]
-        choices[item] = choice
-        pads[item] = (pad >> np.uint64(position & 63)) & mask
+    width, words = pads.shape
+    near = np.empty((keys.shape[0], _TILE), np.uint64)
+    for start in range(0, words, _TILE):
+        count = min(_TILE, words - start)
+        for plane in range(keys.shape[0]):
+            out = near[plane]
+            out[:] = 0
+            for j in range(choices.shape[0]):
+                key = keys[plane, j * words + start : j * words + start + count]
+                for i in range(count):
+                    out[i] ^= key[i]
+        _pick(near, choices, start, count, width)
+        for k in range(width):
+            pads[k, start : start + count] = near[k, :count]
 
 
 @kernel
-def request_leaves(
-    values: NDArray[Any],
-    shift: int,
-    pads: NDArray[np.uint8],
-    leaf_mask: int,
-    out: NDArray[np.uint8],
-) -> None:
-    """Write the receiver's requests, choice ^ leaf.
-
-    leaf = (value >> shift) & leaf_mask has at most 4 bits, as many as the choice, which is in the
-    low bits of a pad.
-    """
-    s = np.uint64(shift)
-    m = np.uint64(leaf_mask)
-    for i in range(values.shape[0]):
-        out[i] = (np.uint64(pads[i]) ^ (np.uint64(values[i]) >> s)) & m
-
-
-@kernel
-def _shuffle(table: np.uint64, request: np.uint64, slot: int) -> np.uint64:
-    """Return a table whose chunk i is chunk i ^ request of the given one.
-
-    A table has up to 16 chunks of 1 or 2 bits. There is no branch on the request.
-    """
-    one, two, three, four, eight, sixteen = (
-        np.uint64(1),
-        np.uint64(2),
-        np.uint64(3),
-        np.uint64(4),
-        np.uint64(8),
-        np.uint64(16),
-    )
-    if slot == 1:
-        m1, m2, m4, m8 = np.uint64(0x5555), np.uint64(0x3333), np.uint64(0x0F0F), np.uint64(0x00FF)
-        s1, s2, s4, s8 = one, two, four, eight
-    else:
-        m1, m2, m4, m8 = (
-            np.uint64(0x33333333),
-            np.uint64(0x0F0F0F0F),
-            np.uint64(0x00FF00FF),
-            np.uint64(0x0000FFFF),
-        )
-        s1, s2, s4, s8 = two, four, eight, sixteen
-    zero = np.uint64(0)
-    pick = zero - (request & one)
-    t = (table ^ (table >> s1)) & m1 & pick
-    table ^= t | (t << s1)
-    pick = zero - ((request >> one) & one)
-    t = (table ^ (table >> s2)) & m2 & pick
-    table ^= t | (t << s2)
-    pick = zero - ((request >> two) & one)
-    t = (table ^ (table >> s4)) & m4 & pick
-    table ^= t | (t << s4)
-    pick = zero - ((request >> three) & one)
-    t = (table ^ (table >> s8)) & m8 & pick
-    return table ^ t ^ (t << s8)
-
-
-@kernel
-def reply_one(
-    values: NDArray[Any],
-    shift: int,
-    leaf_mask: int,
-    less: int,
-    tables: NDArray[Any],
-    requests: NDArray[np.uint8],
+def reply_leaves(
+    leaves: NDArray[np.uint64],
+    requests: NDArray[np.uint64],
+    tables: NDArray[np.uint64],
     shares: NDArray[np.uint64],
-    out: NDArray[Any],
+    greater: bool,
+    equal: bool,
+    out: NDArray[np.uint64],
 ) -> None:
-    """Write the sender's masked messages of 1 bit per chunk, in reply to the requests.
+    """Write the sender's masked messages, in reply to the requests.
 
-    Message i is share ^ 1{leaf > i} where `less` is 1 and share ^ 1{leaf = i} where it is 0, under
-    the table's pad i ^ request: 2^leaf has the bit i = leaf, 2^leaf - 1 the bits i < leaf. `shares`
-    are packed.
+    leaves, requests (m, w); tables, out (2^m width, w); shares (width, w), where the width is the
+    number of messages: with `greater` there is one of 1{leaf > i}, and with `equal` one of
+    1{leaf = i}, for each i. Message i goes under its share and the table's chunk i ^ request.
     """
-    every = np.uint64(0xFFFF)
-    m = np.uint64(leaf_mask)
-    for word in range(shares.shape[0]):
-        packed = shares[word]
-        for bit in range(min(64, values.shape[0] - 64 * word)):
-            i = 64 * word + bit
-            leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-            message = (np.uint64(1) << leaf) - np.uint64(less)
-            share = (packed >> np.uint64(bit)) & np.uint64(1)
-            out[i] = (
-                _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 1)
-                ^ message
-                ^ (every & (np.uint64(0) - share))
-            )
-
-
-@kernel
-def reply_both(
-    values: NDArray[Any],
-    shift: int,
-    tables: NDArray[np.uint32],
-    requests: NDArray[np.uint8],
-    greater_shares: NDArray[np.uint64],
-    equal_shares: NDArray[np.uint64],
-    out: NDArray[np.uint32],
-) -> None:
-    """Write masked messages as `reply_one` does, for 4-bit leaves and with 2 bits per chunk.
-
-    The low bit of chunk i is for 1{leaf > i}, the high one for 1{leaf = i}.
-    """
-    low, high = np.uint64(0x55555555), np.uint64(0xAAAAAAAA)
-    for word in range(greater_shares.shape[0]):
-        greater_bits, equal_bits = greater_shares[word], equal_shares[word]
-        for bit in range(min(64, values.shape[0] - 64 * word)):
-            i = 64 * word + bit
-            leaf = np.uint64(2) * ((np.uint64(values[i]) >> np.uint64(shift)) & np.uint64(15))
-            message = (((np.uint64(1) << leaf) - np.uint64(1)) & low) ^ (np.uint64(2) << leaf)
-            greater = (greater_bits >> np.uint64(bit)) & np.uint64(1)
-            equal = (equal_bits >> np.uint64(bit)) & np.uint64(1)
-            message ^= (low & (np.uint64(0) - greater)) ^ (high & (np.uint64(0) - equal))
-            out[i] = _shuffle(np.uint64(tables[i]), np.uint64(requests[i]), 2) ^ message
+    levels, words = leaves.shape
+    width, planes = shares.shape[0], out.shape[0]
+    near = np.empty((planes, _TILE), np.uint64)
+    same, above = np.empty((1 << levels, _TILE), np.uint64), np.empty(_TILE, np.uint64)
+    for start in range(0, words, _TILE):
+        count = min(_TILE, words - start)
+        end = start + count
+        for plane in range(planes):
+            near[plane, :count] = tables[plane, start:end]
+        for j in range(levels):
+            moved, step = requests[j, start:end], width << j
+            for plane in range(planes):
+                if not plane // step & 1:
+                    one, other = near[plane], near[plane + step]
+                    for i in range(count):
+                        swap = (one[i] ^ other[i]) & moved[i]
+                        one[i] ^= swap
+                        other[i] ^= swap
+        # 1{leaf = i}, of ever more bits of the leaf
+        same[0] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        for j in range(levels):
+            bit = leaves[j, start:end]
+            for low in range(1 << j):
+                without, with_ = same[low], same[low + (1 << j)]
+                for i in range(count):
+                    with_[i] = without[i] & bit[i]
+                    without[i] ^= with_[i]
+        above[:] = 0
+        for chunk in range((1 << levels) - 1, -1, -1):
+            its, k = same[chunk], 0
+            if greater:
+                pad, share = near[chunk * width], shares[0, start:end]
+                masked = out[chunk * width, start:end]
+                for i in range(count):
+                    masked[i] = above[i] ^ share[i] ^ pad[i]
+                    above[i] ^= its[i]
+                k = 1
+            if equal:
+                pad, share = near[chunk * width + k], shares[k, start:end]
+                masked = out[chunk * width + k, start:end]
+                for i in range(count):
+                    masked[i] = its[i] ^ share[i] ^ pad[i]
 
 
 @kernel
 def finish_leaves(
-    values: NDArray[Any],
-    shift: int,
-    leaf_bits: int,
-    slot: int,
-    pads: NDArray[np.uint8],
-    replies: NDArray[Any],
+    leaves: NDArray[np.uint64],
+    replies: NDArray[np.uint64],
+    pads: NDArray[np.uint64],
     out: NDArray[np.uint64],
 ) -> None:
-    """Write the receiver's shares, packed.
+    """Write the receiver's shares: the message at its leaf, without the pad.
 
-    Bit i of out[k] is bit k of (chunk `leaf` of reply i) ^ pad i, for k < slot; unused bits are 0.
-    Pad i stands above the choice in pads[i].
+    leaves (m, w), replies (2^m width, w); pads, out (width, w).
     """
-    count = values.shape[0]
-    m = (np.uint64(1) << np.uint64(leaf_bits)) - np.uint64(1)
-    for k in range(slot):
-        above = np.uint64(leaf_bits + k)
-        for word in range(out.shape[1]):
-            found = np.uint64(0)
-            for bit in range(min(64, count - 64 * word)):
-                i = 64 * word + bit
-                leaf = (np.uint64(values[i]) >> np.uint64(shift)) & m
-                chunk = np.uint64(replies[i]) >> (leaf * np.uint64(slot) + np.uint64(k))
-                pad = np.uint64(pads[i]) >> above
-                found |= ((chunk ^ pad) & np.uint64(1)) << np.uint64(bit)
-            out[k, word] = found
+    width, words = out.shape
+    near = np.empty((replies.shape[0], _TILE), np.uint64)
+    for start in range(0, words, _TILE):
+        count = min(_TILE, words - start)
+        for plane in range(replies.shape[0]):
+            near[plane, :count] = replies[plane, start : start + count]
+        _pick(near, leaves, start, count, width)
+        for k in range(width):
+            got, pad = out[k, start : start + count], pads[k, start : start + count]
+            for i in range(count):
+                got[i] = near[k, i] ^ pad[i]

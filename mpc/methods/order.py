@@ -46,8 +46,10 @@ def positions(
         bit = compare.greater(party, one, other, bits)
         # shares of z_xy
         above = to_ring(party, bit, count, position_bits).reshape(first.size, dim)
-        np.add.at(before, first, above * weight[second])
-        np.subtract.at(before, second, above * weight[first])
+        # row by row, because numpy adds to rows that may repeat element by element
+        for x, y, bits_of in zip(first, second, above, strict=True):
+            before[x] += bits_of * weight[y]
+            before[y] -= bits_of * weight[x]
     # z_yx = 1 - z_xy, and client i is the second in its pairs with clients 0..i-1
     if party.number == 0:
         before += np.cumsum(weight, axis=0, dtype=weight.dtype) - weight

@@ -42,7 +42,7 @@ from securemedian.mpc.arrays import (
     PublicValues,
     PublicWords,
     Ring,
-    RingShare,
+    RingPlanes,
     XorBits,
     XorWords,
 )
@@ -367,7 +367,7 @@ def _select_together(
     found = _unknown(len(zeros), len(ranks), words)
     opened = _nothing_opened(len(ranks), words)
     for bit in reversed(range(len(zeros))):
-        signs = compare.msb(party, selection.reached(bit, opened), bits)
+        signs = compare.msb_of_planes(party, selection.reached(bit, opened))
         opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
         found[bit] = opened
     return _elements(found, dim)
@@ -413,11 +413,10 @@ class Selection:
         self._party, self._zeros, self._bits = party, zeros, bits
         self._weights = np.array([weight % (1 << bits) for weight in weights], np.uint64)
         count, kind = zeros.shape[1], PlaneOts(bits * len(ranks))
-        self._stock = [party.pool.take(kind, count, count) for _ in zeros]
-        requests = [
-            own ^ choices for own, (_, _, choices, _) in zip(zeros, self._stock, strict=True)
-        ]
-        self._requests = party.channel.exchange("select.request", np.stack(requests))
+        # those of all bits, one bit's after another's
+        self._stock = party.pool.take(kind, zeros.size, zeros.size)
+        choices = self._stock[2].reshape(zeros.shape)
+        self._requests = party.channel.exchange("select.request", zeros ^ choices)
         # what is public is in party 0's shares: flags of 1, and L - k with L = 0
         self._flags = np.zeros((kind.planes, count), np.uint64)
         self._below = np.zeros((kind.planes, words), np.uint64)
@@ -427,26 +426,24 @@ class Selection:
                 counts[:] = kernels.FULL * np.uint64(-ranks[plane // bits] >> plane % bits & 1)
         self._products, self._reached = np.zeros_like(self._flags), self._below.copy()
 
-    def reached(self, bit: int, opened: PublicWords) -> RingShare:
-        """Return shares of L + Z - k at a bit: the elements of each rank in turn, 64 per word.
+    def reached(self, bit: int, opened: PublicWords) -> RingPlanes:
+        """Return shares of L + Z - k at a bit, those of each rank in turn, in bit planes.
 
         Bits are asked for from the highest down, each with what was opened (ranks, words) at the
         one above it. Takes one round.
         """
         zeros, asked = self._zeros[bit], self._requests[bit]
-        keys0, keys1, _, keys = self._stock[bit]
-        ots = zeros, asked, keys0, keys1
+        keys0, keys1, _, keys = self._stock
+        ots, at = (zeros, asked, keys0, keys1), bit * zeros.size
         replies = np.empty_like(self._flags)
-        kernels.reply(self._flags, self._products, opened, *ots, self._bits, replies)
+        kernels.reply(self._flags, self._products, opened, *ots, at, self._bits, replies)
         replied = self._party.channel.exchange("select.reply", replies)
         kernels.finish(
-            *(self._flags, opened, *ots, keys, replied, self._weights, self._bits),
+            *(self._flags, opened, *ots, keys, at, replied, self._weights, self._bits),
             *(self._products, self._below, self._reached),
         )
-        elements = np.empty((len(opened), 64 * opened.shape[1]), ring.dtype(self._bits))
-        for rank, values in enumerate(elements):
-            kernels.join(self._reached[rank * self._bits : (rank + 1) * self._bits], values)
-        return RingShare(elements.reshape(-1))
+        by_rank = self._reached.reshape(len(opened), self._bits, -1)
+        return RingPlanes(by_rank.swapaxes(0, 1).reshape(self._bits, -1))
 
 
 def demand(dim: int, clients: int, width: int, bits: int, ranks: int = 1) -> Demand:

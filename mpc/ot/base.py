@@ -8,8 +8,9 @@ id, the index and the whole transcript (A, B), so keys of different sessions, di
 positions never agree.
 
 B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size.
-Group arithmetic is libsodium's. What is received must be a canonical encoding of a point of the
-prime-order group, and not its neutral element.
+The sender computes a(B - A) as aB - aA, for which aA serves all OTs. Group arithmetic is
+libsodium's. What is received must be a canonical encoding of a point of the prime-order group, and
+not its neutral element, and B must not be A: libsodium multiplies no other point.
 """
 
 import hashlib
@@ -32,15 +33,17 @@ def _scalar(entropy: Entropy) -> bytes:
     )
 
 
-def _checked(point: bytes, what: str) -> bytes:
-    """Return a received point, or raise PeerProtocolError if it is not one that may be sent."""
+def _times(scalar: bytes, point: bytes, what: str) -> bytes:
+    """Return a multiple of a received point.
+
+    Raises PeerProtocolError unless the point is one that may be sent, which libsodium checks.
+    """
     try:
-        valid = sodium.crypto_core_ed25519_is_valid_point(point)
+        return sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
     except CryptoError:
-        valid = False
-    if not valid:
-        raise PeerProtocolError(f"base OT: {what} is not a point of the prime-order group")
-    return point
+        raise PeerProtocolError(
+            f"base OT: {what} is not a point of the prime-order group"
+        ) from None
 
 
 def _key(session: bytes, index: int, a_point: bytes, b_point: bytes, shared: bytes) -> bytes:
@@ -67,16 +70,18 @@ class BaseOtSender:
     def keys(self, count: int) -> list[tuple[bytes, bytes]]:
         """Receive all B and return the pairs of keys."""
         points: NDArray[np.uint8] = self._channel.recv("base.B", np.uint8, (count, POINT_BYTES))
+        difference = _times(self._a, self._point, "A")
         pairs = []
         for i in range(count):
-            b_point = _checked(points[i].tobytes(), f"B[{i}]")
-            keys = []
-            for point in (b_point, sodium.crypto_core_ed25519_sub(b_point, self._point)):
-                shared = sodium.crypto_scalarmult_ed25519_noclamp(
-                    self._a, _checked(point, f"B[{i}] - A")
-                )
-                keys.append(_key(self._session, i, self._point, b_point, shared))
-            pairs.append((keys[0], keys[1]))
+            b_point = points[i].tobytes()
+            if b_point == self._point:
+                raise PeerProtocolError(f"base OT: B[{i}] is A: everybody knows one of its keys")
+            shared = _times(self._a, b_point, f"B[{i}]")
+            other = sodium.crypto_core_ed25519_sub(shared, difference)
+            key0, key1 = (
+                _key(self._session, i, self._point, b_point, secret) for secret in (shared, other)
+            )
+            pairs.append((key0, key1))
         return pairs
 
 
@@ -91,8 +96,10 @@ class BaseOtReceiver:
 
     def keys(self, choices: NDArray[np.uint8]) -> list[bytes]:
         """Receive A, send all B and return the chosen keys."""
-        a_point = _checked(self._channel.recv("base.A", np.uint8, (POINT_BYTES,)).tobytes(), "A")
+        a_point = self._channel.recv("base.A", np.uint8, (POINT_BYTES,)).tobytes()
         secrets = [_scalar(self._entropy) for _ in choices]
+        # before anything is added to A
+        shared = [_times(secret, a_point, "A") for secret in secrets]
         points = []
         for choice, secret in zip(choices, secrets, strict=True):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
@@ -103,12 +110,6 @@ class BaseOtReceiver:
             "base.B", np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES)
         )
         return [
-            _key(
-                self._session,
-                i,
-                a_point,
-                point,
-                sodium.crypto_scalarmult_ed25519_noclamp(secret, a_point),
-            )
-            for i, (point, secret) in enumerate(zip(points, secrets, strict=True))
+            _key(self._session, i, a_point, point, secret)
+            for i, (point, secret) in enumerate(zip(points, shared, strict=True))
         ]

@@ -10,9 +10,13 @@ counts, and an end waits for exactly the messages that its peer sends for the sa
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.kernels import native, packing
 
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
 ALIGN = 128
@@ -45,14 +49,6 @@ class RandomOtEnd(ABC):
         """
         return
 
-    @abstractmethod
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        """Return (count, 2 `blocks`) words for each key of the last `extend`, which `keys` holds.
-
-        This is for uses that need more than 128 bits per OT. The words look random to whoever does
-        not have the key, and both ends get the same words from the same key. Sends nothing.
-        """
-
 
 class RandomOtSender(RandomOtEnd):
     """The end that makes two random keys per OT.
@@ -68,6 +64,19 @@ class RandomOtSender(RandomOtEnd):
         a positive multiple of ALIGN, up to BLOCK.
         """
 
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        """Return bits 0..`width`-1 of the keys of as many OTs in bit planes (width, count/64).
+
+        `count` is a positive multiple of ALIGN, and may be more than BLOCK, so that no copies are
+        made. It takes the messages of `extend` of as many blocks.
+        """
+        planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
+        for words in blocks_of(count):
+            keys0, keys1 = self.extend(64 * (words.stop - words.start))
+            planes0[:, words] = bit_planes(keys0, width)
+            planes1[:, words] = bit_planes(keys1, width)
+        return planes0, planes1
+
 
 class RandomOtReceiver(RandomOtEnd):
     """The end that makes a random choice bit per OT, and the key of that choice."""
@@ -78,6 +87,32 @@ class RandomOtReceiver(RandomOtEnd):
 
         Counts and lifetimes are as for the sender.
         """
+
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        """Return the packed choices, and the chosen keys in bit planes, as the sender does."""
+        choices = np.empty(count // 64, np.uint64)
+        planes = np.empty((width, choices.size), np.uint64)
+        for words in blocks_of(count):
+            choices[words], keys = self.extend(64 * (words.stop - words.start))
+            planes[:, words] = bit_planes(keys, width)
+        return choices, planes
+
+
+def blocks_of(count: int) -> Iterator[slice]:
+    """Yield the words of each block of `count` OTs, of which `extend` makes one at a time."""
+    # the last, which alone may have a size that none can have
+    checked_block(count % BLOCK or min(count, BLOCK))
+    for first in range(0, count, BLOCK):
+        yield slice(first // 64, min(first + BLOCK, count) // 64)
+
+
+def bit_planes(keys: Blocks, width: int) -> Words:
+    """Return bits 0..`width`-1 of every key, packed: (width, len(keys) / 64)."""
+    planes = np.empty((width, len(keys) // 64), np.uint64)
+    # whatever AES is used: there is none in it
+    kernels = native if native.FEATURES else packing
+    kernels.bit_planes(keys, planes)
+    return planes
 
 
 def checked_block(count: int) -> int:

@@ -70,7 +70,7 @@ from securemedian.mpc.prg import Stream
 
 # Trees that are grown at once and share a message: few enough that their nodes stay in the cache.
 TREES = 64
-# Streams of the trees' tweaks; those of `extend` and `expand` are below.
+# Streams of the trees' tweaks; those of `extend` are below.
 TREE_TWEAKS = np.uint64(1 << 63)
 
 
@@ -170,9 +170,6 @@ class _Ferret(RandomOtEnd):
     def prepare(self) -> None:
         if self._seeds is None:
             self._seeds = self.bootstrap()[: self._code.seeds]
-
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        return self._hash.expand(keys, self.index - len(keys), self._tweaks, blocks)
 
     @abstractmethod
     def bootstrap(self) -> Blocks:

@@ -49,14 +49,15 @@ class Hash:
         """
         self.key = hashlib.sha256(label + b"".join(parts)).digest()[:16]
         self._pi = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor().update_into
-        self._round_keys = native.round_keys(self.key)[0] if native.taken(native_aes) else None
+        # None where AES is OpenSSL's
+        self.round_keys = native.round_keys(self.key)[0] if native.taken(native_aes) else None
         self._scratch = scratch
 
     def columns(self, rows: Words, index: int, stream: np.uint64, out: Blocks) -> None:
         """Hash the columns of 128 rows of bits (128, n / 64)."""
         first = np.uint64(index)
-        if self._round_keys is not None:
-            native.hash_columns(rows, first, stream, self._round_keys, out)
+        if self.round_keys is not None:
+            native.hash_columns(rows, first, stream, self.round_keys, out)
         else:
             kernels.transpose_and_tweak(rows, first, stream, out)
             self.finish(out)
@@ -72,8 +73,8 @@ class Hash:
     ) -> None:
         """Hash the columns to `out0`, and to `out1` those whose sigma has this difference."""
         first = np.uint64(index)
-        if self._round_keys is not None:
-            native.hash_column_pairs(rows, first, stream, self._round_keys, out0, *difference, out1)
+        if self.round_keys is not None:
+            native.hash_column_pairs(rows, first, stream, self.round_keys, out0, *difference, out1)
         else:
             kernels.transpose_and_tweak(rows, first, stream, out0)
             self._finish_pairs(difference, out0, out1)
@@ -81,8 +82,8 @@ class Hash:
     def blocks(self, blocks: Blocks, index: int, stream: np.uint64, out: Blocks) -> None:
         """Hash blocks (n, 2)."""
         first = np.uint64(index)
-        if self._round_keys is not None:
-            native.hash_blocks(blocks, first, stream, self._round_keys, out)
+        if self.round_keys is not None:
+            native.hash_blocks(blocks, first, stream, self.round_keys, out)
         else:
             kernels.sigma_and_tweak(blocks, first, stream, out)
             self.finish(out)
@@ -98,10 +99,8 @@ class Hash:
     ) -> None:
         """Hash blocks to `out0`, and to `out1` those whose sigma has this difference."""
         first = np.uint64(index)
-        if self._round_keys is not None:
-            native.hash_block_pairs(
-                blocks, first, stream, self._round_keys, out0, *difference, out1
-            )
+        if self.round_keys is not None:
+            native.hash_block_pairs(blocks, first, stream, self.round_keys, out0, *difference, out1)
         else:
             kernels.sigma_and_tweak(blocks, first, stream, out0)
             self._finish_pairs(difference, out0, out1)
@@ -120,15 +119,6 @@ class Hash:
         self._pi(as_bytes(blocks), as_bytes(images))
         kernels.xor_into(blocks, images[:-1])
         return blocks
-
-    def expand(self, keys: Blocks, first: int, stream: np.uint64, blocks: int) -> Words:
-        """Return (count, 2 `blocks`) words: H of each key under streams that no OT uses."""
-        out = np.empty((len(keys), blocks, 2), np.uint64)
-        hashed = self._scratch.array("expanded", len(keys), 2)
-        for block in range(blocks):
-            self.blocks(keys, first, stream | np.uint64((block + 1) << 32), hashed)
-            out[:, block] = hashed
-        return out.reshape(len(keys), -1)
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:

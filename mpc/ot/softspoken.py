@@ -17,9 +17,8 @@ Column by column that is W = V ^ u Delta over 128 bits, and
     the receiver's is H(t, V), the key of choice u,
 
 with the hash H of `mpc.ot.hash` under a key of the session. The tweak t is unique in a session:
-`index` only grows, a lane's streams are expanded once, in order, and `expand` counts its blocks in
-a part of t that is 0 elsewhere. Between semi-honest parties the columns are pseudorandom, and
-nobody chooses x against t.
+`index` only grows, and a lane's streams are expanded once, in order. Between semi-honest parties
+the columns are pseudorandom, and nobody chooses x against t.
 
 The receiver sends 128/k - 1 uniform bits per OT: one message per `extend`, and these messages do
 not wait for each other.
@@ -35,12 +34,13 @@ from securemedian.mpc.ot.extension import (
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
+    blocks_of,
     checked_block,
 )
 from securemedian.mpc.ot.hash import Hash, tweak_stream
 from securemedian.mpc.ot.leaves import expander
 from securemedian.mpc.ot.scratch import Scratch
-from securemedian.mpc.prg import SEED_BYTES, Entropy, Stream, os_entropy
+from securemedian.mpc.prg import SEED_BYTES, Entropy, expand, os_entropy
 from securemedian.mpc.protocol import SECURITY_BITS
 
 
@@ -49,8 +49,8 @@ def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
     return SECURITY_BITS // field_bits - 1, count // 64
 
 
-def _double(node: bytes) -> tuple[bytes, bytes]:
-    children = Stream(node).words(4).tobytes()
+def _double(node: bytes, native_aes: bool) -> tuple[bytes, bytes]:
+    children = expand(node, 0, 4, native_aes).tobytes()
     return children[:SEED_BYTES], children[SEED_BYTES:]
 
 
@@ -61,7 +61,11 @@ def _xor(values: list[bytes]) -> bytes:
 
 
 def receiver_setup(
-    channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy
+    channel: Channel,
+    session: bytes,
+    field_bits: int,
+    entropy: Entropy = os_entropy,
+    native_aes: bool = True,
 ) -> list[list[bytes]]:
     """Return the extension receiver's GGM leaves, blocks x q.
 
@@ -75,7 +79,7 @@ def receiver_setup(
     for block in range(SECURITY_BITS // field_bits):
         nodes = [entropy(SEED_BYTES)]
         for level in range(field_bits):
-            nodes = [child for node in nodes for child in _double(node)]
+            nodes = [child for node in nodes for child in _double(node, native_aes)]
             for side, key in enumerate(keys[block * field_bits + level]):
                 masked.append(_xor([*nodes[side::2], key]))
         leaves.append(nodes)
@@ -84,7 +88,11 @@ def receiver_setup(
 
 
 def sender_setup(
-    channel: Channel, session: bytes, field_bits: int, entropy: Entropy = os_entropy
+    channel: Channel,
+    session: bytes,
+    field_bits: int,
+    entropy: Entropy = os_entropy,
+    native_aes: bool = True,
 ) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
     """Return the extension sender's Delta and GGM leaves.
 
@@ -107,7 +115,7 @@ def sender_setup(
             known = {
                 2 * x + side: child
                 for x, node in known.items()
-                for side, child in enumerate(_double(node))
+                for side, child in enumerate(_double(node, native_aes))
             }
             side = 1 - int(bit)
             position = block * field_bits + level
@@ -144,9 +152,6 @@ class _SoftSpoken(RandomOtEnd):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
 
-    def expand(self, keys: Blocks, blocks: int) -> Words:
-        return self._hash.expand(keys, self.index - len(keys), self._tweaks, blocks)
-
 
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     """The receiver's end, which sends one message of corrections per `extend`."""
@@ -163,22 +168,42 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         super().__init__(channel, session, leaves, lane, direction, native_aes)
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
-        choices, rows = self.correlate(count)
-        keys = self._scratch.array("keys", count, 2)
-        self._hash.columns(rows, self.index, self._tweaks, keys)
-        self.index += count
+        choices = self._scratch.array("choices", checked_block(count) // 64)
+        keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
+        self._leaves.receive_keys(self._hash, self.index, self._tweaks, choices, corrections, keys)
+        self._sent(corrections, count)
         return choices, keys
 
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        choices = np.empty(count // 64, np.uint64)
+        planes = np.empty((width, choices.size), np.uint64)
+        for words in blocks_of(count):
+            mine = choices[words]
+            corrections = self._corrections(64 * mine.size)
+            self._leaves.receive_planes(
+                *(self._hash, self.index, self._tweaks, mine, corrections, words.start, planes)
+            )
+            self._sent(corrections, 64 * mine.size)
+        return choices, planes
+
+    def _corrections(self, count: int) -> Words:
+        # new each time, because the channel may still be sending the last ones
+        return np.empty(corrections_shape(self._field_bits, count), np.uint64)
+
+    def _sent(self, corrections: Words, count: int) -> None:
+        """Send the corrections of `count` OTs that were made, and count these."""
+        self._channel.send("ot.corrections", corrections)
+        self.index += count
+
     def correlate(self, count: int) -> tuple[Words, Words]:
-        """Return the correlated OTs that `extend` hashes: u (count/64,) and V (128, count/64).
+        """Return the correlated OTs that `extend` would hash: u (count/64,) and V (128, count/64).
 
         Sends the corrections. The next call overwrites what this one returned.
         """
         words = checked_block(count) // 64
         rows = self._scratch.array("rows", SECURITY_BITS, words)
         choices = self._scratch.array("choices", words)
-        # new each time, because the channel may still be sending the last one
-        corrections = np.empty(corrections_shape(self._field_bits, count), np.uint64)
+        corrections = self._corrections(count)
         self._leaves.receive(rows, choices, corrections)
         self._channel.send("ot.corrections", corrections)
         return choices, rows
@@ -222,21 +247,32 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         self.sigma_delta: tuple[np.uint64, np.uint64] = low ^ high, low
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
-        rows = self.correlate(count)
-        keys0 = self._scratch.array("keys0", count, 2)
-        keys1 = self._scratch.array("keys1", count, 2)
-        self._hash.column_pairs(rows, self.index, self._tweaks, self.sigma_delta, keys0, keys1)
+        given = self._hash, self.index, self._tweaks, self._masks, self._corrections(count)
+        keys0, keys1 = (self._scratch.array(name, count, 2) for name in ("keys0", "keys1"))
+        self._leaves.send_keys(*given, self.sigma_delta, keys0, keys1)
         self.index += count
         return keys0, keys1
 
+    def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
+        planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
+        for words in blocks_of(count):
+            ots = 64 * (words.stop - words.start)
+            given = self._hash, self.index, self._tweaks, self._masks, self._corrections(ots)
+            self._leaves.send_planes(*given, self.sigma_delta, words.start, planes0, planes1)
+            self.index += ots
+        return planes0, planes1
+
     def correlate(self, count: int) -> Words:
-        """Return the correlated OTs that `extend` hashes: W (128, count/64).
+        """Return the correlated OTs that `extend` would hash: W (128, count/64).
 
         Waits for the receiver's corrections. The next call overwrites what this one returned.
         """
-        rows = self._scratch.array("rows", SECURITY_BITS, checked_block(count) // 64)
-        corrections = self._channel.recv(
-            "ot.corrections", np.uint64, corrections_shape(self._field_bits, count)
-        )
+        corrections = self._corrections(count)
+        rows = self._scratch.array("rows", SECURITY_BITS, count // 64)
         self._leaves.send(rows, self._masks, corrections)
         return rows
+
+    def _corrections(self, count: int) -> Words:
+        """Wait for the receiver's corrections of `count` OTs."""
+        shape = corrections_shape(self._field_bits, checked_block(count))
+        return self._channel.recv("ot.corrections", np.uint64, shape)

@@ -1,0 +1,187 @@
+"""`securemedian bench lanes`: how much faster several lanes of one server are than one.
+
+Parties without a peer (`mpc.plan.lone_party`) run on a thread each: real cryptography and kernels,
+and nobody to wait for. What keeps lanes from as many times the speed of one is the interpreter,
+which one thread has at a time, and the memory and caches that cores share. The first shows as time
+outside kernels, which the interpreter is needed for, and the second as processor time that grows
+with the lanes.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median_low
+from typing import Any
+
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.parts import Clocks, Place
+from securemedian.laboratory import report
+from securemedian.mpc import pipeline, plan
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.kernels import (
+    extension,
+    lpn,
+    native,
+    packing,
+    planes,
+    searching,
+    tables,
+    vectors,
+)
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.party import Party
+from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers import memory
+from securemedian.servers.engine import SWITCH_S
+
+COMPARED = ("bucketed", "pairwise", "radix")
+COLUMNS = (
+    "method",
+    "1 lane, s",
+    "lanes, s",
+    "times as fast",
+    "least",
+    "most",
+    "processor time, times",
+    "outside kernels, %",
+)
+# every kernel that a lane calls; those that only kernels call are within others
+KERNELS: tuple[Place, ...] = tuple(
+    ("kernels", module, name, None)
+    for module in (extension, lpn, native, packing, planes, searching, tables, vectors)
+    for name, function in vars(module).items()
+    if hasattr(function, "py_func")
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn of some lanes took: seconds, and processor seconds of all threads together."""
+
+    seconds: float
+    processor_seconds: float
+
+
+def add_kinds(kinds: Any) -> None:
+    """Add `lanes` to `bench`."""
+    lanes = kinds.add_parser(
+        "lanes",
+        help="how many times as fast as one lane several are, on a core each",
+        description="Time one chunk per lane, preprocessing included, on one lane and on several "
+        "in turns, without a peer. Several lanes do as many chunks: on as many cores, of which "
+        "nobody else uses any, they would at best take the time of one.",
+    )
+    lanes.add_argument(
+        "--methods",
+        type=settings.list_from(tuple(METHODS)),
+        default=list(COMPARED),
+        metavar="M,..",
+        help=f"methods, with their default options (default: {','.join(COMPARED)})",
+    )
+    lanes.add_argument(
+        "--clients",
+        type=settings.count,
+        default=8,
+        metavar="N",
+        help="clients of the round (default: %(default)s)",
+    )
+    lanes.add_argument(
+        "--coordinates",
+        type=settings.count,
+        default=1 << 16,
+        metavar="D",
+        help="coordinates of each lane, which are cut into chunks as a round's are "
+        "(default: %(default)s)",
+    )
+    lanes.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    settings.add_options(lanes, chooses=False, pins=False)
+    settings.add_out(lanes)
+    lanes.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time all methods, print a table, save the JSON."""
+    chosen = settings.read(options)
+    if chosen.protocol.lanes < 2:
+        raise ConfigError("--lanes must be 2 or more: they are compared with one")
+    file = report.check_writable(options.out / "lanes.json")
+    console = report.console()
+    points = []
+    # as servers run
+    memory.keep()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        for name in options.methods:
+            with console.status(name):
+                params = RoundParams(METHODS[name](), options.coordinates, options.clients)
+                points.append({"method": name} | measure(params, chosen.protocol, options.repeat))
+    finally:
+        sys.setswitchinterval(before)
+    report.save(file, asdict(chosen) | {"native": chosen.native}, points)
+    rows = [
+        [str(point["method"]), *(report.figure(point[column]) for column in COLUMNS[1:])]
+        for point in points
+    ]
+    title = (
+        f"{chosen.protocol.lanes} lanes next to 1, {options.clients} clients, "
+        f"{options.coordinates:,} coordinates each, on {_cores()} cores"
+    )
+    report.show(console, title, COLUMNS, rows, options.markdown)
+    console.print(f"saved to {file}")
+
+
+def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[str, float]:
+    """Return the figures of one method, by the names of COLUMNS: medians of `repeat` turns each."""
+    work = _work(params, protocol)
+    parties = [plan.lone_party(protocol) for _ in range(protocol.lanes)]
+    _turn(parties, work)
+    turns = [(_turn(parties[:1], work), _turn(parties, work)) for _ in range(repeat)]
+    ratios = sorted(len(parties) * one.seconds / all_.seconds for one, all_ in turns)
+    grown = [all_.processor_seconds / len(parties) / one.processor_seconds for one, all_ in turns]
+    figures = (
+        median_low([one.seconds for one, _ in turns]),
+        median_low([all_.seconds for _, all_ in turns]),
+        median_low(ratios),
+        ratios[0],
+        ratios[-1],
+        median_low(grown),
+        100 * _outside_kernels(protocol, work),
+    )
+    return dict(zip(COLUMNS[1:], figures, strict=True))
+
+
+def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], None]:
+    """Return what a lane does in a turn: all chunks of a round of its own."""
+    weights = [1] * params.max_clients
+    chunks = pipeline.cut(params, params.max_clients, 1, protocol.chunk, protocol.batch)
+
+    def work(party: Party) -> None:
+        for begin, end in chunks:
+            plan.rehearse_round(party, params, weights, end - begin, protocol.batch)
+
+    return work
+
+
+def _turn(parties: Sequence[Party], work: Callable[[Party], None]) -> Turn:
+    start, processor = time.perf_counter(), time.process_time()
+    pipeline.run_lanes(parties, lambda number: work(parties[number]))
+    return Turn(time.perf_counter() - start, time.process_time() - processor)
+
+
+def _outside_kernels(protocol: ProtocolParams, work: Callable[[Party], None]) -> float:
+    """Return the part of one lane's processor time that is not spent in kernels."""
+    party, clocks = plan.lone_party(protocol), Clocks()
+    work(party)
+    with clocks.on(KERNELS):
+        start = time.thread_time()
+        work(party)
+        return 1 - clocks.seconds["kernels"] / (time.thread_time() - start)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
