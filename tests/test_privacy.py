@@ -454,7 +454,7 @@ PINNED = {
     "trimmed-mean": "5bdf0965a60ebcd1c7b07a0ff5bb393b",
     "pairwise": "9d495d0f62722ded635d2c34e2ad8539",
     "reclustered": "eeeb51a6346caddd9b03f037ec6af8b0",
-    "reclustered-radix": "",
+    "reclustered-radix": "aaf99eed68273ded7f57b22d02c127da",
 }
 PINNED_DEALING = "d03e201a7bb7f68a3ef6e9c2c625d7e0"
 PINNED_CHECKS = {
