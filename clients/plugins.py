@@ -60,7 +60,7 @@ _PASSES = (PeerUnavailable, RoundBusy, ServerUnreachable)
 # between two looks at what is waited for otherwise
 _POLL_S = 0.5
 # between two looks for the result of a round
-_RESULT_POLL_S = 0.1
+_RESULT_POLL_S = 0.05
 # for a round that runs already to end, where an earlier run has left it
 _END_LIMIT_S = 60.0
 # names or reasons in one message
