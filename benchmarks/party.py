@@ -22,7 +22,7 @@ from securemedian.benchmarks.work import Point, run_point
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import warm_up
 from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers.engine import SWITCH_S, establish
+from securemedian.servers.backends.threads import SWITCH_S, establish
 from securemedian.servers.transport import (
     PEER_DOMAIN,
     PeerPort,

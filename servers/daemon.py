@@ -19,9 +19,11 @@ import zmq
 
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers import control, logs
+from securemedian.servers.backends.registry import backend_of
+from securemedian.servers.backends.threads import SWITCH_S
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
-from securemedian.servers.engine import SWITCH_S, Engine
+from securemedian.servers.engine import Engine
 from securemedian.servers.engines import Engines
 from securemedian.servers.reload import Reload
 from securemedian.servers.requests import Desk
@@ -83,14 +85,13 @@ class Daemon:
         self._wake_out, self._wake_in = os.pipe()
         for end in (self._wake_out, self._wake_in):
             os.set_blocking(end, False)
+        self._backend = backend_of(config, self._lane, lambda: self._config.channel_timeout_s)
         self._engines = Engines(
             partial(
                 Engine,
-                config.party,
-                config.protocol,
+                self._backend,
                 # it may have been reloaded
                 lambda: self._config.pool_share_bytes,
-                self._lane,
                 self._wake,
             )
         )
@@ -209,6 +210,7 @@ class Daemon:
         if self._page:
             self._page.close()
         finished = self._engines.close()
+        self._backend.close()
         self._control.close()
         self._clients.close()
         self._gate.stop()
