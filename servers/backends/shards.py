@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -219,7 +218,7 @@ class _Crew:
         self._link, self._workers, self._timeout_s = link, workers, timeout_s
         self._seats: dict[int, _Seat] = {}
         self._step = 0
-        self._met = False
+        self._channel, self._met = Channel(link), False
         # bytes of the daemons' own messages in this step
         self._sent = self._received = self._messages = 0
 
@@ -228,11 +227,11 @@ class _Crew:
         """Return whether a step has been done."""
         return self._step > 0
 
-    @cached_property
+    @property
     def channel(self) -> Channel:
-        """The daemons' own channel, for what one pair computes for all shards."""
+        """Return the daemons' own channel, for what one pair computes for all shards."""
         self._meet()
-        return Channel(self._link)
+        return self._channel
 
     def run(
         self,

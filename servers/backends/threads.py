@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 from securemedian.mpc import pipeline
 from securemedian.mpc.arrays import RingShare, XorBits
@@ -60,6 +59,8 @@ class ThreadComputation:
         self._party, self._protocol, self._links, self._checking = party, protocol, links, checking
         # one per lane, once the base OTs are made
         self._parties: list[Party] = []
+        # on `checking`, once the two servers have met there
+        self._met: Channel | None = None
 
     @property
     def established(self) -> bool:
@@ -92,13 +93,15 @@ class ThreadComputation:
             self._parties, params, self._protocol, limit_bytes, hurry, progress, shard
         )
 
-    @cached_property
     def _check_channel(self) -> Channel:
-        self._checking.meet(self._party)
-        return Channel(self._checking)
+        # no cached_property: in Python 3.11 that of one session would wait for that of another
+        if self._met is None:
+            self._checking.meet(self._party)
+            self._met = Channel(self._checking)
+        return self._met
 
     def toss(self) -> tuple[bytes, Cost]:
-        return pipeline.toss(self._check_channel, self._party)
+        return pipeline.toss(self._check_channel(), self._party)
 
     def check_dealings(
         self,
@@ -108,7 +111,7 @@ class ThreadComputation:
         shard: Shard | None = None,
     ) -> Checked:
         parts = shard.parts(shape) if shard else None
-        return pipeline.check_dealings(self._check_channel, self._party, shape, halves, coin, parts)
+        return pipeline.check_dealings(self._check_channel(), self._party, shape, halves, coin, parts)
 
     def check_values(
         self,

@@ -21,6 +21,7 @@ from securemedian.servers.backends.threads import SWITCH_S, ThreadComputation
 from securemedian.servers.transport import (
     PEER_DOMAIN,
     PeerPort,
+    ZmqLink,
     authenticate,
     peer_message_limit,
 )
@@ -63,6 +64,8 @@ class _Seat:
         # at S0 nobody connects
         allowed = {PEER_DOMAIN: [meeting.peer_key]} if party == 1 else {}
         self._gate = authenticate(self._context, allowed)
+        links: list[ZmqLink] = []
+        port: PeerPort | None = None
         try:
             port = PeerPort(
                 self._context,
@@ -72,16 +75,22 @@ class _Seat:
                 meeting.peer_key,
                 peer_message_limit(protocol),
             )
-            self.endpoint = port.endpoint
-            *links, checking = [
-                port.lane(meeting.session_id, lane, meeting.timeout_s)
-                for lane in range(protocol.lanes + 1)
-            ]
-        except BaseException:
+            # the last one is for checks of dealings
+            for lane in range(protocol.lanes + 1):
+                links.append(port.lane(meeting.session_id, lane, meeting.timeout_s))
+        except SecureMedianError:
+            for link in links:
+                link.release()
             self._gate.stop()
-            self._context.destroy(linger=0)
+            if port is None:
+                self._context.destroy(linger=0)
+            else:
+                # its proxy closes its own sockets
+                self._context.term()
             raise
-        self.computation = ThreadComputation(party, protocol, meeting.session_id, links, checking)
+        self.endpoint = port.endpoint
+        *lanes, checking = links
+        self.computation = ThreadComputation(party, protocol, meeting.session_id, lanes, checking)
         self.hurry = threading.Event()
         self.progress = (0, 0)
         self._closed, self._running = False, 0
