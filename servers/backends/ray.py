@@ -2,7 +2,7 @@
 
 Ray schedules the workers, starts those that have ended anew, and moves slices of shares to them
 through its object store. What a worker computes and with whom is led by `shards`, which knows
-nothing of Ray.
+nothing of Ray. Ray is an extra, and is imported once a configuration asks for it.
 """
 
 import functools
@@ -16,12 +16,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-# before Ray is imported, which reads it then: it would tell its makers about this machine
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-
-import ray
-from ray.exceptions import RayError, RayTaskError
-
 import securemedian
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ConfigError, NoWorker, cut
@@ -34,15 +28,24 @@ from securemedian.servers.backends.worker import ShardWorker
 from securemedian.servers.config import EngineConfig
 from securemedian.settings.addresses import host_and_port
 
-LOOPBACK = "127.0.0.1"
+# What Ray reads of its environment when it is imported. It would tell its makers about this
+# machine, and warn of GPUs, which nobody asks for.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# For a local cluster besides: Ray listens at the loopback alone where it does not make clusters of
+# several machines, and answers only whoever knows a token.
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 # how long a cluster may take to answer at its address
 CONNECT_S = 5.0
 # how long a cluster may have too few CPUs for the workers: its nodes may still be joining
 ROOM_S = 20.0
+# how often the daemon looks whether they are there
+LOOK_S = 0.1
 # how long workers may take to start, the first time with compiling
 START_S = 600.0
 # the streams between the daemons: for rounds, and for checks of dealings
 STREAMS = 2
+# how long a local cluster may take to end
+CLOSE_S = 30.0
 # calls that a worker takes at once, per shard: a step and a check, and what is asked beside them
 CALLS_PER_SHARD = 6
 
@@ -51,6 +54,8 @@ class _RayWorker(ShardWorker):
     """A worker as a Ray actor, which listens at the address of its node."""
 
     def __init__(self, party: int, protocol: ProtocolParams) -> None:
+        import ray
+
         super().__init__(party, ray.util.get_node_ip_address(), protocol)
 
 
@@ -61,12 +66,10 @@ class _Stored:
     ref: Any = field(repr=False)
 
     def words(self) -> Words:
+        import ray
+
         words: Words = ray.get(self.ref)
         return words
-
-
-def _store(words: Words) -> _Stored:
-    return _Stored(ray.put(words))
 
 
 class RayWorkers:
@@ -74,6 +77,9 @@ class RayWorkers:
 
     def __init__(self, party: int, protocol: ProtocolParams, count: int, shards: int) -> None:
         """Ask Ray for `count` workers. They are not there yet."""
+        import ray
+
+        self._put = ray.put
         make = ray.remote(_RayWorker).options(
             num_cpus=1,
             scheduling_strategy="SPREAD",
@@ -108,7 +114,7 @@ class RayWorkers:
         return future
 
     def keep(self) -> Keep:
-        return _store
+        return lambda words: _Stored(self._put(words))
 
     def _is_there(self, worker: int) -> bool:
         answer = self._answers[worker]
@@ -130,6 +136,8 @@ class RayWorkers:
 
     def _call(self, worker: int, function: str, *arguments: Any) -> "Future[Any]":
         """Call a function of a worker; the future raises WorkerLost where Ray says so."""
+        from ray.exceptions import RayError, RayTaskError
+
         answer: Future[Any] = Future()
 
         def pass_on(future: "Future[Any]") -> None:
@@ -150,7 +158,7 @@ class RayWorkers:
         return answer
 
 
-def _lost(error: RayError) -> WorkerLost:
+def _lost(error: Exception) -> WorkerLost:
     first = str(error).strip().partition("\n")[0]
     return WorkerLost(f"its worker has ended ({type(error).__name__}: {cut(first, 200)})")
 
@@ -166,9 +174,21 @@ class RayBackend:
         open_lane: OpenLane,
         timeout_s: Callable[[], float],
     ) -> None:
+        """Take two streams of each session. Raises ConfigError if Ray is not installed."""
+        os.environ.update(QUIET if engine.address else QUIET | LOCAL)
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError(
+                "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'"
+            ) from error
+        self._ray = ray
         self._party, self._protocol, self._engine = party, protocol, engine
         self._open_lane, self._timeout_s = open_lane, timeout_s
         self._workers: RayWorkers | None = None
+        self._connected: Future[None] = Future()
+        self._ended = threading.Event()
+        self._holder = threading.Thread(target=self._hold, name="ray", daemon=True)
 
     def start(self) -> None:
         """Connect to the cluster or start a local one, and wait for the workers.
@@ -176,12 +196,14 @@ class RayBackend:
         Raises ConfigError if there is no cluster at its address, or if a worker runs another
         release, and NoWorker if the cluster has no room for the workers.
         """
-        self._connect()
+        self._holder.start()
+        self._connected.result()
         engine = self._engine
         workers = RayWorkers(self._party, self._protocol, engine.workers, engine.shard_count)
         begun = time.monotonic()
         while len(workers.there()) < engine.workers:
-            time.sleep(0.1)
+            if self._ended.wait(LOOK_S):
+                raise NoWorker("this server ends before its workers have started")
             waited = time.monotonic() - begun
             if waited > ROOM_S:
                 self._check_room()
@@ -200,7 +222,7 @@ class RayBackend:
             cluster=self._where,
             workers=engine.workers,
             shards=engine.shard_count,
-            nodes=sum(node["Alive"] for node in ray.nodes()),
+            nodes=sum(node["Alive"] for node in self._ray.nodes()),
         )
         self._workers = workers
 
@@ -218,20 +240,33 @@ class RayBackend:
 
     def close(self) -> None:
         """Let the workers end, and a local cluster with them."""
-        ray.shutdown()
+        self._ended.set()
+        if self._holder.ident:
+            self._holder.join(CLOSE_S)
 
     @property
     def _where(self) -> str:
         address = self._engine.address
         return f"the Ray cluster at {address}" if address else "the local Ray cluster"
 
+    def _hold(self) -> None:
+        """Connect, and stay until the end: Ray's processes end with the thread that starts them."""
+        try:
+            self._connect()
+        except Exception as error:
+            self._connected.set_exception(error)
+        else:
+            self._connected.set_result(None)
+            self._ended.wait()
+        self._ray.shutdown()
+
     def _connect(self) -> None:
+        address = self._engine.address
         options: dict[str, Any] = {
             "log_to_driver": False,
             "configure_logging": False,
             "namespace": f"securemedian-{secrets.token_hex(8)}",
         }
-        address = self._engine.address
         if address:
             try:
                 socket.create_connection(host_and_port(address), CONNECT_S).close()
@@ -242,26 +277,20 @@ class RayBackend:
                 ) from error
             options["address"] = address
         else:
-            # nobody else on this machine is to use it
-            os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-            options |= {
-                "num_cpus": self._engine.workers,
-                "include_dashboard": False,
-                "_node_ip_address": LOOPBACK,
-            }
+            options |= {"num_cpus": self._engine.workers, "include_dashboard": False}
         try:
-            ray.init(**options)
+            self._ray.init(**options)
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"{self._where} takes no workers of this server ({cut(first, 300)}): it must run "
-                f"Ray {ray.__version__}, with the token of this server if it asks for one"
+                f"Ray {self._ray.__version__}, with the token of this server if it asks for one"
             ) from error
 
     def _check_room(self) -> None:
         """Raise NoWorker if the cluster has too few CPUs."""
-        cpus = ray.cluster_resources().get("CPU", 0.0)
+        cpus = self._ray.cluster_resources().get("CPU", 0.0)
         if cpus < self._engine.workers:
             raise NoWorker(
                 f"{self._where} has {cpus:g} CPUs, and [engine] workers = {self._engine.workers} "

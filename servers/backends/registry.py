@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from securemedian.mpc.errors import ConfigError
 from securemedian.servers.backends.base import Backend
+from securemedian.servers.backends.ray import RayBackend
 from securemedian.servers.backends.threads import OpenLane, ThreadBackend
 from securemedian.servers.config import ServerConfig
 
@@ -17,11 +17,4 @@ def backend_of(
     """
     if config.engine.kind == "threads":
         return ThreadBackend(config.party, config.protocol, open_lane)
-    try:
-        from securemedian.servers.backends.ray import RayBackend
-    except ImportError as error:
-        raise ConfigError(
-            f'[engine] kind = "ray" needs Ray, and {error.name} is not installed: '
-            "pip install 'securemedian[ray]'"
-        ) from error
     return RayBackend(config.party, config.protocol, config.engine, open_lane, timeout_s)

@@ -111,7 +111,9 @@ class ThreadComputation:
         shard: Shard | None = None,
     ) -> Checked:
         parts = shard.parts(shape) if shard else None
-        return pipeline.check_dealings(self._check_channel(), self._party, shape, halves, coin, parts)
+        return pipeline.check_dealings(
+            self._check_channel(), self._party, shape, halves, coin, parts
+        )
 
     def check_values(
         self,
