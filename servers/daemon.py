@@ -101,7 +101,7 @@ class Daemon:
         self._log = logs.BoundedLog()
 
     def run(self) -> None:
-        """Serve until `ask_to_stop` is called and no run is under way.
+        """Serve until SIGTERM is called and no run is under way.
 
         A round that has not ended is taken up by the next start.
 
@@ -115,13 +115,19 @@ class Daemon:
             connections=self._descriptors.for_connections,
             descriptors=self._descriptors.limit,
         )
+        self._take_signals()
         # behind the loop, which has clients to answer; the other server waits for its end
         self._engines.compile()
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
             poller.register(source, zmq.POLLIN)
+        ready = False
         while not self._stop_asked:
             self._turn(poller)
+            if not ready and self._engines.ready:
+                ready = True
+                # Ray takes SIGTERM when it is connected
+                self._take_signals()
         # it may have been reloaded
         limit_s = self._config.stop_limit_s
         logs.event("stopping", limit_s=limit_s)
@@ -161,11 +167,18 @@ class Daemon:
         if self._monitor:
             self._monitor.turn(self._desk, self._rounds, self._engines)
 
-    def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _take_signals(self) -> None:
+        """Let SIGTERM and SIGINT end `run`, and SIGHUP reload the configuration."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        signal.signal(signal.SIGHUP, self._ask_to_reload)
+        signal.set_wakeup_fd(self._wake_in)
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
 
-    def ask_to_reload(self, number: int, frame: FrameType | None) -> None:
+    def _ask_to_reload(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGHUP: let the loop read the configuration anew."""
         self._reload_asked = True
 
@@ -195,11 +208,6 @@ class Daemon:
             removed=reload.removed,
             needs_restart=reload.refused,
         )
-
-    @property
-    def wake_fd(self) -> int:
-        """The descriptor that wakes the loop when a byte is written to it."""
-        return self._wake_in
 
     def close(self) -> bool:
         """Close all sockets except those of abandoned computations.
@@ -286,10 +294,6 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, daemon.ask_to_stop)
-    signal.signal(signal.SIGHUP, daemon.ask_to_reload)
-    signal.set_wakeup_fd(daemon.wake_fd)
     try:
         daemon.run()
     finally:
