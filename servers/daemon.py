@@ -101,7 +101,7 @@ class Daemon:
         self._log = logs.BoundedLog()
 
     def run(self) -> None:
-        """Serve until SIGTERM is called and no run is under way.
+        """Serve until SIGTERM or SIGINT, and then until no run is under way.
 
         A round that has not ended is taken up by the next start.
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTE
 pytest.importorskip("ray", reason="the extra ray is not installed: scripts/test --ray")
 
 from securemedian.laboratory import plaintext
+from securemedian.mpc.errors import ParametersDiffer
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from tests.daemons import SETTINGS, Pair, wait_until
@@ -24,12 +27,13 @@ from tests.test_methods import GIVEN
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DIM = 1000
-EVEN: dict[str, Any] = {"bucket_range": {"policy": "coordinate"}}
 # limits for workers that start beside others on two cores
 LIMITS = SETTINGS | {"peer_wait_s": 300, "channel_timeout_s": 60, "peer_timeout_s": 20}
 START_S = 240.0
 # what each method is opened with here
-ROUNDS = [{"method": name, **GIVEN.get(name, {})} for name in METHODS]
+VALIDATOR = "client-1"
+MADE_WITH = GIVEN | {"zeno": {"validator": VALIDATOR, "clusters": 1}}
+ROUNDS = [{"method": name, **MADE_WITH.get(name, {})} for name in METHODS]
 ROUNDS.append({"method": "bucketed", "uploads": "unverified"})
 
 
@@ -73,8 +77,9 @@ def updates(dim: int = DIM) -> list[np.ndarray]:
 
 def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
     dim = len(values[0])
-    on_buckets = RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).uses_model
-    start: dict[str, Any] = {"model": np.zeros(dim, np.float32), **EVEN} if on_buckets else {}
+    start: dict[str, Any] = {"model": np.zeros(dim, np.float32), "reset": True}
+    if RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).uses_range:
+        start["bucket_range"] = {"policy": "coordinate"}
     round_id = pair.open(max_clients=3, dim=dim, **start, **params)
     for name, value in zip(pair.names, values, strict=True):
         pair.submit(name, value)
@@ -87,7 +92,8 @@ def check(pair: Pair, round_id: str, values: Sequence[np.ndarray]) -> dict[str, 
     params = RoundParams.from_dict(status["params"])
     included = status["included"]
     placed = np.stack([values[pair.names.index(name)] for name in included])
-    weights = [int(name != getattr(params.method, "validator", "")) for name in included]
+    surveys = params.method.surveys
+    weights = [int(not surveys or name != VALIDATOR) for name in included]
     published = pair.published(included[0], round_id)
     coin = bytes.fromhex(status["coin"])
     want = plaintext.published(placed, params, published, weights, coin=coin)
@@ -152,3 +158,92 @@ def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str)
     # and the session goes on
     values = updates()
     check(pair, run(pair, values, method="pairwise"), values)
+
+
+# Clusters of several nodes
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Start a cluster whose head has no room for workers, and one node with room for one."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster()
+    made.add_node(num_cpus=0, include_dashboard=False)
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path / "keys", settings=LIMITS)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, tmp_path: Path) -> None:
+    second = nodes.add_node(num_cpus=1)
+    with on_ray(
+        tmp_path, s0={"address": nodes.address, "workers": 2}, s1={"workers": 1, "shards": 2}
+    ) as pair:
+        (there,) = logged(pair, "s0", "workers-there")
+        assert there["nodes"] == 3
+        values = updates(100_000)
+        round_id = run(pair, values, method="radix")
+        wait_until(lambda: pair.status()["state"] == "running", START_S)
+        nodes.remove_node(second, allow_graceful=False)
+        wait_until(lambda: pair.status()["state"] == "published", START_S)
+        # nothing takes the place of its worker: the other one has all shards
+        assert check(pair, round_id, values)["attempt"] == 1
+        assert logged(pair, "s0", "shard-lost")
+        values = updates()
+        check(pair, run(pair, values, method="pairwise"), values)
+
+
+# What is configured wrongly
+
+
+def failing(pair: Pair, **settings: Any) -> str:
+    """Start S0 with settings of its engine that it cannot have, and return what it says."""
+    pair.configure("s0", engine(kind="ray", **settings))
+    begun = time.monotonic()
+    pair.start("s0", until="listening")
+    process = pair._processes["s0"]
+    assert process.wait(START_S) == 2
+    assert time.monotonic() - begun < START_S / 2
+    return pair.output("s0").strip().rpartition("\n")[2]
+
+
+def test_an_address_where_nothing_is_is_named(alone: Pair) -> None:
+    said = failing(alone, address="127.0.0.1:1")
+    assert "nothing answers at [engine] address 127.0.0.1:1 (Connection refused)" in said
+    assert "ray start --head" in said
+
+
+def test_an_address_of_something_else_is_named(alone: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        said = failing(alone, address=address)
+    assert f"the Ray cluster at {address} takes no workers of this server" in said
+
+
+def test_a_cluster_without_room_is_named(alone: Pair, nodes: Any) -> None:
+    said = failing(alone, address=nodes.address, workers=5)
+    assert f"the Ray cluster at {nodes.address} has 1 CPUs, and [engine] workers = 5" in said
+    assert "lower workers, or add nodes" in said
+
+
+def test_a_peer_that_computes_on_threads_is_named(alone: Pair) -> None:
+    alone.configure("s0", engine(kind="ray", workers=1, shards=2))
+    alone.start("s0", "s1")
+    alone.link()
+    for server, here, there in (("s0", "ray", "threads"), ("s1", "threads", "ray")):
+        problem = alone.caller("coordinator", server).ask("info").fields["peer_problem"]
+        assert f"engine: '{here}' here, '{there}' there" in problem
+    with pytest.raises(ParametersDiffer, match="shards: 2 here, None there"):
+        alone.open(method="pairwise", dim=DIM, max_clients=3)
+    for server in ("s0", "s1"):
+        assert alone.stop(server) == 0

@@ -278,7 +278,12 @@ class RayBackend:
             options["address"] = address
         else:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-            options |= {"num_cpus": self._engine.workers, "include_dashboard": False}
+            # "local" is never one that runs here already, as no address may be
+            options |= {
+                "address": "local",
+                "num_cpus": self._engine.workers,
+                "include_dashboard": False,
+            }
         try:
             self._ray.init(**options)
         except Exception as error:
