@@ -137,7 +137,9 @@ class EngineConfig:
         check_one_of("kind", self.kind, KINDS)
         check_whole("workers", self.workers, 1, MAX_SHARDS)
         check_whole("shards", self.shards, 0, MAX_SHARDS)
-        if self.kind == "threads" and self != EngineConfig():
+        own = ("address", "workers", "shards")
+        changed = [name for name in own if getattr(self, name) != getattr(EngineConfig, name)]
+        if self.kind == "threads" and changed:
             raise ConfigError('address, workers and shards are for kind = "ray" alone')
         if self.shard_count < self.workers:
             raise ConfigError(

@@ -217,8 +217,7 @@ class Daemon:
         self._take_leave()
         if self._page:
             self._page.close()
-        finished = self._engines.close()
-        self._backend.close()
+        finished = all([self._engines.close(), self._backend.close()])
         self._control.close()
         self._clients.close()
         self._gate.stop()

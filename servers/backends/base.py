@@ -87,6 +87,9 @@ class Backend(Protocol):
         """Open this server's end of a session. Raises NoSocket if it has no room for it."""
         ...
 
-    def close(self) -> None:
-        """End it, when nothing that it has opened is in use any more."""
+    def close(self) -> bool:
+        """End it, when nothing that it has opened is in use any more.
+
+        Returns whether nothing of it runs any more.
+        """
         ...

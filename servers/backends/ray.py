@@ -36,6 +36,8 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 # how long a cluster may take to answer at its address
 CONNECT_S = 5.0
+# how long Ray may take to start a local cluster, or to connect to one
+INIT_S = 90.0
 # how long a cluster may have too few CPUs for the workers: its nodes may still be joining
 ROOM_S = 20.0
 # how often the daemon looks whether they are there
@@ -197,7 +199,13 @@ class RayBackend:
         release, and NoWorker if the cluster has no room for the workers.
         """
         self._holder.start()
-        self._connected.result()
+        try:
+            self._connected.result(INIT_S)
+        except TimeoutError:
+            raise ConfigError(
+                f"{self._where} has not let this server in within {INIT_S:g} s: is it Ray that "
+                "answers there, and can this machine reach its other ports, too?"
+            ) from None
         engine = self._engine
         workers = RayWorkers(self._party, self._protocol, engine.workers, engine.shard_count)
         begun = time.monotonic()
@@ -238,11 +246,13 @@ class RayBackend:
             self._timeout_s,
         )
 
-    def close(self) -> None:
-        """Let the workers end, and a local cluster with them."""
+    def close(self) -> bool:
         self._ended.set()
-        if self._holder.ident:
-            self._holder.join(CLOSE_S)
+        if not self._holder.ident:
+            return True
+        # Ray that still connects takes no notice
+        self._holder.join(CLOSE_S if self._connected.done() else 0)
+        return not self._holder.is_alive()
 
     @property
     def _where(self) -> str:

@@ -37,8 +37,9 @@ class ThreadBackend:
         ]
         return ThreadComputation(self._party, self._protocol, session_id, links, checking)
 
-    def close(self) -> None:
-        """Do nothing: threads end with what they compute."""
+    def close(self) -> bool:
+        """Return True: threads end with what they compute."""
+        return True
 
 
 class ThreadComputation:
