@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from securemedian.benchmarks import fig3, fig12, links, memory, parts, points, table1
+from securemedian.benchmarks import fig3, fig12, links, memory, parts, points, scale, table1
 from securemedian.benchmarks.peers import cli as peers
 
 # each module has add_kinds(kinds)
-KINDS = (fig3, fig12, table1, links, memory, peers, parts, points)
+KINDS = (fig3, fig12, table1, links, memory, peers, parts, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:

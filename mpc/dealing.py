@@ -328,14 +328,15 @@ def check(
 
 
 def messages(
-    shape: Dealing, clients: int
+    shape: Dealing, clients: int, parts: Sequence[int] | None = None
 ) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends (True) and receives (False) in `check`, in its order.
 
-    With the label, dtype and shape of each message, for `mpc.plan`.
+    With the label, dtype and shape of each message, for `mpc.plan`. With `parts` nothing is tossed.
     """
-    yield from toss_messages()
-    for part in shape.parts:
+    if parts is None:
+        yield from toss_messages()
+    for part in shape.parts if parts is None else [shape.parts[index] for index in parts]:
         guards = shape.vectors(part.guards)
         words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
         pairs: list[tuple[str, DTypeLike, tuple[int, ...]]] = [

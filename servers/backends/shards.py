@@ -552,6 +552,7 @@ class ShardedComputation:
     ) -> Outcome:
         start, crew = time.perf_counter(), self._rounds
         slices = self._slices(params, uploads)
+        sliced_in = time.perf_counter() - start
         coin, costs = b"", []
         if params.method.tosses:
             coin, cost = self._toss(opening)
@@ -578,7 +579,10 @@ class ShardedComputation:
             total = _together(total, cost)
         seconds = time.perf_counter() - start
         total = replace(
-            total, seconds=seconds, online_seconds=seconds - total.preprocessing_seconds
+            total,
+            seconds=seconds,
+            online_seconds=seconds - total.preprocessing_seconds,
+            uploads_seconds=total.uploads_seconds + sliced_in,
         )
         return Outcome(cast(Result, values), total, coin)
 
