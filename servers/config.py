@@ -29,7 +29,7 @@ MAX_TRAININGS = 256
 WEEK_S = 7 * 86400
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
-MAX_SHARDS = 4096
+MAX_SHARDS = 1024
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,9 @@ START_S = 600.0
 STREAMS = 2
 # how long a local cluster may take to end
 CLOSE_S = 30.0
-# calls that a worker takes at once, per shard: a step and a check, and what is asked beside them
-CALLS_PER_SHARD = 6
+# calls that a worker takes at once: per shard a step and a check of dealings, and what else is
+# asked, which takes no time
+CALLS_PER_SHARD, OTHER_CALLS = 2, 16
 
 
 class _RayWorker(ShardWorker):
@@ -89,7 +90,7 @@ class RayWorkers:
             # what was lost is done anew together with the other server
             max_task_retries=0,
             # should one worker alone be left, it has all shards
-            max_concurrency=2 + CALLS_PER_SHARD * shards,
+            max_concurrency=OTHER_CALLS + CALLS_PER_SHARD * shards,
         )
         self._actors = [make.remote(party, protocol) for _ in range(count)]
         self._lock = threading.Lock()
