@@ -130,7 +130,7 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
         assert (cost.checking_bytes_sent > 0) == verified
 
 
-@pytest.mark.parametrize("name", ["bucketed", "pairwise", "float32", "trimmed-mean", "reclustered"])
+@pytest.mark.parametrize("name", ["scan", "pairwise", "float32", "trimmed-mean", "reclustered"])
 def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "PART", 256)
     params = RoundParams.from_dict({"dim": 1000, "max_clients": 4} | ROUNDS[name])
