@@ -1,7 +1,9 @@
 """Rounds in shards: the same results, whoever computes them and whatever is lost on the way."""
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any, cast
 
 import numpy as np
@@ -302,28 +304,50 @@ def meetings(servers: ShardedServers, party: int) -> list[Any]:
     return [asked[1] for _, function, asked in servers.workers[party].asked if function == "open"]
 
 
+@pytest.mark.parametrize("party", [0, 1])
 def test_a_result_that_one_server_lost_is_not_mixed_with_the_others_first_one(
-    servers: ShardedServers,
+    servers: ShardedServers, party: int
 ) -> None:
-    """S0 has its share of a shard's result, and S1's worker ends before it has told its own."""
+    """One server has its share of a shard's result, and the other's worker ends before it tells."""
     params = RoundParams(Pairwise(result_to="clients"), DIM, CLIENTS)
     uploads, session = inputs(params), servers.session()
-    workers = servers.workers[1]
-    submit, lost = workers.submit, threading.Event()
+    losing, other = servers.workers[party], servers.workers[1 - party]
+    submits, lost = [losing.submit, other.submit], threading.Event()
 
     def lose_first(worker: int, function: str, *arguments: Any) -> Any:
-        future = submit(worker, function, *arguments)
+        future = submits[0](worker, function, *arguments)
         if function == "run" and not lost.is_set():
             lost.set()
             future.result(30)
-            workers.kill(worker)
-            return submit(worker, "progress", "")
+            # the other server has its result by now
+            time.sleep(0.5)
+            losing.kill(worker)
+            return submits[0](worker, "progress", "")
         return future
 
-    workers.submit = lose_first  # type: ignore[method-assign]
+    def second_late(worker: int, function: str, *arguments: Any) -> Any:
+        if function == "run" and arguments[0].endswith("/2"):
+            return late(submits[1](worker, function, *arguments))
+        return submits[1](worker, function, *arguments)
+
+    losing.submit = lose_first  # type: ignore[method-assign]
+    other.submit = second_late  # type: ignore[method-assign]
     outcomes = compute(session, params, uploads)
     assert lost.is_set()
     assert np.array_equal(opened(params, outcomes), opened(params, alone(params, uploads)))
+
+
+def late(future: "Future[Any]") -> "Future[Any]":
+    """Return a future that has the result of another one a while later."""
+    made: Future[Any] = Future()
+
+    def wait() -> None:
+        value = future.result(30)
+        time.sleep(1.0)
+        made.set_result(value)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return made
 
 
 def test_a_shard_that_is_always_lost_ends_the_attempt(servers: ShardedServers) -> None:
