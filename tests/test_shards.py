@@ -250,11 +250,11 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
             ]
             for own in uploads
         ]
-        outcome = run_both(
-            lambda j, halves=halves, shard=shard: pipeline.run_round(
-                lanes[j], params, SMALL, halves[j], shard=shard
-            )
-        )[0]
+
+        def run(j: int, halves: Any = halves, shard: Shard = shard) -> Outcome:
+            return pipeline.run_round(lanes[j], params, SMALL, halves[j], shard=shard)
+
+        outcome = run_both(run)[0]
         assert np.array_equal(outcome.values, whole[:, shard.begin : shard.end])
 
 
