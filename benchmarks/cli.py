@@ -2,11 +2,21 @@
 
 from typing import Any
 
-from securemedian.benchmarks import fig3, fig12, lanes, links, memory, parts, points, table1
+from securemedian.benchmarks import (
+    fig3,
+    fig12,
+    lanes,
+    links,
+    memory,
+    parts,
+    points,
+    scale,
+    table1,
+)
 from securemedian.benchmarks.peers import cli as peers
 
 # each module has add_kinds(kinds)
-KINDS = (fig3, fig12, table1, links, memory, peers, parts, lanes, points)
+KINDS = (fig3, fig12, table1, links, memory, peers, parts, lanes, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:

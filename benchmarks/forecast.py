@@ -9,6 +9,13 @@ each, like this machine's, from a calibration that takes about a second per meth
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S)
 
+With `--workers W` each server has so many workers of one core, which take a shard each:
+
+    seconds  = door + max(compute of the busiest worker, transfer) + waiting of the deepest shard
+    door     = bytes of all shares in full x seconds per byte of the door
+
+The door is the daemon, which reads what it has stored, checks its SHA-256 and hands out slices.
+
 In a round, a message waits for one from the other side. Seconds per OT and per coordinate are those
 of one party that runs a part of this very round alone: its cryptography and kernels are real, but
 nobody answers. The check of dealings is timed at both parties of this process, on one part of a
@@ -16,6 +23,7 @@ dealing. Seconds per byte are those of the encryption that the servers' sockets 
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -39,8 +47,14 @@ from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, cut, cut_check, round_demand
-from securemedian.mpc.plan import lone_party, predict, rehearse_check, rehearse_round
+from securemedian.mpc.pipeline import Cost, cut, cut_check, joined, round_demand, shards
+from securemedian.mpc.plan import (
+    lone_party,
+    predict,
+    predict_shards,
+    rehearse_check,
+    rehearse_round,
+)
 from securemedian.mpc.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.share import SeedUpload
@@ -118,16 +132,24 @@ class Forecast:
     online_seconds: float
     transfer_seconds: float
     waiting_seconds: float
+    # of each server; 0 for threads of its own process
+    workers: int = 0
+    # what the daemon takes to hand out the slices
+    door_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
-        """The seconds of the computation: ahead of the inputs, of the check, and online."""
+        """The seconds of the computation: ahead of the inputs, of the check, and online.
+
+        With workers they are those of the busiest one.
+        """
         return self.ahead_seconds + self.checking_seconds + self.online_seconds
 
     @property
     def seconds(self) -> float:
         """The seconds of the whole round."""
-        return max(self.compute_seconds, self.transfer_seconds) + self.waiting_seconds
+        busy = max(self.compute_seconds, self.transfer_seconds)
+        return self.door_seconds + busy + self.waiting_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as --json writes it, with the parameters under "round"."""
@@ -199,6 +221,14 @@ def add_verbs(verbs: Any) -> None:
         choices=(1, 2, 4, 8),
         help="SoftSpokenOT's k: a larger one takes fewer bytes but more AES (default: %(default)s)",
     )
+    plan.add_argument(
+        "--workers",
+        type=_whole,
+        default=0,
+        metavar="W",
+        help='workers of each server with [engine] kind = "ray", of one core each (default: none, '
+        "one core in all)",
+    )
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
     plan.set_defaults(run=run)
 
@@ -219,7 +249,9 @@ def run(options: argparse.Namespace) -> None:
                 params = build()
                 name = params.method.label
                 status.update(name)
-                found.append(forecast(name, params, options.clients, protocol, link, byte))
+                found.append(
+                    forecast(name, params, options.clients, protocol, link, byte, options.workers)
+                )
             except ConfigError as error:
                 refused.append(error)
     if not found:
@@ -272,13 +304,21 @@ def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> R
 
 
 def forecast(
-    name: str, params: RoundParams, clients: int, protocol: ProtocolParams, link: Link, byte: float
+    name: str,
+    params: RoundParams,
+    clients: int,
+    protocol: ProtocolParams,
+    link: Link,
+    byte: float,
+    workers: int = 0,
 ) -> Forecast:
     """Return the forecast of one round; `byte` is `seconds_per_byte()`.
 
     Raises ConfigError if the round is too large for any machine.
     """
     weights = [1] * clients
+    if workers:
+        return _on_workers(name, params, clients, protocol, link, byte, workers)
     predicted = predict(params, weights, protocol)
     one, memory = predicted.costs[0], predicted.memory
     if params.dealing is not None:
@@ -293,6 +333,55 @@ def forecast(
         calibrate(params, weights, protocol, byte),
         link,
     )
+
+
+def _on_workers(
+    name: str,
+    params: RoundParams,
+    clients: int,
+    protocol: ProtocolParams,
+    link: Link,
+    byte: float,
+    workers: int,
+) -> Forecast:
+    """Return the forecast of a round whose shards are computed by workers, one each."""
+    weights = [1] * clients
+    plans = predict_shards(params, weights, protocol, workers)
+    total = joined([plan.costs[0] for plan in plans])
+    speed = calibrate(params, weights, protocol, byte)
+    busiest = max(plans, key=lambda plan: plan.costs[0].ots).costs[0]
+    first = shards(params.dim, workers)[0]
+    checked, memory = first.dim, max(plan.memory for plan in plans)
+    if dealing := params.dealing:
+        parts = [shard.parts(dealing) for shard in shards(params.dim, workers)]
+        checked = max(sum(dealing.parts[i].kept for i in own) for own in parts)
+        memory += time_check(dealing).memory
+    whole = estimate(name, params, clients, total, memory, speed, link)
+    # a server holds the shares of half the clients in full, and of those who deal all rotations
+    full = clients * (params.bytes_ahead + params.bytes_after) / 2
+    full += clients * params.bytes_after / 2 if params.dealing else 0
+    both = busiest.bytes_sent + busiest.bytes_received
+    return replace(
+        whole,
+        ahead_seconds=busiest.ots * speed.ot,
+        checking_seconds=checked * speed.checked,
+        online_seconds=first.dim * speed.coordinate + both * speed.byte,
+        workers=workers,
+        door_seconds=full * door_seconds_per_byte(),
+    )
+
+
+@cache
+def door_seconds_per_byte() -> float:
+    """Return the seconds per byte in which a daemon reads, hashes and copies what it has stored."""
+    data, best = bytearray(os_entropy(1 << 22)), math.inf
+    for _ in range(CALIBRATION_RUNS):
+        start = time.perf_counter()
+        hashlib.sha256(data).digest()
+        # from the file, and to where workers fetch it
+        bytes(bytes(data))
+        best = min(best, time.perf_counter() - start)
+    return best / len(data)
 
 
 def estimate(
@@ -483,6 +572,11 @@ def _table(rows: Sequence[Forecast]) -> Any:
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.title_justify = "left"
     table.title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
+    if first.workers:
+        table.title += (
+            f", {first.workers} workers a server; the door takes {first.door_seconds:.3g} s "
+            "of each round"
+        )
     table.add_column("method", no_wrap=True)
     for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
@@ -513,6 +607,12 @@ def _table(rows: Sequence[Forecast]) -> Any:
 def _figure(value: float) -> str:
     """Return a figure with about three digits."""
     return f"{value:,.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _positive(text: str) -> float:

@@ -23,7 +23,7 @@ from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import warm_up
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import memory
-from securemedian.servers.engine import SWITCH_S, establish
+from securemedian.servers.backends.threads import SWITCH_S, establish
 from securemedian.servers.transport import (
     PEER_DOMAIN,
     PeerPort,

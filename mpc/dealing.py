@@ -100,6 +100,14 @@ class Part:
         """Return the word after the last."""
         return self.middle + self._words(self.others)
 
+    def words_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return which words, [first, last), hold the kept vectors of coordinates [start, stop).
+
+        The coordinates are the part's, and `start` is a multiple of SLICE_ALIGN.
+        """
+        first = self.first + (start - self.start) * self.packed_bits // 64
+        return first, first + ring.packed_words(stop - start, self.packed_bits)
+
     def _words(self, count: int) -> int:
         words = ring.packed_words(count, self.packed_bits)
         return -(-words // BLOCK_WORDS) * BLOCK_WORDS
@@ -277,6 +285,7 @@ def check(
     progress: Callable[[int, int], None] | None = None,
     entropy: Entropy = os_entropy,
     coin: bytes | None = None,
+    parts: Sequence[int] | None = None,
 ) -> list[bool]:
     """Return which clients' dealings passed, while the other party does the same.
 
@@ -288,13 +297,19 @@ def check(
     `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
     that breaks off may be repeated under the same coin only, because turns under two permutations
     tell the differences of kept vectors, and so of an honest client's updates.
+
+    `parts` are the numbers of the parts that are checked, by default all. A dealing has passed only
+    if all have; they may be checked apart, under the same coin.
     """
     seed = toss(channel, number, entropy) if coin is None else coin
     verdicts = [_Verdict(seed) for _ in halves]
     done = 0
     waiting: deque[_Pairs] = deque()
     spare = [_Pairs(channel, number, shape) for _ in halves[: AHEAD + 1]]
-    for index, part in enumerate(shape.parts):
+    numbers = range(len(shape.parts)) if parts is None else parts
+    dim = sum(shape.parts[index].kept for index in numbers)
+    for index in numbers:
+        part = shape.parts[index]
         order = Permutation.uniform(Stream(seed, nonce=index), part.others)
         for half, verdict in zip(halves, verdicts, strict=True):
             # the next clients' messages are under way while one waits for the peer's
@@ -303,7 +318,7 @@ def check(
             waiting.append(spare.pop().send(part, order, half, verdict))
             done += part.kept
             if progress is not None:
-                progress(done, shape.dim * len(halves))
+                progress(done, dim * len(halves))
         while waiting:
             spare.append(waiting.popleft().finish())
     mine = np.frombuffer(b"".join(each.differences.digest() for each in verdicts), np.uint64)
@@ -313,14 +328,15 @@ def check(
 
 
 def messages(
-    shape: Dealing, clients: int
+    shape: Dealing, clients: int, parts: Sequence[int] | None = None
 ) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends (True) and receives (False) in `check`, in its order.
 
-    With the label, dtype and shape of each message, for `mpc.plan`.
+    With the label, dtype and shape of each message, for `mpc.plan`. With `parts` nothing is tossed.
     """
-    yield from toss_messages()
-    for part in shape.parts:
+    if parts is None:
+        yield from toss_messages()
+    for part in shape.parts if parts is None else [shape.parts[index] for index in parts]:
         guards = shape.vectors(part.guards)
         words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
         pairs: list[tuple[str, DTypeLike, tuple[int, ...]]] = [
@@ -575,8 +591,7 @@ def counts(
 def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
     """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
     shape = uploads[0].shape
-    first = part.first + (start - part.start) * shape.packed_bits // 64
-    last = first + ring.packed_words(stop - start, shape.packed_bits)
+    first, last = part.words_of(start, stop)
     first_turn = start * shape.slot_bits // 64
     last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
     total = shape.vectors(stop - start)

@@ -181,6 +181,12 @@ class NoSocket(SecureMedianError):
     code = "no-socket"
 
 
+class NoWorker(SecureMedianError):
+    """None of the workers of a server is there, or the cluster has no room for them."""
+
+    code = "no-worker"
+
+
 class DamagedUpload(SecureMedianError):
     """What a server reads from its disk is not what a client has sent."""
 

@@ -121,6 +121,64 @@ class Checked:
     cost: Cost
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Coordinates [begin, end) of a round, which one worker of either server computes.
+
+    `number` is that of the shard, out of `count`. A round is the same whether its shards are
+    computed by one pair of parties, one after the other, or each by a pair with a session of its
+    own.
+    """
+
+    number: int
+    count: int
+    begin: int
+    end: int
+    # what all shards have in common: the coin that was tossed for the round, for methods that toss,
+    # and shares of what `judge_surveys` found, for methods that survey
+    coin: bytes = field(default=b"", repr=False)
+    verdicts: XorBits | None = field(default=None, repr=False)
+
+    @property
+    def dim(self) -> int:
+        """Return the number of coordinates."""
+        return self.end - self.begin
+
+    def parts(self, shape: Dealing) -> range:
+        """Return which parts of a dealing the shard checks, which are cut otherwise than shards.
+
+        `Dealing.partners` grows as parts shrink, so parts are as large as without shards, and some
+        shards may have none.
+        """
+        each = len(shape.parts)
+        return range(self.number * each // self.count, (self.number + 1) * each // self.count)
+
+
+def shards(dim: int, count: int) -> list[Shard]:
+    """Cut `dim` coordinates into `count` shards or, if they are few, into fewer.
+
+    All but the last have the same number of coordinates, in whole slices (`share.SLICE_ALIGN`).
+    """
+    size = -(-dim // (count * share.SLICE_ALIGN)) * share.SLICE_ALIGN
+    begins = range(0, dim, size)
+    return [
+        Shard(number, len(begins), begin, min(begin + size, dim))
+        for number, begin in enumerate(begins)
+    ]
+
+
+def joined(costs: Sequence[Cost]) -> Cost:
+    """Return the cost of what was done at once: sums, but for rounds and seconds the most."""
+    return Cost(
+        **{
+            name: (sum if type(value) is int and "rounds" not in name else max)(
+                getattr(cost, name) for cost in costs
+            )
+            for name, value in asdict(costs[0]).items()
+        }
+    )
+
+
 def toss(channel: Channel, number: int) -> tuple[bytes, Cost]:
     """Return the coin for a check of dealings (`dealing.toss`), and what that cost."""
     start, before = time.perf_counter(), replace(channel.traffic)
@@ -134,15 +192,16 @@ def check_dealings(
     shape: Dealing,
     halves: Sequence[share.Upload],
     coin: bytes | None = None,
+    parts: Sequence[int] | None = None,
 ) -> Checked:
     """Return whose dealings pass `dealing.check`, and what that cost.
 
     The channel is a lane's or one of its own; the other party does the same at the same time.
-    `coin` is as there.
+    `coin` and `parts` are as there.
     """
     start, before = time.perf_counter(), replace(channel.traffic)
     channel.restart_rounds()
-    passed = dealing.check(channel, number, shape, halves, coin=coin)
+    passed = dealing.check(channel, number, shape, halves, coin=coin, parts=parts)
     return Checked(passed, _checking_cost(channel, start, before))
 
 
@@ -165,20 +224,22 @@ def check_values(
     protocol: ProtocolParams,
     uploads: Sequence[share.Upload],
     progress: Progress | None = None,
+    shard: Shard | None = None,
 ) -> Checked:
     """Return whose values are all in range, while the other party does the same.
 
     The arguments are those of `run_round`, which comes after it: for the clients that passed, and
-    with ranks and weights that are theirs. Both parties learn the verdicts, and of a client that
-    failed which of its values are out of range. All pass where a method has nothing to check.
-    Raises InputError as `run_round` does, and PeerProtocolError if the two verdicts differ.
+    with ranks and weights that are theirs. With a `shard`, only values in it are looked at.
+    Both parties learn the verdicts, and of a client that failed which of its values are out of
+    range. All pass where a method has nothing to check. Raises InputError as `run_round` does, and
+    PeerProtocolError if the two verdicts differ.
     """
     _check_count(params, uploads)
     if not params.method.checks_values:
         return Checked([True] * len(uploads), Cost())
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
-    pieces = cut_check(params, len(uploads), len(parties), chunk, batch)
+    pieces = cut_check(params, len(uploads), len(parties), chunk, batch, shard)
     # one row per lane, because lanes run at once
     failed = np.zeros((len(parties), len(uploads)), np.bool_)
     report = _Report(sum(piece.dim for piece in pieces), progress)
@@ -209,8 +270,9 @@ def run_round(
     weights: Sequence[int] | None = None,
     groups: Sequence[int] = (),
     entropy: Entropy = os_entropy,
+    shard: Shard | None = None,
 ) -> Outcome:
-    """Compute the result of a round, while the other party does the same.
+    """Compute the result of a round, or of a shard of it, while the other party does the same.
 
     `parties` are this party's lanes. `uploads` are its shares of all clients, in the order that
     both parties agreed on, `weights` the public weights in the same order, by default 1, and
@@ -220,24 +282,25 @@ def run_round(
 
     `entropy` is what this party tosses with, where the method tosses. SECURITY: a run that breaks
     off is repeated with the same, because two results of the same uploads under two coins tell
-    more than one.
+    more than one. With a `shard` nothing is tossed, surveyed or judged here: it has the coin and
+    the verdicts.
     """
     _check_count(params, uploads)
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
     chunk, batch, _ = _agree_on_sizes(parties, protocol)
-    coin = b""
-    if params.method.tosses:
+    coin = shard.coin if shard else b""
+    if params.method.tosses and not shard:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
-    chunks = cut(params, len(uploads), len(parties), chunk, batch)
+    chunks = cut(params, len(uploads), len(parties), chunk, batch, shard)
     pieces = [
         params.chunk(uploads, weights, *ends, batch, groups=groups, coin=coin) for ends in chunks
     ]
     if params.method.surveys:
-        verdicts = _judged(parties, params, pieces)
+        verdicts = shard.verdicts if shard else _judged(parties, params, pieces)
         pieces = [replace(piece, verdicts=verdicts) for piece in pieces]
     results: dict[int, Result] = {}
-    report = _Report(params.dim, progress)
+    report = _Report(sum(piece.dim for piece in pieces), progress)
 
     def lane(number: int) -> None:
         for piece in pieces[number :: len(parties)]:
@@ -252,6 +315,11 @@ def run_round(
 
 def _judged(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chunk]) -> XorBits:
     """Return shares of what the method's `judge` finds in the surveys of all chunks."""
+    return judge(parties[0], params, _surveyed(parties, params, pieces), pieces[0])
+
+
+def _surveyed(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chunk]) -> RingShare:
+    """Return the sum of the surveys of all chunks."""
     surveys: dict[int, RingShare] = {}
 
     def lane(number: int) -> None:
@@ -260,7 +328,45 @@ def _judged(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chun
 
     run_lanes(parties, lane)
     total = np.stack([surveys[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
-    return judge(parties[0], params, RingShare(total), pieces[0])
+    return RingShare(total)
+
+
+def survey_shard(
+    parties: Sequence[Party],
+    params: RoundParams,
+    protocol: ProtocolParams,
+    uploads: Sequence[share.Upload],
+    weights: Sequence[int],
+    shard: Shard,
+) -> tuple[RingShare, Cost]:
+    """Return the sum of the surveys of a shard's chunks, and what that cost.
+
+    The arguments are those of `run_round`. The sum of all shards' sums is for `judge_surveys`.
+    """
+    _check_count(params, uploads)
+    meter = Meter(parties)
+    chunk, batch, _ = _agree_on_sizes(parties, protocol)
+    pieces = [
+        params.chunk(uploads, weights, *ends, batch, coin=shard.coin)
+        for ends in cut(params, len(uploads), len(parties), chunk, batch, shard)
+    ]
+    return _surveyed(parties, params, pieces), meter.read()
+
+
+def judge_surveys(
+    parties: Sequence[Party],
+    params: RoundParams,
+    surveyed: RingShare,
+    weights: Sequence[int],
+    shard: Shard,
+) -> tuple[XorBits, Cost]:
+    """Return shares of the verdicts for all shards, of the sum of their surveys, and the cost.
+
+    One pair of parties does so, which any of the shards may have.
+    """
+    meter = Meter(parties)
+    chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)
+    return judge(parties[0], params, surveyed, chunk), meter.read()
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -275,24 +381,27 @@ def fill(
     limit_bytes: int,
     hurry: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    shard: Shard | None = None,
 ) -> Cost:
     """Make correlations for the next round, and the check before it, ahead of its uploads.
 
     The other party does the same at the same time. The correlations are for `max_clients` clients.
     Stops where the stock would take more than `limit_bytes` (the smaller of the two parties'
     limits), or where party 0's `hurry` says that the round is waiting: the round then makes what is
-    missing. Drops the stock that this round has no use for.
+    missing. Drops the stock that this round has no use for. With a `shard`, they are for it alone.
     """
     meter = Meter(parties)
     chunk, batch, limit = _agree_on_sizes(parties, protocol, limit_bytes)
     weights = list(params.weights.values()) or [1] * params.max_clients
-    pieces = cut_check(params, len(weights), len(parties), chunk, batch)
-    sizes = [end - begin for begin, end in cut(params, len(weights), len(parties), chunk, batch)]
+    pieces = cut_check(params, len(weights), len(parties), chunk, batch, shard)
+    chunks = cut(params, len(weights), len(parties), chunk, batch, shard)
+    sizes = [end - begin for begin, end in chunks]
     # in the order in which they are taken: number, coordinates and demand of each
     work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]
     if params.method.surveys:
         work += [(i, size, survey_demand(params, weights, size)) for i, size in enumerate(sizes)]
-        work.append((0, 0, params.method.judge_demand(weights, params.max_clients)))
+        if shard is None or shard.number == 0:
+            work.append((0, 0, params.method.judge_demand(weights, params.max_clients)))
     work += [(i, size, demand(params, weights, size)) for i, size in enumerate(sizes)]
     # per lane, the coordinates of each of its pieces and chunks, and the stock to have after it
     steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
@@ -562,14 +671,31 @@ def exchange_wishes(
 
 
 def cut(
-    params: RoundParams, clients: int, lanes: int, chunk: int, batch: int
+    params: RoundParams,
+    clients: int,
+    lanes: int,
+    chunk: int,
+    batch: int,
+    shard: Shard | None = None,
 ) -> list[tuple[int, int]]:
-    """Return the chunks of a round, [begin, end) each. Lane i of L computes chunks i, i + L, .."""
-    return _cut(params.dim, params.method.at_once(clients), lanes, chunk, batch)
+    """Return the chunks of a round, or of a shard of it, [begin, end) each.
+
+    Lane i of L computes chunks i, i + L, ..
+    """
+    return _cut(params.dim, params.method.at_once(clients), lanes, chunk, batch, shard)
 
 
-def cut_check(params: RoundParams, clients: int, lanes: int, chunk: int, batch: int) -> list[Piece]:
-    """Return the pieces of a check of values. Lane i of L checks pieces i, i + L, ..
+def cut_check(
+    params: RoundParams,
+    clients: int,
+    lanes: int,
+    chunk: int,
+    batch: int,
+    shard: Shard | None = None,
+) -> list[Piece]:
+    """Return the pieces of a check of values, of a shard if there is one.
+
+    Lane i of L checks pieces i, i + L, ..
 
     There are none where the method has nothing to check.
     """
@@ -581,15 +707,18 @@ def cut_check(params: RoundParams, clients: int, lanes: int, chunk: int, batch: 
     return [
         Piece(slice(first, min(first + together, clients)), begin, end)
         for first in range(0, clients, together)
-        for begin, end in _cut(params.dim, together * per_value, lanes, chunk, batch)
+        for begin, end in _cut(params.dim, together * per_value, lanes, chunk, batch, shard)
     ]
 
 
-def _cut(dim: int, at_once: int, lanes: int, chunk: int, batch: int) -> list[tuple[int, int]]:
+def _cut(
+    dim: int, at_once: int, lanes: int, chunk: int, batch: int, shard: Shard | None
+) -> list[tuple[int, int]]:
+    first, last = (shard.begin, shard.end) if shard else (0, dim)
     # no larger than an even part per lane, in whole slices, and never less than one slice
-    size = min(chunk, batch // max(1, at_once), -(-dim // lanes))
+    size = min(chunk, batch // max(1, at_once), -(-(last - first) // lanes))
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
-    return [(begin, min(begin + size, dim)) for begin in range(0, dim, size)]
+    return [(begin, min(begin + size, last)) for begin in range(first, last, size)]
 
 
 def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:

@@ -43,6 +43,7 @@ from securemedian.mpc.party import SESSION_BYTES, Party, extensions
 from securemedian.mpc.pipeline import (
     Cost,
     Piece,
+    Shard,
     check_piece,
     compute,
     cut,
@@ -52,6 +53,7 @@ from securemedian.mpc.pipeline import (
     exchange_verdicts,
     exchange_wishes,
     judge,
+    shards,
     survey,
 )
 from securemedian.mpc.prg import SEED_BYTES, Stream, os_entropy
@@ -90,14 +92,20 @@ class Plan:
     chunks: int
 
 
-def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Plan:
+def predict(
+    params: RoundParams,
+    weights: Sequence[int],
+    protocol: ProtocolParams,
+    shard: Shard | None = None,
+) -> Plan:
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
-    them pass. Without weights they are [1] * n. Raises ConfigError if a chunk would be too large
-    for any machine.
+    them pass. Without weights they are [1] * n. With a `shard` it is the cost of that shard, with
+    its survey and, for the first one, the verdicts on all. Raises ConfigError if a chunk would be
+    too large for any machine.
     """
-    chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
+    chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch, shard)
     sizes = [end - begin for begin, end in chunks]
     ots = demand(params, weights, sizes[0]).ots
     if ots > MAX_CHUNK_OTS:
@@ -106,7 +114,7 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
             f"{sizes[0]} coordinates, more than can be rehearsed or computed in sensible time: "
             "use radix, whose cost is linear in the clients, or bucketed"
         )
-    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
+    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch, shard)
     # the kernels are loaded first, because their memory is no chunk's
     loading = _Rehearsal(params, weights, protocol)
     loading.chunk(min(sizes[0], share.SLICE_ALIGN), loading.start)
@@ -125,9 +133,10 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
         checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
         lanes = [_Count(protocol, left=lane.left) for lane in lanes]
     if params.dealing is not None:
-        checking = (_dealings_checked(params.dealing, len(weights)),) * 2
+        parts = shard.parts(params.dealing) if shard else None
+        checking = (_dealings_checked(params.dealing, len(weights), parts),) * 2
     lanes[0].add(rehearsal.opening(protocol))
-    if params.method.tosses:
+    if params.method.tosses and not shard:
         lanes[0].add(rehearsal.toss())
     if params.method.surveys:
         for number, size in enumerate(sizes):
@@ -135,27 +144,53 @@ def predict(params: RoundParams, weights: Sequence[int], protocol: ProtocolParam
             part = rehearsal.survey(size, states[at])
             lanes[at].add(part)
             states[at] = part.after
-        part = rehearsal.judge(states[0])
-        lanes[0].add(part)
-        states[0] = part.after
+        if shard is None or shard.number == 0:
+            part = rehearsal.judge(states[0])
+            lanes[0].add(part)
+            states[0] = part.after
+        if shard:
+            # a step of its own, as the survey was
+            lanes[0].add(rehearsal.opening(protocol))
     for number, size in enumerate(sizes):
         at = number % protocol.lanes
         part = rehearsal.chunk(size, states[at])
         lanes[at].add(part)
         states[at] = part.after
     costs = _cost(lanes, 0).after(checking[0]), _cost(lanes, 1).after(checking[1])
-    result = params.dim * params.method.most_results * 8
+    result = (shard.dim if shard else params.dim) * params.method.most_results * 8
     silent = 2 * ferret.CODE.memory if protocol.silent else 0
     busy = min(max(len(sizes), len(pieces)), protocol.lanes)
     memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
     return Plan(costs, memory, len(sizes))
 
 
-def _dealings_checked(shape: Dealing, clients: int) -> Cost:
+def predict_shards(
+    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams, count: int
+) -> list[Plan]:
+    """Return the cost of each shard of a round that is cut into `count`, as `predict` does.
+
+    Bytes of base OTs and of what the daemons say to each other are left out.
+    """
+    known: dict[tuple[Any, ...], Plan] = {}
+    plans = []
+    for shard in shards(params.dim, count):
+        dealing = params.dealing
+        parts = [dealing.parts[number].kept for number in shard.parts(dealing)] if dealing else []
+        # those that are alike in this cost the same
+        alike = shard.dim, params.method.surveys and shard.number == 0, *parts
+        if alike not in known:
+            known[alike] = predict(params, weights, protocol, shard)
+        plans.append(known[alike])
+    return plans
+
+
+def _dealings_checked(shape: Dealing, clients: int, parts: Sequence[int] | None = None) -> Cost:
     """Return the cost of `dealing.check`, which is the same at both parties."""
+    if parts is not None and not parts:
+        return Cost()
     events = [
         _Event(sent, _size_of(label, np.dtype(dtype), of))
-        for sent, label, dtype, of in messages(shape, clients)
+        for sent, label, dtype, of in messages(shape, clients, parts)
     ]
     sent = [event.size for event in events if event.sent]
     _, rounds = _replay((events, events), (0, 0))

@@ -109,7 +109,7 @@ def read(upload: Upload, layout: Layout, start: int, stop: int) -> Ring:
     They are a RingShare or XorWords, as the share was made. Raises InputError unless `start` is a
     multiple of SLICE_ALIGN.
     """
-    first, last = _words_of(layout, start, stop)
+    first, last = words_of(layout, start, stop)
     out = np.empty((layout.rows, stop - start), ring.dtype(layout.bits))
     for row in range(layout.rows):
         out[row] = ring.unpack(upload.words(row, first, last), layout.bits, stop - start)
@@ -124,7 +124,7 @@ def weighted_sum(
     The sums are ring elements of shape (rows, stop - start). Shares of the same weight are added as
     they come, packed. Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
-    first, last = _words_of(layout, start, stop)
+    first, last = words_of(layout, start, stop)
     tops = ring.top_bits(layout.bits)
     out = np.zeros((layout.rows, stop - start), ring.dtype(layout.bits))
     for weight in sorted(set(weights)):
@@ -137,8 +137,11 @@ def weighted_sum(
     return RingShare(ring.reduce(out, layout.bits))
 
 
-def _words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
-    """Return which words of a row, [first, last), hold the columns [start, stop)."""
+def words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
+    """Return which words of a row, [first, last), hold the columns [start, stop).
+
+    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    """
     if start % SLICE_ALIGN:
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
     first = start * layout.bits // 64

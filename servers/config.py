@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
+from securemedian.mpc.options import check_one_of, check_whole
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 from securemedian.settings.addresses import check_endpoint, host_and_port
@@ -26,6 +27,9 @@ MAX_NAMES_BYTES = MAX_CLIENTS * MAX_NAME
 # Each training may have lanes and pools of its own.
 MAX_TRAININGS = 256
 WEEK_S = 7 * 86400
+# where a server may compute, and into how many shards it cuts a round at most
+KINDS = ("threads", "ray")
+MAX_SHARDS = 1024
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,45 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """Where a server computes: on threads of its own process, or on workers of a Ray cluster."""
+
+    # "threads" or "ray", the same at both servers
+    kind: str = "threads"
+    # HOST:PORT of the cluster's head; "" for a local cluster that the server starts and ends
+    address: str = ""
+    # how many workers this server asks the cluster for, of one CPU each
+    workers: int = 2
+    # how many shards a round is cut into, the same at both servers; 0 for as many as workers
+    shards: int = 0
+
+    def __post_init__(self) -> None:
+        check_one_of("kind", self.kind, KINDS)
+        check_whole("workers", self.workers, 1, MAX_SHARDS)
+        check_whole("shards", self.shards, 0, MAX_SHARDS)
+        own = ("address", "workers", "shards")
+        changed = [name for name in own if getattr(self, name) != getattr(EngineConfig, name)]
+        if self.kind == "threads" and changed:
+            raise ConfigError('address, workers and shards are for kind = "ray" alone')
+        if self.shard_count < self.workers:
+            raise ConfigError(
+                f"{self.workers} workers for {self.shards} shards: some would have nothing to do"
+            )
+        if self.address:
+            host_and_port(self.address)
+
+    @property
+    def shard_count(self) -> int:
+        """Into how many shards a round is cut."""
+        return self.shards or self.workers
+
+    def agreement(self) -> dict[str, Any]:
+        """Return the fields that must be the same at both servers."""
+        shards = {"shards": self.shard_count} if self.kind == "ray" else {}
+        return {"engine": self.kind} | shards
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """All settings of one server. File names are relative to the folder of the TOML file."""
 
@@ -157,6 +200,8 @@ class ServerConfig:
     # training; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
+    # where it computes
+    engine: EngineConfig = field(default_factory=EngineConfig)
     # which rounds this server takes part in, whatever the coordinator asks for
     policy: Policy = field(default_factory=Policy)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -307,6 +352,7 @@ def load(path: Path) -> ServerConfig:
     }
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
+    nested["engine"] = build(EngineConfig, values.get("engine", {}), f"{where}: [engine]")
     nested["policy"] = build(Policy, values.get("policy", {}), f"{where}: [policy]")
     nested["metrics"] = build(MetricsConfig, values.get("metrics", {}), f"{where}: [metrics]")
     config = build(ServerConfig, values | nested, where)

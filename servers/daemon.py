@@ -19,9 +19,11 @@ import zmq
 
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers import control, logs, memory
+from securemedian.servers.backends.registry import backend_of
+from securemedian.servers.backends.threads import SWITCH_S
 from securemedian.servers.config import ServerConfig, check_own_key
 from securemedian.servers.descriptors import Descriptors
-from securemedian.servers.engine import SWITCH_S, Engine
+from securemedian.servers.engine import Engine
 from securemedian.servers.engines import Engines
 from securemedian.servers.reload import Reload
 from securemedian.servers.requests import Desk
@@ -83,14 +85,13 @@ class Daemon:
         self._wake_out, self._wake_in = os.pipe()
         for end in (self._wake_out, self._wake_in):
             os.set_blocking(end, False)
+        self._backend = backend_of(config, self._lane, lambda: self._config.channel_timeout_s)
         self._engines = Engines(
             partial(
                 Engine,
-                config.party,
-                config.protocol,
+                self._backend,
                 # it may have been reloaded
                 lambda: self._config.pool_share_bytes,
-                self._lane,
                 self._wake,
             )
         )
@@ -100,7 +101,7 @@ class Daemon:
         self._log = logs.BoundedLog()
 
     def run(self) -> None:
-        """Serve until `ask_to_stop` is called and no run is under way.
+        """Serve until SIGTERM or SIGINT, and then until no run is under way.
 
         A round that has not ended is taken up by the next start.
 
@@ -114,13 +115,19 @@ class Daemon:
             connections=self._descriptors.for_connections,
             descriptors=self._descriptors.limit,
         )
+        self._take_signals()
         # behind the loop, which has clients to answer; the other server waits for its end
         self._engines.compile()
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
             poller.register(source, zmq.POLLIN)
+        ready = False
         while not self._stop_asked:
             self._turn(poller)
+            if not ready and self._engines.ready:
+                ready = True
+                # Ray takes SIGTERM when it is connected
+                self._take_signals()
         # it may have been reloaded
         limit_s = self._config.stop_limit_s
         logs.event("stopping", limit_s=limit_s)
@@ -160,11 +167,18 @@ class Daemon:
         if self._monitor:
             self._monitor.turn(self._desk, self._rounds, self._engines)
 
-    def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _take_signals(self) -> None:
+        """Let SIGTERM and SIGINT end `run`, and SIGHUP reload the configuration."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        signal.signal(signal.SIGHUP, self._ask_to_reload)
+        signal.set_wakeup_fd(self._wake_in)
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
 
-    def ask_to_reload(self, number: int, frame: FrameType | None) -> None:
+    def _ask_to_reload(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGHUP: let the loop read the configuration anew."""
         self._reload_asked = True
 
@@ -195,11 +209,6 @@ class Daemon:
             needs_restart=reload.refused,
         )
 
-    @property
-    def wake_fd(self) -> int:
-        """The descriptor that wakes the loop when a byte is written to it."""
-        return self._wake_in
-
     def close(self) -> bool:
         """Close all sockets except those of abandoned computations.
 
@@ -208,7 +217,7 @@ class Daemon:
         self._take_leave()
         if self._page:
             self._page.close()
-        finished = self._engines.close()
+        finished = all([self._engines.close(), self._backend.close()])
         self._control.close()
         self._clients.close()
         self._gate.stop()
@@ -285,10 +294,6 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     descriptors = Descriptors()
     store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, daemon.ask_to_stop)
-    signal.signal(signal.SIGHUP, daemon.ask_to_reload)
-    signal.set_wakeup_fd(daemon.wake_fd)
     try:
         daemon.run()
     finally:

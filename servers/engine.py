@@ -1,7 +1,8 @@
-"""The engine, which runs the protocol in worker threads and keeps the session between rounds.
+"""The engine, which runs the protocol in jobs and keeps the session between rounds.
 
-A session is base OTs, lanes and pools, and a stream on which dealings are checked while the lanes
-are busy with something else.
+A session is what a backend has opened together with the other server's: base OTs, lanes and pools,
+and a stream on which dealings are checked while the lanes are busy with something else. Each job
+has a thread, on which it computes or waits for what the backend computes elsewhere.
 """
 
 import logging
@@ -11,20 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.mpc import pipeline
-from securemedian.mpc.channel import Channel
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Checked, Cost, Outcome
-from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload
 from securemedian.servers import logs
-from securemedian.servers.transport import ZmqLink
+from securemedian.servers.backends.base import Backend, Computation
 
-# for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
-SWITCH_S = 1e-4
 # how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
 # stops at its next message, and may first have to finish the computation of a chunk.
 STOP_S = 5.0
@@ -34,30 +29,14 @@ MOST_ABANDONED = 3
 
 
 @dataclass
-class _Lanes:
-    """The lanes of one session, and its stream for checks of dealings."""
+class _Session:
+    """A session, and what it has cost since the last round."""
 
-    session_id: bytes
-    links: list[ZmqLink]
-    checking: ZmqLink
-    # on `checking`, once the two servers have met there
-    check_channel: Channel | None = None
-    # one per lane, once the base OTs are made
-    parties: list[Party] = field(default_factory=list)
-    # what it has cost to fill the pools since the last round
+    computation: Computation
+    # to fill the pools
     ahead: Cost = Cost()
-    # what the checks of this round have cost
+    # to check what the clients of this round have sent
     checks: Cost = Cost()
-
-    def close(self) -> None:
-        """End every wait on any of the streams."""
-        for link in (*self.links, self.checking):
-            link.close()
-
-    def release(self) -> None:
-        """Free the sockets, once no thread uses them."""
-        for link in (*self.links, self.checking):
-            link.release()
 
 
 @dataclass(frozen=True)
@@ -78,7 +57,7 @@ def never() -> bool:
 
 Result = Outcome | Checked | Coin
 Examine = Callable[[], None]
-Work = Callable[[_Lanes], Result | None]
+Work = Callable[[_Session], Result | None]
 
 
 class _Job:
@@ -88,11 +67,11 @@ class _Job:
     """
 
     def __init__(
-        self, lanes: _Lanes, work: Work, before: "_Job | None", wake: Callable[[], None]
+        self, session: _Session, work: Work, before: "_Job | None", wake: Callable[[], None]
     ) -> None:
         self.result: Result | SecureMedianError | None = None
         self.ended = False
-        self.lanes, self._work, self._before, self._wake = lanes, work, before, wake
+        self.session, self._work, self._before, self._wake = session, work, before, wake
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -109,7 +88,7 @@ class _Job:
                 self._before.join()
                 if isinstance(self._before.result, SecureMedianError):
                     raise self._before.result
-            self.result = self._work(self.lanes)
+            self.result = self._work(self.session)
         except SecureMedianError as error:
             self.result = error
         except Exception as error:
@@ -133,36 +112,36 @@ class Engine:
 
     def __init__(
         self,
-        party: int,
-        protocol: ProtocolParams,
+        backend: Backend,
         pool_limit: Callable[[], int],
-        open_lane: Callable[[bytes, int], ZmqLink],
         wake: Callable[[], None],
         others_compute: Callable[[], bool] = never,
     ) -> None:
-        self._party, self._protocol, self._pool_limit = party, protocol, pool_limit
-        self._open_lane, self._wake, self._others_compute = open_lane, wake, others_compute
-        self._lanes: _Lanes | None = None
-        # the last job on the lanes, and the one on the stream for checks
+        self._backend, self._pool_limit = backend, pool_limit
+        self._wake, self._others_compute = wake, others_compute
+        self._session: _Session | None = None
+        # the last job of the session, and the one that checks dealings beside it
         self._job: _Job | None = None
         self._check_job: _Job | None = None
-        # lanes that are closed while jobs still use them
-        self._dropped: _Lanes | None = None
+        # a session that is closed while jobs still use it
+        self._dropped: _Session | None = None
         # the time at which dropped jobs are abandoned
         self._stop_by = 0.0
         # abandoned jobs that still run, by session
         self._abandoned: list[list[_Job]] = []
         # set once the uploads have arrived: filling the pools must end
         self._hurry = threading.Event()
-        # whether the last job on the lanes computes, and is not `prepare`
+        # whether the last job of the session computes, and is not `prepare`
         self._computing = False
         self._phase = ""
         self.progress = (0, 0)
         self._compiler: threading.Thread | None = None
         self._compiled = False
+        # why the backend cannot be had
+        self._refused: SecureMedianError | None = None
 
     def compile(self) -> None:
-        """Compile the kernels, or load them from the cache on disk, beside what the caller does."""
+        """Make the backend ready, and so compile the kernels, beside what the caller does."""
         self._compiler = threading.Thread(target=self._warm_up, name="compiler", daemon=True)
         self._compiler.start()
 
@@ -182,7 +161,8 @@ class Engine:
     @property
     def session_id(self) -> bytes | None:
         """The id of the session, if there is one whose base OTs the next round can use."""
-        return self._lanes.session_id if self._lanes and self._lanes.parties else None
+        opened = self._session and self._session.computation
+        return opened.session_id if opened and opened.established else None
 
     @property
     def computes(self) -> bool:
@@ -196,42 +176,40 @@ class Engine:
 
     @property
     def opened_session(self) -> bytes | None:
-        """The id of the session whose lanes are open, whether its base OTs are made or not yet."""
-        return self._lanes.session_id if self._lanes else None
+        """The id of the session that is open, whether its base OTs are made or not yet."""
+        return self._session.computation.session_id if self._session else None
 
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
         """Fill the pools for a round that takes uploads, together with the other server.
 
-        If the session is new, this opens our end of its lanes and makes the base OTs first.
+        If the session is new, this opens our end of it and makes the base OTs first.
         """
         self._settle()
         self.check()
         if session_id != self.session_id:
             self.drop()
-            *links, checking = [
-                self._open_lane(session_id, lane) for lane in range(self._protocol.lanes + 1)
-            ]
-            self._lanes = _Lanes(session_id, links, checking)
+            self._session = _Session(self._backend.open(session_id))
         hurry = self._hurry = threading.Event()
         self._computing = False
-        self._begin("preparing", lambda lanes: self._fill(lanes, params, hurry))
+        self._begin("preparing", lambda session: self._fill(session, params, hurry))
 
     def toss(self) -> None:
         """Toss for a check of dealings together with the other server."""
-        self._check_job = _Job(self._session(), self._toss, None, self._wake)
+        self._check_job = _Job(self._opened(), self._toss, None, self._wake)
 
     def check_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
     ) -> None:
-        """Check clients' dealings together with the other server, beside what the lanes do.
+        """Check clients' dealings together with the other server, beside what else it does.
 
         `coin` is what `toss` gave. `examine`, here and below, is called first and raises
         DamagedUpload if the shares are not what the clients have sent.
         """
-        lanes = self._session()
-        self._check_job = _Job(
-            lanes, lambda lanes: self._check(lanes, shape, halves, coin, examine), None, self._wake
-        )
+
+        def check(session: _Session) -> Checked:
+            return self._check(session, shape, halves, coin, examine)
+
+        self._check_job = _Job(self._opened(), check, None, self._wake)
 
     def check_values(
         self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
@@ -239,7 +217,7 @@ class Engine:
         """Check that every value of clients' uploads is in range, together with the other one."""
         self._compute_now()
         self._begin(
-            "checking values", lambda lanes: self._check_values(lanes, params, uploads, examine)
+            "checking values", lambda session: self._check_values(session, params, uploads, examine)
         )
 
     def start(
@@ -258,7 +236,9 @@ class Engine:
         self._compute_now()
         self._begin(
             "protocol",
-            lambda lanes: self._compute(lanes, params, uploads, weights, groups, examine, opening),
+            lambda session: self._compute(
+                session, params, uploads, weights, groups, examine, opening
+            ),
         )
 
     def poll(self) -> Result | SecureMedianError | None:
@@ -283,10 +263,10 @@ class Engine:
 
     def drop(self) -> None:
         """Forget the session with its pools, and end its jobs if there are any."""
-        if self._lanes is None:
+        if self._session is None:
             return
-        self._lanes.close()
-        self._dropped, self._lanes = self._lanes, None
+        self._session.computation.close()
+        self._dropped, self._session = self._session, None
         self._stop_by = time.monotonic() + STOP_S
         if not self._jobs():
             self._release()
@@ -295,8 +275,11 @@ class Engine:
         """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
 
         Raises LocalProtocolError if so many abandoned jobs still run that the process has to be
-        started anew, or if the kernels could not be compiled.
+        started anew, or if the kernels could not be compiled, and what the backend raises if it
+        cannot be had.
         """
+        if self._refused:
+            raise self._refused
         if self._compiler and not self._compiled and not self._compiler.is_alive():
             raise LocalProtocolError("the kernels could not be compiled: see the log")
         if self._dropped and time.monotonic() > self._stop_by:
@@ -321,31 +304,31 @@ class Engine:
         self._hurry.set()
         self._computing = True
 
-    def _session(self) -> _Lanes:
-        if self._lanes is None:
+    def _opened(self) -> _Session:
+        if self._session is None:
             raise LocalProtocolError("nothing can be computed before the round is prepared")
-        return self._lanes
+        return self._session
 
     def _jobs(self) -> list[_Job]:
         return [job for job in (self._job, self._check_job) if job]
 
     def _begin(self, phase: str, work: Work) -> None:
-        def named(lanes: _Lanes) -> Result | None:
-            if lanes is self._lanes:
+        def named(session: _Session) -> Result | None:
+            if session is self._session:
                 self._phase, self.progress = phase, (0, 0)
-            return work(lanes)
+            return work(session)
 
-        self._job = _Job(self._session(), named, self._job, self._wake)
+        self._job = _Job(self._opened(), named, self._job, self._wake)
 
     def _release(self) -> None:
         if self._dropped:
-            self._dropped.release()
+            self._dropped.computation.release()
             self._dropped = None
 
     def _settle(self) -> None:
         """Wait for the current jobs to end, or abandon them at their limit.
 
-        Abandoned jobs keep their threads, lanes and pools. Nothing else uses these ever again.
+        Abandoned jobs keep their threads and sessions. Nothing else uses these ever again.
         """
         jobs = self._jobs()
         if not jobs:
@@ -374,7 +357,7 @@ class Engine:
         """Free the sockets of abandoned jobs that have ended after all."""
         for jobs in list(self._abandoned):
             if all(job.join(0) for job in jobs):
-                jobs[0].lanes.release()
+                jobs[0].session.computation.release()
                 self._abandoned.remove(jobs)
                 logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
 
@@ -382,7 +365,9 @@ class Engine:
         start = time.monotonic()
         logs.event("compiling")
         try:
-            pipeline.warm_up(self._protocol)
+            self._backend.start()
+        except SecureMedianError as refused:
+            self._refused = refused
         except Exception as error:
             # `check` ends the server
             logs.event("engine-error", logging.ERROR, error)
@@ -391,67 +376,47 @@ class Engine:
             logs.event("compiled", seconds=round(time.monotonic() - start, 1))
         self._wake()
 
-    def _fill(self, lanes: _Lanes, params: RoundParams, hurry: threading.Event) -> None:
-        if not lanes.parties:
-            start = time.monotonic()
-            session, channels = establish(
-                self._party, lanes.links, lanes.session_id, self._protocol
-            )
-            lanes.parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
-            logs.event(
-                "session-established",
-                session=logs.fingerprint("session", lanes.session_id),
-                lanes=len(lanes.parties),
-                seconds=round(time.monotonic() - start, 3),
-            )
-        lanes.ahead = pipeline.fill(
-            lanes.parties,
+    def _fill(self, session: _Session, params: RoundParams, hurry: threading.Event) -> None:
+        session.ahead = session.computation.fill(
             params,
-            self._protocol,
             self._pool_limit(),
             lambda: hurry.is_set() or self._others_compute(),
-            partial(self._note, lanes),
+            partial(self._note, session),
         )
-        logs.event("pool-filled", ots=lanes.ahead.ots, seconds=round(lanes.ahead.ahead_seconds, 3))
+        logs.event(
+            "pool-filled", ots=session.ahead.ots, seconds=round(session.ahead.ahead_seconds, 3)
+        )
 
-    def _check_channel(self, lanes: _Lanes) -> Channel:
-        if lanes.check_channel is None:
-            lanes.checking.meet(self._party)
-            lanes.check_channel = Channel(lanes.checking)
-        return lanes.check_channel
-
-    def _toss(self, lanes: _Lanes) -> Coin:
-        coin, cost = pipeline.toss(self._check_channel(lanes), self._party)
-        lanes.checks = cost.after(lanes.checks)
+    def _toss(self, session: _Session) -> Coin:
+        coin, cost = session.computation.toss()
+        session.checks = cost.after(session.checks)
         return Coin(coin)
 
     def _check(
         self,
-        lanes: _Lanes,
+        session: _Session,
         shape: Dealing,
         halves: Sequence[Upload],
         coin: bytes,
         examine: Examine,
     ) -> Checked:
         examine()
-        channel = self._check_channel(lanes)
-        checked = pipeline.check_dealings(channel, self._party, shape, halves, coin)
-        lanes.checks = checked.cost.after(lanes.checks)
+        checked = session.computation.check_dealings(shape, halves, coin)
+        session.checks = checked.cost.after(session.checks)
         return checked
 
     def _check_values(
-        self, lanes: _Lanes, params: RoundParams, uploads: Sequence[Upload], examine: Examine
+        self, session: _Session, params: RoundParams, uploads: Sequence[Upload], examine: Examine
     ) -> Checked:
         examine()
-        checked = pipeline.check_values(
-            lanes.parties, params, self._protocol, uploads, partial(self._note, lanes)
-        )
-        lanes.checks = checked.cost.after(lanes.checks)
+        note = partial(self._note, session)
+        checked = session.computation.check_values(params, uploads, note)
+        session.checks = checked.cost.after(session.checks)
         return checked
 
     def _compute(
         self,
-        lanes: _Lanes,
+        session: _Session,
         params: RoundParams,
         uploads: Sequence[Upload],
         weights: Sequence[int],
@@ -460,32 +425,13 @@ class Engine:
         opening: bytes,
     ) -> Outcome:
         examine()
-        ahead, lanes.ahead = lanes.ahead, Cost()
-        checks, lanes.checks = lanes.checks, Cost()
-        note = partial(self._note, lanes)
-        outcome = pipeline.run_round(
-            lanes.parties,
-            params,
-            self._protocol,
-            uploads,
-            note,
-            weights,
-            groups,
-            lambda _: opening,
-        )
+        ahead, session.ahead = session.ahead, Cost()
+        checks, session.checks = session.checks, Cost()
+        note = partial(self._note, session)
+        outcome = session.computation.run_round(params, uploads, weights, groups, opening, note)
         return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 
-    def _note(self, lanes: _Lanes, done: int, total: int) -> None:
+    def _note(self, session: _Session, done: int, total: int) -> None:
         # an abandoned job may still report
-        if lanes is self._lanes:
+        if session is self._session:
             self.progress = (done, total)
-
-
-def establish(
-    party: int, links: Sequence[ZmqLink], session_id: bytes, protocol: ProtocolParams
-) -> tuple[Session, list[Channel]]:
-    """Meet the other server on every lane, and make the base OTs on the first one."""
-    for link in links:
-        link.meet(party)
-    channels = [Channel(link) for link in links]
-    return Session.establish(party, channels[0], session_id, protocol), channels

@@ -15,6 +15,7 @@ from securemedian.mpc.errors import (
     LocalProtocolError,
     NoSocket,
     NotStored,
+    NoWorker,
     PeerProtocolError,
     PeerUnavailable,
     SecureMedianError,
@@ -33,7 +34,7 @@ from securemedian.settings.states import State
 # how long an event waits that could not be stored
 AGAIN_S = 1.0
 # What may go well when it is tried again. All other errors are final.
-TRANSIENT = (ChannelClosed, ChannelTimeout, PeerUnavailable, NoSocket, NotStored)
+TRANSIENT = (ChannelClosed, ChannelTimeout, PeerUnavailable, NoSocket, NoWorker, NotStored)
 
 
 @dataclass

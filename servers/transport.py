@@ -365,6 +365,14 @@ class ZmqLink:
         self._check()
         return self._socket.recv_multipart()
 
+    def ready(self, wait_s: float) -> bool:
+        """Return whether a message is there, for which this waits `wait_s`.
+
+        Raises ChannelClosed.
+        """
+        self._check()
+        return bool(self._socket.poll(int(wait_s * 1000)))
+
     def _check(self) -> None:
         if self._closed.is_set():
             raise ChannelClosed("the lane was closed: the round has ended")

@@ -49,10 +49,14 @@ MODEL = np.zeros(DIM, np.float32)
 START = "0" * 64
 # with which S0 and S1 sign
 SIGNING = SigningKey.new(), SigningKey.new()
-ALIKE = ProtocolParams().agreement() | {
-    "release": securemedian.__version__,
-    "signing_keys": [key.public for key in SIGNING],
-}
+ALIKE = (
+    ProtocolParams().agreement()
+    | config.EngineConfig().agreement()
+    | {
+        "release": securemedian.__version__,
+        "signing_keys": [key.public for key in SIGNING],
+    }
+)
 
 Arrays = Mapping[str, NDArray[Any]]
 

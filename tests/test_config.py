@@ -24,6 +24,7 @@ def test_the_samples_name_every_setting() -> None:
     for kind, text in (
         (config.ServerConfig, S0),
         (config.ProtocolParams, S0.partition("[protocol]")[2]),
+        (config.EngineConfig, S0.partition("[engine]")[2]),
         (config.Policy, S0.partition("[policy]")[2]),
     ):
         for name in kind.__dataclass_fields__:
@@ -58,6 +59,15 @@ def test_both_samples_agree() -> None:
         ("pool_limit_bytes = 268435456", "pool_limit_bytes = -1", "pool_limit_bytes must be 0"),
         ("peer_wait_s = 300", 'peer_wait_s = "5 min"', "peer_wait_s must be float or int"),
         ("lanes = 2", "lanes = 0", "lanes must be"),
+        ('kind = "threads"', 'kind = "processes"', "kind must be one of threads, ray"),
+        ('kind = "threads"', 'kind = "ray"\nworkers = 0', "workers must be a whole number from 1"),
+        ('kind = "threads"', 'kind = "threads"\nworkers = 3', 'are for kind = "ray" alone'),
+        ('kind = "threads"', 'kind = "ray"\naddress = "ray"', "HOST:PORT"),
+        (
+            'kind = "threads"',
+            'kind = "ray"\nworkers = 4\nshards = 3',
+            "4 workers for 3 shards: some would have nothing to do",
+        ),
         ("lanes = 2", "lane = 2", "unknown lane"),
         ('public_key = "', 'public_key = "#', "is no public key"),
         ('address = "tcp://', 'listen = "tcp://0.0.0.0:1"\naddress = "tcp://', "and not both"),
@@ -100,3 +110,11 @@ def test_a_server_refuses_its_own_key_in_its_lists(table: str) -> None:
     with pytest.raises(ConfigError, match="own public key"):
         config.check_own_key(loaded, own.public_key, loaded.peer.signing_key)
     config.check_own_key(loaded, own.public_key, own.signing_key)
+
+
+def test_what_servers_on_ray_agree_on() -> None:
+    threads, ray = config.EngineConfig(), config.EngineConfig(kind="ray", workers=3)
+    assert threads.agreement() == {"engine": "threads"}
+    assert ray.agreement() == {"engine": "ray", "shards": 3}
+    other = config.EngineConfig(kind="ray", address="10.0.0.5:6379", workers=1, shards=3)
+    assert ray.agreement() == other.agreement()

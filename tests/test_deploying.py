@@ -13,7 +13,7 @@ from securemedian.settings.states import State
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploying.md").read_text("utf-8")
-SERVERS = {path.name: path.read_text("utf-8") for path in (ROOT / "servers").glob("*.py")}
+SERVERS = {path.name: path.read_text("utf-8") for path in (ROOT / "servers").rglob("*.py")}
 
 
 def rows(header: str) -> list[list[str]]:

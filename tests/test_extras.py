@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from securemedian.scripts import keygen
 from tests.daemons import ROOT
 
 pytestmark = pytest.mark.slow
@@ -16,6 +17,7 @@ HIDDEN = {
     "bench": ["matplotlib"],
     "metrics": ["prometheus_client"],
     "dashboard": ["starlette", "uvicorn"],
+    "ray": ["ray"],
 }
 # verbs and the status and last line that each must end with
 PROGRAM = """
@@ -96,6 +98,15 @@ def test_what_needs_no_extra_works_without_it() -> None:
             extra, "experiment --list", "plan --dim 10 --clients 3 --method bucketed"
         ):
             assert status == 0, said
+
+
+def test_a_server_on_ray_names_the_extra_it_lacks(tmp_path: Path) -> None:
+    keygen.make_all(tmp_path, 2, keygen.network("127.0.0.1", "127.0.0.1", None))
+    file = tmp_path / "s0.toml"
+    file.write_text(file.read_text() + '\n[engine]\nkind = "ray"\n')
+    ((status, said),) = without("ray", f"serve {file}")
+    assert status == 2
+    assert "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'" in said
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import Upload, WordsUpload
 from securemedian.servers import engine
+from securemedian.servers.backends.threads import ThreadBackend
 from securemedian.servers.engine import MOST_ABANDONED, Engine
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
 
@@ -153,7 +154,11 @@ class Servers:
         self.pipes: dict[bytes, list[tuple[Pipe, Pipe]]] = {}
         self._blocked: list[threading.Event] = []
         self.engines = [
-            Engine(party, SMALL, lambda: 1 << 30, cast(Any, self._opener(party)), lambda: None)
+            Engine(
+                ThreadBackend(party, SMALL, cast(Any, self._opener(party))),
+                lambda: 1 << 30,
+                lambda: None,
+            )
             for party in (0, 1)
         ]
 

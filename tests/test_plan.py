@@ -20,8 +20,9 @@ from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, Meter, check_values, run_round
-from securemedian.mpc.plan import predict
+from securemedian.mpc.pipeline import Cost, Meter, Shard, check_values, run_round, shards
+from securemedian.mpc.plan import predict, predict_shards
+from securemedian.mpc.prg import SEED_BYTES
 from securemedian.mpc.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
 
@@ -85,8 +86,15 @@ ROUNDS: dict[str, dict[str, Any]] = {
 CHECKING = ("checking_bytes_sent", "checking_bytes_received", "checking_rounds")
 
 
-def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> tuple[Cost, Cost]:
-    """Return what a real round of a new session counts."""
+def counted(
+    params: RoundParams,
+    weights: list[int],
+    protocol: ProtocolParams,
+    shard: Shard | None = None,
+) -> tuple[Cost, Cost]:
+    """Return what a real round of a new session counts, or a shard of it."""
+    # what was tossed before by others
+    coin = bytes(SEED_BYTES) if shard else None
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
 
     def uploads(layout: share.Layout) -> list[share.Upload]:
@@ -95,15 +103,19 @@ def counted(params: RoundParams, weights: list[int], protocol: ProtocolParams) -
     def run(j: int) -> Cost:
         given, dealt = uploads(params.layout), params.dealing
         if dealt is None:
-            checked = check_values(parties[j], params, protocol, given).cost
+            checked = check_values(parties[j], params, protocol, given, shard=shard).cost
         else:
             halves = uploads(dealt.layout)
             meter = Meter(parties[j][:1])
-            dealing.check(parties[j][0].channel, j, dealt, halves)
+            parts = shard.parts(dealt) if shard else None
+            if parts is None or parts:
+                dealing.check(parties[j][0].channel, j, dealt, halves, coin=coin, parts=parts)
             checked = meter.read().as_checking()
             pairs = zip(halves, given, strict=True)
             given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
-        return run_round(parties[j], params, protocol, given, weights=weights).cost.after(checked)
+        used = replace(shard, coin=coin) if shard and coin else shard
+        outcome = run_round(parties[j], params, protocol, given, weights=weights, shard=used)
+        return outcome.cost.after(checked)
 
     return run_both(run)
 
@@ -123,6 +135,38 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
     for cost in predicted.costs:
         verified = params.method.checks_values or params.dealing is not None
         assert (cost.checking_bytes_sent > 0) == verified
+
+
+@pytest.mark.parametrize("name", ["scan", "pairwise", "float32", "trimmed-mean", "reclustered"])
+def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealing, "PART", 256)
+    params = RoundParams.from_dict({"dim": 1000, "max_clients": 4} | ROUNDS[name])
+    protocol = ProtocolParams(lanes=2, chunk=256)
+    plans = predict_shards(params, [1] * 4, protocol, 3)
+    cut = shards(params.dim, 3)
+    assert len(plans) == len(cut) == 3 and cut[2].dim < cut[0].dim
+    for shard, plan in zip(cut, plans, strict=True):
+        real = counted(params, [1] * 4, protocol, shard)
+        assert plan.costs == tuple(totals(cost) for cost in real)
+    if params.dealing:
+        assert len(params.dealing.parts) == 3
+
+
+def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--dim", "20000", "--clients", "4", "--method", "radix", "--json"]
+    rows = {}
+    for workers in (0, 4):
+        file = tmp_path / f"{workers}.json"
+        assert cli.main([*given, str(file), "--workers", str(workers)]) == 0
+        rows[workers] = json.loads(file.read_text())[0]
+    one, four = rows[0], rows[4]
+    assert four["workers"] == 4 and one["workers"] == one["door_seconds"] == 0
+    assert four["door_seconds"] > 0
+    # the same OTs but for what shards round up, in a fourth of the time each
+    assert one["ots"] <= four["ots"] <= 1.1 * one["ots"]
+    assert "4 workers a server; the door takes" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main([*given, str(tmp_path / "no.json"), "--workers", "-1"])
 
 
 # dim, clients, field bits, lanes

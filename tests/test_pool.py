@@ -38,6 +38,7 @@ from securemedian.mpc.party import Party
 from securemedian.mpc.pipeline import Checked, Cost, Outcome, fill, run_round
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.servers.backends.threads import ThreadBackend
 from securemedian.servers.engine import Coin, Engine
 from securemedian.servers.engines import Engines
 from tests.parties import make_parties, run_both, shared
@@ -228,7 +229,8 @@ class Servers:
         self._session: bytes | None = None
         self._ended = threading.Event()
         self.engines = [
-            Engine(j, SMALL, lambda: PLENTY, self._opener(j), self._ended.set) for j in (0, 1)
+            Engine(ThreadBackend(j, SMALL, self._opener(j)), lambda: PLENTY, self._ended.set)
+            for j in (0, 1)
         ]
 
     def _opener(self, party: int) -> Any:
@@ -251,7 +253,7 @@ class Servers:
         uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
         for engine in self.engines:
             # the other one has failed before the uploads came
-            if engine._lanes is not None:
+            if engine._session is not None:
                 engine.start(params, uploads, [1] * CLIENTS)
         if fails == "while it runs":
             self.engines[0].drop()
@@ -335,7 +337,12 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
     servers = Servers()
     limits = [PLENTY, PLENTY]
     makers = [
-        partial(Engine, j, SMALL, partial(limits.__getitem__, j), servers._opener(j), lambda: None)
+        partial(
+            Engine,
+            ThreadBackend(j, SMALL, servers._opener(j)),
+            partial(limits.__getitem__, j),
+            lambda: None,
+        )
         for j in (0, 1)
     ]
     both = [Engines(make) for make in makers]
@@ -353,9 +360,9 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
             engines.of(training).prepare(session, params)
         for engines in both:
             assert end(engines, training) is None
-        lanes = both[0].of(training)._lanes
-        assert lanes is not None
-        return lanes.ahead.ots
+        opened = both[0].of(training)._session
+        assert opened is not None
+        return opened.ahead.ots
 
     # the limit of today counts, and the smaller one
     limits[1] = 0

@@ -18,7 +18,13 @@ from securemedian.mpc.errors import ConfigError, NotAllowed, UnknownRound
 from securemedian.mpc.pipeline import Cost, Outcome
 from securemedian.scripts import keygen
 from securemedian.servers import config
-from securemedian.servers.config import Caller, MetricsConfig, ServerConfig, TrainingTable
+from securemedian.servers.config import (
+    Caller,
+    EngineConfig,
+    MetricsConfig,
+    ServerConfig,
+    TrainingTable,
+)
 from securemedian.servers.control import Held, Ready, Uploaded
 from securemedian.servers.policy import Policy
 from securemedian.servers.reload import CHANGEABLE, Reload
@@ -42,6 +48,7 @@ def test_every_setting_is_changed_or_refused() -> None:
         "coordinators": (NEW,),
         "trainings": (TrainingTable("stroke", [one.name for one in SAMPLE.clients[:2]]),),
         "protocol": replace(SAMPLE.protocol, lanes=3),
+        "engine": EngineConfig(kind="ray"),
         "policy": Policy(),
         "metrics": MetricsConfig("127.0.0.1:1"),
     }

@@ -13,6 +13,7 @@ import pytest
 from securemedian.mpc import pipeline
 from securemedian.mpc.errors import LocalProtocolError, PeerUnavailable
 from securemedian.mpc.protocol import ProtocolParams
+from securemedian.servers.backends.threads import ThreadBackend
 from securemedian.servers.control import Hello
 from securemedian.servers.engine import Engine
 from tests.daemons import Pair, wait_until
@@ -45,7 +46,8 @@ def an_engine() -> Engine:
     def open_lane(session_id: bytes, lane: int) -> Any:
         raise AssertionError("no lane is needed")
 
-    return Engine(0, ProtocolParams(), lambda: 1 << 20, open_lane, lambda: None)
+    backend = ThreadBackend(0, ProtocolParams(), open_lane)
+    return Engine(backend, lambda: 1 << 20, lambda: None)
 
 
 def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(

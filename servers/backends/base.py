@@ -1,0 +1,95 @@
+"""What the engine asks of whatever computes for it.
+
+A backend opens a `Computation` per session with the other server. The other server does the same
+at the same time, with a backend of the same kind.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from securemedian.mpc.dealing import Dealing
+from securemedian.mpc.params import RoundParams
+from securemedian.mpc.pipeline import Checked, Cost, Outcome, Progress
+from securemedian.mpc.share import Upload
+
+
+class Computation(Protocol):
+    """What computes one session with the other server.
+
+    All but `close` block until they are done, with waits that have limits, and are called by
+    threads of the engine: one at a time, but for the checks of dealings, which come beside the
+    others. They raise what `mpc.pipeline` raises, and ChannelClosed once it is closed.
+    """
+
+    session_id: bytes
+
+    @property
+    def established(self) -> bool:
+        """Return whether the base OTs are made, which the next round can then use."""
+        ...
+
+    def fill(
+        self,
+        params: RoundParams,
+        limit_bytes: int,
+        hurry: Callable[[], bool],
+        progress: Progress,
+    ) -> Cost:
+        """Make the base OTs if there are none yet, and fill the pools (`pipeline.fill`)."""
+        ...
+
+    def toss(self) -> tuple[bytes, Cost]:
+        """Toss for a check of dealings (`pipeline.toss`)."""
+        ...
+
+    def check_dealings(self, shape: Dealing, halves: Sequence[Upload], coin: bytes) -> Checked:
+        """Check clients' dealings under a coin (`pipeline.check_dealings`)."""
+        ...
+
+    def check_values(
+        self, params: RoundParams, uploads: Sequence[Upload], progress: Progress
+    ) -> Checked:
+        """Check that every value of clients' uploads is in range (`pipeline.check_values`)."""
+        ...
+
+    def run_round(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        groups: Sequence[int],
+        opening: bytes,
+        progress: Progress,
+    ) -> Outcome:
+        """Compute the round (`pipeline.run_round`); `opening` is what this server tosses with."""
+        ...
+
+    def close(self) -> None:
+        """End every wait, now and in future. Any thread may call it."""
+        ...
+
+    def release(self) -> None:
+        """Free what it holds, once no thread uses it."""
+        ...
+
+
+class Backend(Protocol):
+    """Where a server computes."""
+
+    def start(self) -> None:
+        """Make it ready, which may take minutes, before anything is opened.
+
+        Called on a thread of its own, once. Raises SecureMedianError if it cannot be had.
+        """
+        ...
+
+    def open(self, session_id: bytes) -> Computation:
+        """Open this server's end of a session. Raises NoSocket if it has no room for it."""
+        ...
+
+    def close(self) -> bool:
+        """End it, when nothing that it has opened is in use any more.
+
+        Returns whether nothing of it runs any more.
+        """
+        ...

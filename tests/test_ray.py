@@ -1,0 +1,249 @@
+"""Rounds of real daemons whose shards are computed by workers on Ray: the extra `ray`."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Ray reads this when it is imported: everything here listens at the loopback alone
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+pytest.importorskip("ray", reason="the extra ray is not installed: scripts/test --ray")
+
+from securemedian.laboratory import plaintext
+from securemedian.mpc.errors import ParametersDiffer
+from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.params import RoundParams
+from tests.daemons import SETTINGS, Pair, wait_until
+from tests.test_methods import GIVEN
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DIM = 1000
+# limits for workers that start beside others on two cores
+LIMITS = SETTINGS | {"peer_wait_s": 300, "channel_timeout_s": 60, "peer_timeout_s": 20}
+START_S = 240.0
+# what each method is opened with here
+VALIDATOR = "client-1"
+MADE_WITH = GIVEN | {"zeno": {"validator": VALIDATOR, "clusters": 1}}
+ROUNDS = [{"method": name, **MADE_WITH.get(name, {})} for name in METHODS]
+ROUNDS.append({"method": "bucketed", "uploads": "unverified"})
+
+
+def engine(**settings: Any) -> str:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    return "\n\n[engine]\n" + "\n".join(lines) + "\n"
+
+
+@contextmanager
+def on_ray(folder: Path, **settings: dict[str, Any]) -> Iterator[Pair]:
+    """Start two servers with these settings of their engines, and stop them with all workers."""
+    pair = Pair(folder / "keys", settings=LIMITS)
+    for server, own in settings.items():
+        pair.configure(server, engine(kind="ray", **own))
+    try:
+        pair.start("s0", "s1")
+        pair.link()
+        yield pair
+        for server in ("s0", "s1"):
+            assert pair.stop(server) == 0
+    finally:
+        pair.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two servers on local clusters that are not of the same size, with three shards a round."""
+    with on_ray(
+        tmp_path_factory.mktemp("ray"),
+        s0={"workers": 2, "shards": 3},
+        s1={"workers": 3},
+    ) as started:
+        yield started
+
+
+def updates(dim: int = DIM) -> list[np.ndarray]:
+    return [
+        np.random.default_rng((dim, i)).normal(0, 0.1, dim).astype(np.float32) for i in range(3)
+    ]
+
+
+def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
+    dim = len(values[0])
+    start: dict[str, Any] = {"model": np.zeros(dim, np.float32), "reset": True}
+    if RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).uses_range:
+        start["bucket_range"] = {"policy": "coordinate"}
+    round_id = pair.open(max_clients=3, dim=dim, **start, **params)
+    for name, value in zip(pair.names, values, strict=True):
+        pair.submit(name, value)
+    return round_id
+
+
+def check(pair: Pair, round_id: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Check that a round publishes what its method is in the clear, and return its status."""
+    status = pair.wait("published")
+    params = RoundParams.from_dict(status["params"])
+    included = status["included"]
+    placed = np.stack([values[pair.names.index(name)] for name in included])
+    surveys = params.method.surveys
+    weights = [int(not surveys or name != VALIDATOR) for name in included]
+    published = pair.published(included[0], round_id)
+    coin = bytes.fromhex(status["coin"])
+    want = plaintext.published(placed, params, published, weights, coin=coin)
+    assert np.array_equal(pair.results(round_id), want)
+    return status
+
+
+def workers_of(pair: Pair, server: str) -> list[int]:
+    """Return the processes of a server's workers on its own cluster."""
+    parents, titles = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                stat = (entry / "stat").read_text()
+                titles[int(entry.name)] = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+
+    def below(process: int) -> bool:
+        while process in parents:
+            if process == pair._processes[server].pid:
+                return True
+            process = parents[process]
+        return False
+
+    return [each for each, title in titles.items() if b"ray::_RayWorker" in title and below(each)]
+
+
+def logged(pair: Pair, server: str, name: str) -> list[dict[str, Any]]:
+    return [event for event in pair.events(server) if event["event"] == name]
+
+
+@pytest.mark.parametrize("given", ROUNDS, ids=lambda given: " ".join(map(str, given.values())))
+def test_a_round_of_every_method_follows_the_plaintext(pair: Pair, given: dict[str, Any]) -> None:
+    values = updates()
+    status = check(pair, run(pair, values, **given), values)
+    assert status["cost"]["bytes_sent"] > 0 and status["attempt"] == 1
+    assert status["progress"] == [0, 0]
+
+
+def test_workers_are_processes_of_their_own(pair: Pair) -> None:
+    for server, count in (("s0", 2), ("s1", 3)):
+        assert len(workers_of(pair, server)) == count
+        (there,) = logged(pair, server, "workers-there")
+        assert (there["workers"], there["shards"]) == (count, 3)
+
+
+@pytest.mark.parametrize("server", ["s0", "s1"])
+def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str) -> None:
+    values = updates(100_000)
+    lost = len(logged(pair, "s0", "shard-lost"))
+    round_id = run(pair, values, method="radix")
+    wait_until(lambda: pair.status(server)["state"] == "running", START_S)
+    victim, *others = workers_of(pair, server)
+    os.kill(victim, signal.SIGKILL)
+    status = check(pair, round_id, values)
+    # the round was not begun anew, but a shard was
+    assert status["attempt"] == 1
+    assert len(logged(pair, "s0", "shard-lost")) > lost
+    wait_until(lambda: len(workers_of(pair, server)) == len(others) + 1)
+    # and the session goes on
+    values = updates()
+    check(pair, run(pair, values, method="pairwise"), values)
+
+
+# Clusters of several nodes
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Start a cluster whose head has no room for workers, and one node with room for one."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster()
+    made.add_node(num_cpus=0, include_dashboard=False)
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path / "keys", settings=LIMITS)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, tmp_path: Path) -> None:
+    second = nodes.add_node(num_cpus=1)
+    with on_ray(
+        tmp_path, s0={"address": nodes.address, "workers": 2}, s1={"workers": 1, "shards": 2}
+    ) as pair:
+        (there,) = logged(pair, "s0", "workers-there")
+        assert there["nodes"] == 3
+        values = updates(100_000)
+        round_id = run(pair, values, method="radix")
+        wait_until(lambda: pair.status()["state"] == "running", START_S)
+        nodes.remove_node(second, allow_graceful=False)
+        wait_until(lambda: pair.status()["state"] == "published", START_S)
+        # nothing takes the place of its worker: the other one has all shards
+        assert check(pair, round_id, values)["attempt"] == 1
+        assert logged(pair, "s0", "shard-lost")
+        values = updates()
+        check(pair, run(pair, values, method="pairwise"), values)
+
+
+# What is configured wrongly
+
+
+def failing(pair: Pair, **settings: Any) -> str:
+    """Start S0 with settings of its engine that it cannot have, and return what it says."""
+    pair.configure("s0", engine(kind="ray", **settings))
+    begun = time.monotonic()
+    pair.start("s0", until="listening")
+    process = pair._processes["s0"]
+    assert process.wait(START_S) == 2
+    assert time.monotonic() - begun < START_S / 2
+    return pair.output("s0").strip().rpartition("\n")[2]
+
+
+def test_an_address_where_nothing_is_is_named(alone: Pair) -> None:
+    said = failing(alone, address="127.0.0.1:1")
+    assert "nothing answers at [engine] address 127.0.0.1:1 (Connection refused)" in said
+    assert "ray start --head" in said
+
+
+def test_an_address_of_something_else_is_named(alone: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        said = failing(alone, address=address)
+    assert f"the Ray cluster at {address} has not let this server in within" in said
+
+
+def test_a_cluster_without_room_is_named(alone: Pair, nodes: Any) -> None:
+    said = failing(alone, address=nodes.address, workers=5)
+    assert f"the Ray cluster at {nodes.address} has 1 CPUs, and [engine] workers = 5" in said
+    assert "lower workers, or add nodes" in said
+
+
+def test_a_peer_that_computes_on_threads_is_named(alone: Pair) -> None:
+    alone.configure("s0", engine(kind="ray", workers=1, shards=2))
+    alone.start("s0", "s1")
+    alone.link()
+    for server, here, there in (("s0", "ray", "threads"), ("s1", "threads", "ray")):
+        problem = alone.caller("coordinator", server).ask("info").fields["peer_problem"]
+        assert f"engine: '{here}' here, '{there}' there" in problem
+    with pytest.raises(ParametersDiffer, match="shards: 2 here, None there"):
+        alone.open(method="pairwise", dim=DIM, max_clients=3)
+    for server in ("s0", "s1"):
+        assert alone.stop(server) == 0
