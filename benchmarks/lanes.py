@@ -36,7 +36,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import memory
-from securemedian.servers.engine import SWITCH_S
+from securemedian.servers.backends.threads import SWITCH_S
 
 COMPARED = ("bucketed", "pairwise", "radix")
 COLUMNS = (

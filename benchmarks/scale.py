@@ -21,7 +21,7 @@ import numpy as np
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.memory import CNN, SERVERS, Copied
-from securemedian.clients.client import Coordinator
+from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.methods.registry import METHODS

@@ -249,7 +249,7 @@ def test_no_lost_message_puts_out_of_step_who_runs_the_protocol_again(
                 raise breaks.pop()
             start(*arguments)
 
-        engine.start = once  # type: ignore[method-assign]
+        engine.start = once  # type: ignore[method-assign,assignment]
         go(two)
         assert not breaks
         two.close()
