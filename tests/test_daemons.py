@@ -500,7 +500,8 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
         wire.pack("open", fields | {"round": "1-0000000a", "session": bytes(300)}),
         wire.pack("open", fields | {"round": "1-0000000a", "params": asked | {"weights": {1: []}}}),
         wire.pack(
-            "failed", {"round": "1-0000000a", "code": "x" * 400_000, "reason": "x" * 400_000}
+            "failed",
+            {"round": "1-0000000a", "sent": 0, "code": "x" * 400_000, "reason": "x" * 400_000},
         ),
     ]
     s0.tell(wire.pack("hello", hello))
@@ -508,8 +509,8 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     wait_until(lambda: client.ask("info").fields["peer_linked"])
     for parts in frames:
         s0.tell(parts)
-    # and a good one
-    s0.tell(wire.pack("open", fields | {"round": "1-0000000b"}))
+    # and a good one, after one of the right form
+    s0.tell(wire.pack("open", fields | {"round": "1-0000000b", "sent": 1}))
     opened = wait_until(lambda: client.ask("status").fields["round"])
     assert opened == "1-0000000b"
     s0.close()
