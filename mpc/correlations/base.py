@@ -86,7 +86,15 @@ class Kind(ABC, Generic[HandedOut]):
 
         It depends on the kind and the number alone, so it is the same at both parties.
         """
-        return min(BLOCK // self.ots // ALIGN * ALIGN, -(-missing // ALIGN) * ALIGN)
+        return min(BLOCK // self.ots // self._step * self._step, self._rounded(missing))
+
+    @property
+    def _step(self) -> int:
+        """Return how many items, of one OT or of a multiple of 64, are a multiple of ALIGN OTs."""
+        return ALIGN // min(self.ots, 64)
+
+    def _rounded(self, items: int) -> int:
+        return -(-items // self._step) * self._step
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -100,8 +108,7 @@ class PackedKind(Kind[HandedOut]):
     ots = 64
 
     def block(self, missing: int) -> int:
-        step = ALIGN // self.ots
-        return -(-missing // step) * step
+        return self._rounded(missing)
 
 
 class Demand:

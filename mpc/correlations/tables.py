@@ -8,7 +8,6 @@ from securemedian.mpc.arrays import Words
 from securemedian.mpc.correlations.base import Ends, Half, Kind
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.kernels import tables as kernels
-from securemedian.mpc.ot.extension import ALIGN, BLOCK
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,6 @@ class Tables(Kind[tuple[Words, Words, Words]]):
         if planes > 64:
             raise LocalProtocolError(f"{self}: a stocked table has at most 64 bits, not {planes}")
         return planes
-
-    def block(self, missing: int) -> int:
-        # few enough for the cache
-        step = ALIGN // 64
-        return min(BLOCK // self.ots // step * step, -(-missing // step) * step)
 
     def send(self, ends: Ends, items: int) -> Half:
         keys0, keys1 = ends.sender.extend_planes(items * self.ots, self._planes)
