@@ -18,7 +18,6 @@ from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.boolean import conjunctions, to_ring, to_ring_demand, words_of
 from securemedian.mpc.correlations.base import Demand
 from securemedian.mpc.correlations.triples import Triples
-from securemedian.mpc.kernels import planes as kernels
 from securemedian.mpc.party import Party
 
 
@@ -27,8 +26,7 @@ def to_bits(party: Party, shares: RingShare, bits: int) -> XorBits:
 
     Takes `bits` - 1 rounds and, per element and round, 2 bits each way after 2 OTs ahead of it.
     """
-    own = np.empty((bits, words_of(shares.size)), np.uint64)
-    kernels.split(shares, own)
+    own = ring.split(shares, bits)
     result, carry = np.empty_like(own), np.zeros_like(own[0])
     for bit, plane in enumerate(own):
         result[bit] = plane ^ carry
