@@ -179,11 +179,11 @@ def joined(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def toss(channel: Channel, number: int) -> tuple[bytes, Cost]:
-    """Return the coin for a check of dealings (`dealing.toss`), and what that cost."""
+def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> tuple[bytes, Cost]:
+    """Return the coin of a toss (`dealing.toss`), and what that cost."""
     start, before = time.perf_counter(), replace(channel.traffic)
     channel.restart_rounds()
-    return dealing.toss(channel, number), _checking_cost(channel, start, before)
+    return dealing.toss(channel, number, entropy), _cost_since(channel, start, before)
 
 
 def check_dealings(
@@ -202,20 +202,19 @@ def check_dealings(
     start, before = time.perf_counter(), replace(channel.traffic)
     channel.restart_rounds()
     passed = dealing.check(channel, number, shape, halves, coin=coin, parts=parts)
-    return Checked(passed, _checking_cost(channel, start, before))
+    return Checked(passed, _cost_since(channel, start, before).as_checking())
 
 
-def _checking_cost(channel: Channel, start: float, before: Traffic) -> Cost:
-    """Return what a check cost since `start`, when the channel's traffic was `before`."""
+def _cost_since(channel: Channel, start: float, before: Traffic) -> Cost:
+    """Return what was done on a channel since `start`, when its traffic was `before`."""
     traffic = channel.traffic
-    counted = Cost(
+    return Cost(
         bytes_sent=traffic.bytes_sent - before.bytes_sent,
         bytes_received=traffic.bytes_received - before.bytes_received,
         messages=traffic.messages_sent - before.messages_sent,
         rounds=traffic.rounds,
         seconds=time.perf_counter() - start,
     )
-    return counted.as_checking()
 
 
 def check_values(

@@ -350,8 +350,8 @@ _KINDS: dict[str, type] = {
 }
 
 
-def encode(message: Message) -> list[wire.Part]:
-    """Return the frame of one message."""
+def encode(message: Any) -> list[wire.Part]:
+    """Return the frame of one message, which is a dataclass."""
     return wire.pack(type(message).__name__.lower(), asdict(message))
 
 
@@ -360,10 +360,18 @@ def decode(parts: Sequence[wire.Part]) -> Message:
 
     Raises FrameError if the frame is not exactly one of the messages.
     """
+    return cast(Message, decode_as(_KINDS, parts, "between servers"))
+
+
+def decode_as(kinds: Mapping[str, type], parts: Sequence[wire.Part], what: str) -> Any:
+    """Return the message in a frame, which is one of `kinds`, by the names of their types.
+
+    `what` follows "message" in the FrameError that this raises if it is not exactly one of them.
+    """
     message = wire.unpack(parts)
-    if message.type not in _KINDS or message.arrays:
-        raise FrameError(f"{quoted(message.type)} is not a message between servers")
+    if message.type not in kinds or message.arrays:
+        raise FrameError(f"{quoted(message.type)} is not a message {what}")
     try:
-        return cast(Message, build(_KINDS[message.type], message.fields, message.type))
+        return build(kinds[message.type], message.fields, message.type)
     except ConfigError as error:
         raise FrameError(cut(str(error))) from error

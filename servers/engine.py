@@ -389,7 +389,7 @@ class Engine:
 
     def _toss(self, session: _Session) -> Coin:
         coin, cost = session.computation.toss()
-        session.checks = cost.after(session.checks)
+        session.checks = cost.as_checking().after(session.checks)
         return Coin(coin)
 
     def _check(

@@ -26,28 +26,24 @@ from typing import Any, Protocol, cast
 import numpy as np
 import zmq
 
-from securemedian.mpc import dealing, pipeline, wire
+from securemedian.mpc import pipeline, wire
 from securemedian.mpc.arrays import Result, RingShare, XorBits
-from securemedian.mpc.canonical import build
 from securemedian.mpc.channel import Channel
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
-    ConfigError,
-    FrameError,
     NoSocket,
     NoWorker,
     PeerProtocolError,
     cut,
     from_code,
-    quoted,
 )
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import Checked, Cost, Outcome, Progress, Shard
 from securemedian.mpc.share import Upload
-from securemedian.servers import logs
+from securemedian.servers import control, logs
 from securemedian.servers.backends.slices import Keep, for_check, for_shard
 from securemedian.servers.backends.worker import Broken, Meeting
 from securemedian.servers.transport import ZmqLink
@@ -136,20 +132,9 @@ Message = Anew | At | Finished | Lost
 _KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Anew, At, Finished, Lost)}
 
 
-def encode(message: Message) -> list[wire.Part]:
-    """Return the frame of one message."""
-    return wire.pack(type(message).__name__.lower(), asdict(message))
-
-
 def decode(parts: Sequence[wire.Part]) -> Message:
     """Return the message in a frame. Raises FrameError if it is not exactly one of the messages."""
-    message = wire.unpack(parts)
-    if message.type not in _KINDS or message.arrays:
-        raise FrameError(f"{quoted(message.type)} is not a message between daemons about shards")
-    try:
-        return cast(Message, build(_KINDS[message.type], message.fields, message.type))
-    except ConfigError as error:
-        raise FrameError(cut(str(error))) from error
+    return cast(Message, control.decode_as(_KINDS, parts, "between daemons about shards"))
 
 
 @dataclass
@@ -337,7 +322,7 @@ class _Crew:
                 )
 
     def _say(self, message: Message) -> None:
-        parts = encode(message)
+        parts = control.encode(message)
         self._link.send(parts)
         self._sent += wire.size(parts)
         self._messages += 1
@@ -555,7 +540,8 @@ class ShardedComputation:
         sliced_in = time.perf_counter() - start
         coin, costs = b"", []
         if params.method.tosses:
-            coin, cost = self._toss(opening)
+            # the two daemons alone
+            coin, cost = pipeline.toss(crew.channel, self._party, lambda _: opening)
             costs.append(cost)
         verdicts = None
         if params.method.surveys:
@@ -574,9 +560,7 @@ class ShardedComputation:
         outcomes: list[Outcome] = crew.run("run_round", each, progress)
         values = np.concatenate([outcome.values for outcome in outcomes], axis=1)
         costs += [pipeline.joined([outcome.cost for outcome in outcomes]), crew.own_cost]
-        total = costs[0]
-        for cost in costs[1:]:
-            total = _together(total, cost)
+        total = _together(*costs)
         seconds = time.perf_counter() - start
         total = replace(
             total,
@@ -620,20 +604,6 @@ class ShardedComputation:
         cost = _together(cost, crew.own_cost.as_checking())
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
-    def _toss(self, opening: bytes) -> tuple[bytes, Cost]:
-        """Toss for the round, the two daemons alone."""
-        channel = self._rounds.channel
-        channel.restart_rounds()
-        before = replace(channel.traffic)
-        coin = dealing.toss(channel, self._party, lambda _: opening)
-        traffic = channel.traffic
-        return coin, Cost(
-            bytes_sent=traffic.bytes_sent - before.bytes_sent,
-            bytes_received=traffic.bytes_received - before.bytes_received,
-            messages=traffic.messages_sent - before.messages_sent,
-            rounds=traffic.rounds,
-        )
-
     def _judged(
         self,
         params: RoundParams,
@@ -654,10 +624,10 @@ class ShardedComputation:
         ((verdicts, judged),) = crew.run(
             "judge", {first: (params, total, weights, replace(first, coin=coin))}
         )
-        return verdicts, _together(_together(cost, judged), crew.own_cost)
+        return verdicts, _together(cost, judged, crew.own_cost)
 
 
-def _together(one: Cost, other: Cost) -> Cost:
+def _together(*costs: Cost) -> Cost:
     """Return the cost of what was done one after the other."""
-    ours, theirs = asdict(one), asdict(other)
-    return Cost(**{name: value + theirs[name] for name, value in ours.items()})
+    totals = {name: sum(getattr(cost, name) for cost in costs) for name in asdict(costs[0])}
+    return Cost(**totals)
