@@ -13,8 +13,11 @@ from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.models.clinic import CLINIC
-from securemedian.laboratory.models.cnn_cifar10 import CNN_CIFAR10, CNN_CIFAR10_SMALL
-from securemedian.laboratory.models.cnn_cifar10_share import CNN_CIFAR10_SHARE
+from securemedian.laboratory.models.cnn_cifar10 import (
+    CNN_CIFAR10,
+    CNN_CIFAR10_SHARE,
+    CNN_CIFAR10_SMALL,
+)
 from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
 from securemedian.laboratory.models.gru_shakespeare import GRU_SHAKESPEARE
 from securemedian.laboratory.models.mlp import DIGITS, DIGITS_LINEAR, MLP, MLP_CIFAR10
