@@ -350,10 +350,10 @@ def _on_workers(
     total = joined([plan.costs[0] for plan in plans])
     speed = calibrate(params, weights, protocol, byte)
     busiest = max(plans, key=lambda plan: plan.costs[0].ots).costs[0]
-    first = shards(params.dim, workers)[0]
+    first, *others = shards(params.dim, workers)
     checked, memory = first.dim, max(plan.memory for plan in plans)
     if dealing := params.dealing:
-        parts = [shard.parts(dealing) for shard in shards(params.dim, workers)]
+        parts = [shard.parts(dealing) for shard in (first, *others)]
         checked = max(sum(dealing.parts[i].kept for i in own) for own in parts)
         memory += time_check(dealing).memory
     whole = estimate(name, params, clients, total, memory, speed, link)

@@ -8,7 +8,6 @@ with the lanes.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -129,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
     ]
     title = (
         f"{chosen.protocol.lanes} lanes next to 1, {options.clients} clients, "
-        f"{options.coordinates:,} coordinates each, on {_cores()} cores"
+        f"{options.coordinates:,} coordinates each, on {report.cores()} cores"
     )
     report.show(console, title, COLUMNS, rows, options.markdown)
     console.print(f"saved to {file}")
@@ -181,7 +180,3 @@ def _outside_kernels(protocol: ProtocolParams, work: Callable[[Party], None]) ->
         start = time.thread_time()
         work(party)
         return 1 - clocks.seconds["kernels"] / (time.thread_time() - start)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

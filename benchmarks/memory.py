@@ -125,10 +125,7 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
             daemons.start(processes, folder)
             round_id = coordinator.open(params, model, policy)
             start = time.monotonic()
-            Copied.made = {}
-            for name in keygen.client_names(clients):
-                with Copied.from_config(folder / f"{name}.toml") as client:
-                    client.submit(update, round_id)
+            submit_all(folder, clients, update, round_id)
             submitted = time.monotonic()
             daemons.until_published(processes, coordinator, round_id, lambda status: None)
             ended = time.monotonic()
@@ -141,3 +138,11 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
         "uploads_seconds": submitted - start,
         "run_seconds": ended - submitted,
     }
+
+
+def submit_all(folder: Path, clients: int, update: NDArray[np.float32], round_id: str) -> None:
+    """Submit one update in the name of each client whose configuration is in a folder."""
+    Copied.made = {}
+    for name in keygen.client_names(clients):
+        with Copied.from_config(folder / f"{name}.toml") as client:
+            client.submit(update, round_id)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.memory import CNN, SERVERS, Copied
+from securemedian.benchmarks.memory import CNN, SERVERS, submit_all
 from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
@@ -155,10 +155,7 @@ def _round(
     policy = CoordinateRange() if params.uses_range else None
     round_id = coordinator.open(params, model, policy, reset=True)
     start = time.monotonic()
-    Copied.made = {}
-    for name in keygen.client_names(params.max_clients):
-        with Copied.from_config(folder / f"{name}.toml") as client:
-            client.submit(update, round_id)
+    submit_all(folder, params.max_clients, update, round_id)
     submitted = time.monotonic()
     status = daemons.until_published(processes, coordinator, round_id, lambda status: None)
     return {

@@ -127,13 +127,16 @@ def draw(stem: Path, title: str, panels: "Sequence[Panel]") -> str:
     return " and ".join(str(path) for path in plots.save(stem, title, panels))
 
 
+def cores() -> int | None:
+    """Return how many cores this process may use, if that can be told."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def machine() -> dict[str, Any]:
     """Return what figures depend on: the processor, its cores, and the versions in use."""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": cores(),
         "python": platform.python_version(),
         "numpy": np.__version__,
     }

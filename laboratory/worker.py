@@ -228,7 +228,7 @@ def resume(client: Client, trainer: Trainer, inputs: NDArray[np.float32], warm_u
     """
     fields, arrays = client.kept
     sent = [one.round_id for one in client.sent]
-    if _about(trainer) == {name: fields.get(name) for name in _about(trainer)}:
+    if _about(trainer).items() <= fields.items():
         student = replace(Student.start(trainer, inputs, 0), vector=arrays["network"])
         last = fields["round"]
         print(f"going on with the network of {f'round {last}' if last else 'the warm-up'}")
