@@ -4,10 +4,13 @@ Parties without a peer (`mpc.plan.lone_party`) run on a thread each: real crypto
 and nobody to wait for. What keeps lanes from as many times the speed of one is the interpreter,
 which one thread has at a time, and the memory and caches that cores share. The first shows as time
 outside kernels, which the interpreter is needed for, and the second as processor time that grows
-with the lanes.
+with the lanes. Whatever else runs on the machine, or beside it on the same host, shows as both, and
+it slows several lanes more often than one: of many short turns the fastest tell what lanes can do,
+and the rest what they get.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,11 +41,14 @@ from securemedian.servers import memory
 from securemedian.servers.backends.threads import SWITCH_S
 
 COMPARED = ("bucketed", "pairwise", "radix")
+# A turn takes at least this long, next to which starting its threads is nothing.
+TURN_S = 0.2
 COLUMNS = (
     "method",
     "1 lane, s",
     "lanes, s",
     "times as fast",
+    "median",
     "least",
     "most",
     "processor time, times",
@@ -70,9 +76,11 @@ def add_kinds(kinds: Any) -> None:
     lanes = kinds.add_parser(
         "lanes",
         help="how many times as fast as one lane several are, on a core each",
-        description="Time one chunk per lane, preprocessing included, on one lane and on several "
-        "in turns, without a peer. Several lanes do as many chunks: on as many cores, of which "
-        "nobody else uses any, they would at best take the time of one.",
+        description="Time rounds on one lane and on several in turns, preprocessing included, "
+        "without a peer. Several lanes do as many rounds each: on as many cores, of which nobody "
+        'else uses any, they would at best take the time of one. "times as fast" compares the '
+        "fastest turns of both; median, least and most are of pairs of turns that follow each "
+        "other.",
     )
     lanes.add_argument(
         "--methods",
@@ -91,9 +99,9 @@ def add_kinds(kinds: Any) -> None:
     lanes.add_argument(
         "--coordinates",
         type=settings.count,
-        default=1 << 16,
+        default=ProtocolParams.chunk,
         metavar="D",
-        help="coordinates of each lane, which are cut into chunks as a round's are "
+        help="coordinates of each lane's round, which are cut into chunks as any round's are "
         "(default: %(default)s)",
     )
     lanes.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -135,16 +143,19 @@ def run(options: argparse.Namespace) -> None:
 
 
 def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[str, float]:
-    """Return the figures of one method, by the names of COLUMNS: medians of `repeat` turns each."""
+    """Return the figures of one method, by the names of COLUMNS, from `repeat` pairs of turns."""
     work = _work(params, protocol)
     parties = [plan.lone_party(protocol) for _ in range(protocol.lanes)]
-    _turn(parties, work)
-    turns = [(_turn(parties[:1], work), _turn(parties, work)) for _ in range(repeat)]
+    _turn(parties, work, 1)
+    times = math.ceil(TURN_S / _turn(parties[:1], work, 1).seconds)
+    turns = [(_turn(parties[:1], work, times), _turn(parties, work, times)) for _ in range(repeat)]
+    one, all_ = (min(turn.seconds for turn in kind) for kind in zip(*turns, strict=True))
     ratios = sorted(len(parties) * one.seconds / all_.seconds for one, all_ in turns)
     grown = [all_.processor_seconds / len(parties) / one.processor_seconds for one, all_ in turns]
     figures = (
-        median_low([one.seconds for one, _ in turns]),
-        median_low([all_.seconds for _, all_ in turns]),
+        one / times,
+        all_ / times,
+        len(parties) * one / all_,
         median_low(ratios),
         ratios[0],
         ratios[-1],
@@ -155,7 +166,7 @@ def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[
 
 
 def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], None]:
-    """Return what a lane does in a turn: all chunks of a round of its own."""
+    """Return what does all chunks of a round on a lane."""
     weights = [1] * params.max_clients
     chunks = pipeline.cut(params, params.max_clients, 1, protocol.chunk, protocol.batch)
 
@@ -166,9 +177,15 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
     return work
 
 
-def _turn(parties: Sequence[Party], work: Callable[[Party], None]) -> Turn:
+def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> Turn:
+    """Let each party do the work so many times, on a thread of its own."""
+
+    def lane(number: int) -> None:
+        for _ in range(times):
+            work(parties[number])
+
     start, processor = time.perf_counter(), time.process_time()
-    pipeline.run_lanes(parties, lambda number: work(parties[number]))
+    pipeline.run_lanes(parties, lane)
     return Turn(time.perf_counter() - start, time.process_time() - processor)
 
 

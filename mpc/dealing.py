@@ -59,7 +59,7 @@ DRAWS = 1 << 13
 # The binary logarithm of about how many vectors a shuffle moves at random: they fit a core's cache.
 NEAR = 14
 # Vectors that are read, or hashed, at a time: they fit, too. A multiple of SLICE_ALIGN.
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 # Clients whose messages are under way while one waits for the peer's.
 AHEAD = 2
 
