@@ -204,7 +204,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
 
     Its cryptography is real, and all that it receives is zeros.
     """
-    channel, session = _LoneChannel(), os_entropy(SESSION_BYTES)
+    channel, session = LoneChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
     # the missing leaf of each tree is the first
@@ -301,7 +301,7 @@ class DryChannel(Channel):
         pass
 
 
-class _LoneChannel(Channel):
+class LoneChannel(Channel):
     """A channel to nobody. All that is received is zeros, for which it takes no time.
 
     They are views of the same memory, as what a real channel receives is memory that another thread
