@@ -36,7 +36,8 @@ MODEL = np.linspace(-0.2, 0.2, 1000, dtype=np.float32)
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made = Pair(tmp_path_factory.mktemp("pair") / "keys", clients=4)
-    made.configure("s0", TABLES + "\n[protocol]\nchunk = 8192\n")
+    # what each server may choose for itself: how long chunks are, and which kernels it takes
+    made.configure("s0", TABLES + "\n[protocol]\nchunk = 8192\nnative_aes = false\n")
     made.configure("s1", TABLES)
     made.start("s0", "s1")
     made.link()
