@@ -230,6 +230,9 @@ class Pair:
         for number, line in enumerate(lines):
             if line.startswith("address"):
                 lines[number] = f'address = "tcp://127.0.0.1:{number + 1}"'
+            elif line.startswith("state_dir"):
+                # with the memory of a client that has sent something, servers are waited for
+                lines[number] = 'state_dir = "away-state"'
         path = self.folder / "away.toml"
         path.write_text("\n".join(["reply_timeout_s = 0.5", *lines]))
         return path
