@@ -211,7 +211,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
     holes = [[b"", *tree[1:]] for tree in trees]
     randomness = Stream(os_entropy(SEED_BYTES))
     sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.silent, sending, receiving, os_entropy, protocol.native_aes)
+    ends = extensions(protocol.silent, sending, receiving, protocol.native_aes)
     return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
 
 

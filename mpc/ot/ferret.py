@@ -46,43 +46,47 @@ sender.
 """
 
 import hashlib
+import itertools
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.channel import Channel
-from securemedian.mpc.kernels import extension, lpn, packing
+from securemedian.mpc.kernels import extension, lpn, native, packing
 from securemedian.mpc.ot.extension import (
     ALIGN,
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
+    bit_planes,
     checked_block,
 )
 from securemedian.mpc.ot.hash import Hash, tweak_stream
 from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
-from securemedian.mpc.prg import Stream
+from securemedian.mpc.prg import SEED_BYTES, Stream
 
-# Trees that are grown at once and share a message: few enough that their nodes stay in the cache.
-TREES = 64
+# Trees that share a key and a message, and are grown at once: few enough that their outputs stay in
+# the cache until they are handed out.
+TREES = 32
 # Streams of the trees' tweaks; those of `extend` are below.
 TREE_TWEAKS = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
 class Code:
-    """An LPN instance. Its security is discussed at `CODE`."""
+    """An LPN instance. The security of those in use is discussed at `CODE`."""
 
     # k, the seeds that are the LPN secret
     secrets: int
     # t, the bins of outputs, each with one noisy output and one tree
     bins: int
-    # levels of a tree: a bin has 2^depth outputs
+    # levels of a tree, 3 or more: a bin has 2^depth outputs
     depth: int
 
     @property
@@ -95,32 +99,40 @@ class Code:
         return self.secrets + self.bins * self.depth
 
     @property
-    def bootstrap(self) -> int:
-        """Return the OTs of SoftSpokenOT that give the first seeds."""
+    def reserve(self) -> int:
+        """Return the correlated OTs that are kept, or made, for an iteration's seeds."""
         return -(-self.seeds // ALIGN) * ALIGN
 
     @property
     def yields(self) -> int:
-        """Return the OTs that an iteration leaves for `extend`."""
-        return (self.outputs - self.seeds) // ALIGN * ALIGN
+        """Return the OTs that an iteration leaves for `extend`, before the next one's seeds."""
+        return self.outputs - CODE.reserve
 
     def groups(self) -> Iterator[slice]:
         """Yield the groups of trees, each of which shares one message."""
         for first in range(0, self.bins, TREES):
             yield slice(first, min(first + TREES, self.bins))
 
+    def handed_out(self, group: slice) -> int:
+        """Return how many of a group's outputs, the first ones, are for `extend`."""
+        begin, end = group.start << self.depth, group.stop << self.depth
+        return min(max(self.yields - begin, 0), end - begin)
+
     @property
     def memory(self) -> int:
         """Return the bytes that one end of one direction holds, without SoftSpokenOT's buffers."""
         leaves = TREES << self.depth
-        return (
-            16 * (self.outputs + self.seeds + 2 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
-        )
+        return 16 * (2 * self.reserve + 3 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
 
     def message(self, group: slice) -> tuple[int, int, int]:
         """Return the shape of a group's message in words."""
-        return group.stop - group.start, self.depth, 2
+        return group.stop - group.start, self.depth - 1, 2
 
+
+# The true sums of the sides of a group's trees that lead off the paths, and the paths.
+Mending = tuple[Words, NDArray[np.int64]]
+# What grows a group's trees: see `_Ferret._grow`.
+Grow = Callable[[Blocks, Mending | None], Words]
 
 # SECURITY. Ferret's regular LPN instance for iterations of this size, (n, k, t) = (607,232; 69,454;
 # 593) with bins of 2^10 (emp-ot, early versions of emp-ot/ferret/constants.h, N_REG_PRIMAL_RD2),
@@ -138,11 +150,31 @@ class Code:
 # the code's sparsity to the full. ferret_b11 has so many outputs in a bin that nothing need be
 # guessed, 92 and 74: that is why its larger iterations, with half as many bytes per OT, are not
 # used here.
-CODE = Code(secrets=69454, bins=512, depth=10)
+SETUP = Code(secrets=36000, bins=320, depth=9)
+CODE = Code(secrets=140732, bins=512, depth=11)
+
+
+def code_of(iteration: int) -> Code:
+    """Return the code of an iteration, counted from 0."""
+    return CODE if iteration else SETUP
+
+
+def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the shapes of the messages with which OTs number first..first+count-1 come."""
+    rest = first - SETUP.yields
+    iteration, start = (1 + rest // CODE.yields, rest % CODE.yields) if rest >= 0 else (0, first)
+    stop = start + count
+    while start < stop:
+        code, at = code_of(iteration), 0
+        for group in code.groups():
+            if start <= at < stop:
+                yield code.message(group)
+            at += code.handed_out(group)
+        iteration, start, stop = iteration + 1, max(start - at, 0), stop - at
 
 
 class _Ferret(RandomOtEnd):
-    """What both ends have: iterations, and what is left of the last one."""
+    """What both ends have: iterations, and what is left of the last group of trees."""
 
     sender_speaks = True
 
@@ -151,17 +183,19 @@ class _Ferret(RandomOtEnd):
     ) -> None:
         self._channel = channel
         self._native_aes = native_aes
-        self._code = CODE
         self._tweaks = tweak_stream(lane, direction)
         self._scratch = Scratch()
         self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=native_aes)
         # what keys of this lane and direction are derived from; all of it is public
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
-        self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()
-        self._iterations = 0
-        # nodes hashed so far, which is the next tweak of a tree
-        self._nodes = 0
+        self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
+        # None where AES is OpenSSL's
+        self._matrix_keys = (
+            native.round_keys(self._matrix)[0] if native.taken(native_aes) else None
+        )
         self._seeds: Blocks | None = None
+        self._groups = self._iterate()
+        # the last group's outputs for `extend`, the last `left` of which are still there
         self._outputs: Blocks = np.empty((0, 2), np.uint64)
 
     def __repr__(self) -> str:
@@ -169,84 +203,104 @@ class _Ferret(RandomOtEnd):
 
     def prepare(self) -> None:
         if self._seeds is None:
-            self._seeds = self.bootstrap()[: self._code.seeds]
+            self._seeds = self.bootstrap(SETUP.reserve)
 
     @abstractmethod
-    def bootstrap(self) -> Blocks:
+    def bootstrap(self, count: int) -> Blocks:
         """Return the seeds of the first iteration. The receiver speaks, the sender waits for it."""
 
     @abstractmethod
-    def grow_trees(self, masks: Blocks) -> Blocks:
-        """Send or receive the message of one group of trees, and return its leaves.
+    def make(self, grow: Grow, masks: Blocks, outputs: Blocks) -> None:
+        """Send or receive the message of one group of trees, and write its outputs.
 
-        The leaves have shape (trees, 2^depth, 2). `masks` (trees, depth, 2) are the seeds that
-        serve the group.
+        `grow` is `_grow` for this group; outputs (trees, 2^depth, 2); masks (trees, depth, 2) are
+        the seeds that serve the group.
         """
 
-    def add_noise(self, outputs: Blocks) -> None:
-        """Put the choice bits of the noise into the outputs of the group that was grown last."""
-        return
+    def _parts(self, count: int) -> Iterator[tuple[slice, Blocks]]:
+        """Make as many groups as it takes to give `count` correlated OTs.
 
-    def _parts(self, count: int) -> Iterator[tuple[slice, slice]]:
-        """Iterate as often as it takes to give `count` correlated OTs, and yield where they are.
-
-        Yields two slices per run of OTs: where it goes in an array of `count`, and where it stands
-        in `_outputs`.
+        Yields the OTs of each group with the slice of 0..count-1 that they are.
         """
         done = 0
         while done < count:
             if self.left == 0:
-                self._iterate()
-                self.left = self._code.yields
+                self._outputs = next(self._groups)
+                self.left = len(self._outputs)
             size = min(count - done, self.left)
-            first = self._code.outputs - self.left
+            first = len(self._outputs) - self.left
             self.left -= size
-            yield slice(done, done + size), slice(first, first + size)
+            yield slice(done, done + size), self._outputs[first : first + size]
             done += size
 
-    def _iterate(self) -> None:
-        self.prepare()
-        assert self._seeds is not None
-        code = self._code
-        # copies, because the outputs overwrite the seeds
-        secrets = self._seeds[: code.secrets].copy()
-        masks = self._seeds[code.secrets :].reshape(code.bins, code.depth, 2).copy()
-        if self._iterations == 0:
-            self._outputs = np.empty((code.outputs, 2), np.uint64)
-            self._seeds = self._outputs[: code.seeds]
-        draws = Stream(self._matrix[:16], nonce=self._iterations)
-        for group in code.groups():
-            self._tree_hash = self._hash_of(group)
-            leaves = self.grow_trees(masks[group]).reshape(-1, 2)
-            words = self._scratch.array("draws", len(leaves) * lpn.LOCALITY // 2)
-            draws.fill(words)
-            out = self._outputs[group.start << code.depth : group.stop << code.depth]
-            lpn.encode(leaves, secrets, words.view(np.uint32).reshape(-1, lpn.LOCALITY), out)
-            self.add_noise(out)
-        self._iterations += 1
+    def _iterate(self) -> Iterator[Blocks]:
+        """Yield the outputs that each group of trees has for `extend`, without end.
 
-    def _hash_of(self, group: slice) -> Hash:
-        """Return the hash of a group of trees of this iteration, under a key that no other uses."""
-        counters = (self._iterations, group.start)
-        numbered = b"".join(counter.to_bytes(8, "little") for counter in counters)
+        The last outputs of an iteration are the seeds of the next one.
+        """
+        for iteration in itertools.count():
+            self.prepare()
+            seeds, code = self._seeds, code_of(iteration)
+            assert seeds is not None
+            secrets = seeds[: code.secrets]
+            masks = seeds[code.secrets : code.seeds].reshape(code.bins, code.depth, 2)
+            kept = np.empty((CODE.reserve, 2), np.uint64)
+            for group in code.groups():
+                outputs = self._scratch.array("outputs", len(masks[group]), 1 << code.depth, 2)
+                self.make(partial(self._grow, iteration, group, secrets), masks[group], outputs)
+                flat, given = outputs.reshape(-1, 2), code.handed_out(group)
+                if given < len(flat):
+                    first = max((group.start << code.depth) - code.yields, 0)
+                    kept[first : first + len(flat) - given] = flat[given:]
+                if given:
+                    yield flat[:given]
+            self._seeds = kept
+
+    def _grow(
+        self, iteration: int, group: slice, secrets: Blocks, nodes: Blocks, mending: Mending | None
+    ) -> Words:
+        """Grow a group's trees and add the code to their leaves. Return the sums of left children.
+
+        nodes (trees, 2^depth, 2) begins with the two nodes of each tree's first level, and becomes
+        the outputs. `mending` is what mends the receiver's trees: the true sums of the sides that
+        lead off the paths, and the paths. The sums (trees, depth - 1, 2) are those of the levels
+        after the first.
+        """
+        trees, size, _ = nodes.shape
+        depth = size.bit_length() - 1
+        sums = np.empty((trees, depth - 1, 2), np.uint64)
+        stream = self._tweaks | TREE_TWEAKS
+        tree_hash = self._hash_of(iteration, group)
+        counter = (group.start << depth) * lpn.LOCALITY // 4
+        given, paths = mending or (sums, np.empty(0, np.int64))
+        if tree_hash.round_keys is not None:
+            matrix = np.uint64(iteration), np.uint64(counter), self._matrix_keys
+            keys = tree_hash.round_keys
+            native.grow_and_encode(nodes, given, paths, sums, stream, keys, secrets, *matrix)
+            return sums
+        index, parents = 0, self._scratch.array("nodes1", trees, 2, 2)
+        parents[:] = nodes[:, :2]
+        for level in range(depth - 1):
+            width = 2 << level
+            lefts = self._scratch.array("lefts", trees * width, 2)
+            tree_hash.blocks(parents.reshape(-1, 2), index, stream, lefts)
+            index += len(lefts)
+            children = self._scratch.array(f"nodes{level % 2}", trees, 2 * width, 2)
+            lpn.grow(parents, lefts.reshape(parents.shape), children, level, sums)
+            if mending:
+                lpn.mend(children, level, sums, given, paths)
+            parents = children
+        words = self._scratch.array("draws", trees * size * lpn.LOCALITY // 2)
+        Stream(self._matrix, nonce=iteration, block=counter).fill(words)
+        draws = words.view(np.uint32).reshape(-1, lpn.LOCALITY)
+        lpn.encode(parents.reshape(-1, 2), secrets, draws, nodes.reshape(-1, 2))
+        return sums
+
+    def _hash_of(self, iteration: int, group: slice) -> Hash:
+        """Return the hash of a group of trees, under a key that no other uses."""
+        numbered = b"".join(counter.to_bytes(8, "little") for counter in (iteration, group.start))
         label = b"securemedian trees"
         return Hash(self._scratch, label, self._derivation, numbered, native_aes=self._native_aes)
-
-    def _level(self, parents: Blocks, level: int, sums: Blocks) -> Blocks:
-        """Return the nodes of `level`. Write the XOR of its left and right ones to `sums`."""
-        trees, width, _ = parents.shape
-        lefts = self._scratch.array("lefts", trees, width, 2)
-        flat = lefts.reshape(-1, 2)
-        self._tree_hash.blocks(
-            parents.reshape(-1, 2), self._nodes, self._tweaks | TREE_TWEAKS, flat
-        )
-        self._nodes += trees * width
-        children = self._nodes_of(trees, level)
-        lpn.grow(parents, lefts, children, sums)
-        return children
-
-    def _nodes_of(self, trees: int, level: int) -> Blocks:
-        return self._scratch.array(f"nodes{level % 2}", trees, 2 << level, 2)
 
 
 class FerretReceiver(_Ferret, RandomOtReceiver):
@@ -267,15 +321,14 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
         keys = self._scratch.array("keys", count, 2)
-        for part, source in self._parts(count):
-            blocks = self._outputs[source]
-            packing.bit_planes(blocks, choices[part.start // 64 : part.stop // 64].reshape(1, -1))
+        for part, blocks in self._parts(count):
+            its = choices[part.start // 64 : part.stop // 64]
+            its[:] = bit_planes(blocks, 1)[0]
             self._hash.blocks(blocks, self.index, self._tweaks, keys[part])
             self.index += len(blocks)
         return choices, keys
 
-    def bootstrap(self) -> Blocks:
-        count = self._code.bootstrap
+    def bootstrap(self, count: int) -> Blocks:
         choices, rows = self._softspoken.correlate(count)
         blocks = np.empty((count, 2), np.uint64)
         extension.transpose_and_tweak(rows, np.uint64(0), np.uint64(0), blocks)
@@ -284,26 +337,17 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
         blocks[:, 0] = (blocks[:, 0] & ~np.uint64(1)) | bits
         return blocks
 
-    def grow_trees(self, masks: Blocks) -> Blocks:
+    def make(self, grow: Grow, masks: Blocks, outputs: Blocks) -> None:
         trees, depth, _ = masks.shape
         # per level, the XOR of the nodes on the side that leads off the path, which is side `bits`
-        given = self._channel.recv("ferret.sums", np.uint64, masks.shape) ^ masks
+        given = self._channel.recv("ferret.sums", np.uint64, (trees, depth - 1, 2)) ^ masks[:, 1:]
         bits = (masks[:, :, 0] & np.uint64(1)).astype(np.int64)
-        sums = np.empty((trees, 2, 2), np.uint64)
-        nodes = self._nodes_of(trees, 0)
+        paths = ((1 - bits) << np.arange(depth)).sum(axis=1)
         # one node is right, and the other, on the path, is off by Delta, here and below
-        nodes[:] = given[:, :1]
-        paths = 1 - bits[:, 0]
-        for level in range(1, depth):
-            nodes = self._level(nodes, level, sums)
-            lpn.mend(nodes, sums, np.ascontiguousarray(given[:, level]), paths)
-            paths += (1 - bits[:, level]) << level
-        self._paths = paths
-        return nodes
-
-    def add_noise(self, outputs: Blocks) -> None:
-        bins = outputs.reshape(len(self._paths), -1, 2)
-        bins[np.arange(len(bins)), self._paths, 0] ^= np.uint64(1)
+        outputs[:, :2] = masks[:, :1]
+        grow(outputs, (given, paths))
+        # the noise
+        outputs[np.arange(trees), paths, 0] ^= np.uint64(1)
 
 
 class FerretSender(_Ferret, RandomOtSender):
@@ -317,14 +361,12 @@ class FerretSender(_Ferret, RandomOtSender):
         leaves: list[list[bytes]],
         lane: int,
         direction: int,
-        roots: Stream,
         native_aes: bool = True,
     ) -> None:
         super().__init__(channel, session, lane, direction, native_aes)
         self._softspoken = SoftSpokenSender(
             channel, session, delta, leaves, lane, direction, native_aes
         )
-        self._roots = roots
         # the difference that SoftSpokenOT's tweaked columns are correlated by
         low, high = self._softspoken.sigma_delta
         self._delta = np.array([low | np.uint64(1), high])
@@ -333,34 +375,21 @@ class FerretSender(_Ferret, RandomOtSender):
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
         keys0 = self._scratch.array("keys0", checked_block(count), 2)
         keys1 = self._scratch.array("keys1", count, 2)
-        for part, source in self._parts(count):
-            blocks = self._outputs[source]
+        for part, blocks in self._parts(count):
             self._hash.block_pairs(
                 blocks, self.index, self._tweaks, self._sigma_delta, keys0[part], keys1[part]
             )
             self.index += len(blocks)
         return keys0, keys1
 
-    def bootstrap(self) -> Blocks:
-        count = self._code.bootstrap
+    def bootstrap(self, count: int) -> Blocks:
         rows = self._softspoken.correlate(count)
         blocks = np.empty((count, 2), np.uint64)
         extension.transpose_and_tweak(rows, np.uint64(0), np.uint64(0), blocks)
         blocks[:, 0] &= ~np.uint64(1)
         return blocks
 
-    def grow_trees(self, masks: Blocks) -> Blocks:
-        trees, depth, _ = masks.shape
-        # new each time, because the channel may still be sending the last one
-        message = masks.copy()
-        sums = np.empty((trees, 2, 2), np.uint64)
-        nodes = self._nodes_of(trees, 0)
-        roots = self._roots.words(2 * trees).reshape(trees, 2)
-        nodes[:, 0] = roots
-        nodes[:, 1] = roots ^ self._delta
-        message[:, 0] ^= roots
-        for level in range(1, depth):
-            nodes = self._level(nodes, level, sums)
-            message[:, level] ^= sums[:, 0]
-        self._channel.send("ferret.sums", message)
-        return nodes
+    def make(self, grow: Grow, masks: Blocks, outputs: Blocks) -> None:
+        outputs[:, 0] = masks[:, 0]
+        outputs[:, 1] = masks[:, 0] ^ self._delta
+        self._channel.send("ferret.sums", grow(outputs, None) ^ masks[:, 1:])
