@@ -76,18 +76,14 @@ def encode(
     """Add LOCALITY blocks of the secret to each leaf, at indices that `draws` chooses.
 
     out[i] = (leaves[i] without its bit 0) ^ the XOR of LOCALITY blocks of `secrets` (k, 2). Their
-    indices are the uniform words draws (n, LOCALITY) scaled to 0..k-1; `draws` is overwritten.
+    indices are the uniform words draws (n, LOCALITY) scaled to 0..k-1.
     """
     one, half = np.uint64(1), np.uint64(32)
     count = np.uint64(secrets.shape[0])
-    # a loop of its own, so that the loads of the next one have nothing to wait for
-    for i in range(out.shape[0]):
-        for j in range(LOCALITY):
-            draws[i, j] = np.uint32((np.uint64(draws[i, j]) * count) >> half)
     for i in range(out.shape[0]):
         low, high = leaves[i, 0] & ~one, leaves[i, 1]
         for j in range(LOCALITY):
-            at = np.uint64(draws[i, j])
+            at = (np.uint64(draws[i, j]) * count) >> half
             low ^= secrets[at, 0]
             high ^= secrets[at, 1]
         out[i, 0] = low

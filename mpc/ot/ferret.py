@@ -74,6 +74,8 @@ from securemedian.mpc.prg import SEED_BYTES, Stream
 # Trees that share a key and a message, and are grown at once: few enough that their outputs stay in
 # the cache until they are handed out.
 TREES = 32
+# Outputs whose indices are drawn at once where AES is OpenSSL's: so few that they stay in the cache.
+ENCODED = 1 << 13
 # Streams of the trees' tweaks; those of `extend` are below.
 TREE_TWEAKS = np.uint64(1 << 63)
 
@@ -122,7 +124,7 @@ class Code:
     def memory(self) -> int:
         """Return the bytes that one end of one direction holds, without SoftSpokenOT's buffers."""
         leaves = TREES << self.depth
-        return 16 * (2 * self.reserve + 3 * leaves + leaves // 2) + 4 * lpn.LOCALITY * leaves
+        return 16 * (2 * self.reserve + 3 * leaves + leaves // 2) + 4 * lpn.LOCALITY * ENCODED
 
     def message(self, group: slice) -> tuple[int, int, int]:
         """Return the shape of a group's message in words."""
@@ -150,8 +152,8 @@ Grow = Callable[[Blocks, Mending | None], Words]
 # the code's sparsity to the full. ferret_b11 has so many outputs in a bin that nothing need be
 # guessed, 92 and 74: that is why its larger iterations, with half as many bytes per OT, are not
 # used here.
-SETUP = Code(secrets=36000, bins=320, depth=9)
-CODE = Code(secrets=140732, bins=512, depth=11)
+SETUP = Code(secrets=36864, bins=320, depth=9)
+CODE = Code(secrets=147456, bins=768, depth=11)
 
 
 def code_of(iteration: int) -> Code:
@@ -161,10 +163,12 @@ def code_of(iteration: int) -> Code:
 
 def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Yield the shapes of the messages with which OTs number first..first+count-1 come."""
-    rest = first - SETUP.yields
-    iteration, start = (1 + rest // CODE.yields, rest % CODE.yields) if rest >= 0 else (0, first)
+    # the iteration of the OT before them: groups that leave nothing come with the next OT
+    before = first - SETUP.yields - 1
+    iteration = 1 + before // CODE.yields if before >= 0 else 0
+    start = 1 + before % CODE.yields if before >= 0 else first
     stop = start + count
-    while start < stop:
+    while stop > 0:
         code, at = code_of(iteration), 0
         for group in code.groups():
             if start <= at < stop:
@@ -269,32 +273,47 @@ class _Ferret(RandomOtEnd):
         trees, size, _ = nodes.shape
         depth = size.bit_length() - 1
         sums = np.empty((trees, depth - 1, 2), np.uint64)
-        stream = self._tweaks | TREE_TWEAKS
         tree_hash = self._hash_of(iteration, group)
-        counter = (group.start << depth) * lpn.LOCALITY // 4
-        given, paths = mending or (sums, np.empty(0, np.int64))
+        # of the stream of indices, in which each output has LOCALITY words of 32 bits
+        block = (group.start << depth) * lpn.LOCALITY // 4
         if tree_hash.round_keys is not None:
-            matrix = np.uint64(iteration), np.uint64(counter), self._matrix_keys
-            keys = tree_hash.round_keys
-            native.grow_and_encode(nodes, given, paths, sums, stream, keys, secrets, *matrix)
-            return sums
-        index, parents = 0, self._scratch.array("nodes1", trees, 2, 2)
-        parents[:] = nodes[:, :2]
-        for level in range(depth - 1):
-            width = 2 << level
-            lefts = self._scratch.array("lefts", trees * width, 2)
-            tree_hash.blocks(parents.reshape(-1, 2), index, stream, lefts)
-            index += len(lefts)
-            children = self._scratch.array(f"nodes{level % 2}", trees, 2 * width, 2)
-            lpn.grow(parents, lefts.reshape(parents.shape), children, level, sums)
-            if mending:
-                lpn.mend(children, level, sums, given, paths)
-            parents = children
-        words = self._scratch.array("draws", trees * size * lpn.LOCALITY // 2)
-        Stream(self._matrix, nonce=iteration, block=counter).fill(words)
-        draws = words.view(np.uint32).reshape(-1, lpn.LOCALITY)
-        lpn.encode(parents.reshape(-1, 2), secrets, draws, nodes.reshape(-1, 2))
+            given, paths = mending or (sums, np.empty(0, np.int64))
+            place = np.uint64(iteration), np.uint64(block), self._matrix_keys
+            stream, keys = self._tweaks | TREE_TWEAKS, tree_hash.round_keys
+            native.grow_and_encode(nodes, given, paths, sums, stream, keys, secrets, *place)
+        else:
+            leaves = self.grow_trees(tree_hash, nodes, mending, sums).reshape(-1, 2)
+            outputs, indices = nodes.reshape(-1, 2), Stream(self._matrix, iteration, block)
+            for first in range(0, len(leaves), ENCODED):
+                some = slice(first, min(first + ENCODED, len(leaves)))
+                words = self._scratch.array("draws", (some.stop - first) * lpn.LOCALITY // 2)
+                indices.fill(words)
+                draws = words.view(np.uint32).reshape(-1, lpn.LOCALITY)
+                lpn.encode(leaves[some], secrets, draws, outputs[some])
         return sums
+
+    def grow_trees(
+        self, tree_hash: Hash, nodes: Blocks, mending: Mending | None, sums: Words
+    ) -> Blocks:
+        """Return the leaves (trees, 2^depth, 2) of trees, grown level by level with OpenSSL's AES.
+
+        Arguments are as for `_grow`, but that `nodes` stays, and `sums` is written.
+        """
+        trees, levels, _ = sums.shape
+        parents = np.ascontiguousarray(nodes[:, :2])
+        hashed = 0
+        for level in range(levels):
+            width = 2 << level
+            lefts = self._scratch.array("lefts", trees, width, 2)
+            flat = lefts.reshape(-1, 2)
+            tree_hash.blocks(parents.reshape(-1, 2), hashed, self._tweaks | TREE_TWEAKS, flat)
+            hashed += len(flat)
+            children = self._scratch.array(f"nodes{level % 2}", trees, 2 * width, 2)
+            lpn.grow(parents, lefts, children, level, sums)
+            if mending is not None:
+                lpn.mend(children, level, sums, *mending)
+            parents = children
+        return parents
 
     def _hash_of(self, iteration: int, group: slice) -> Hash:
         """Return the hash of a group of trees, under a key that no other uses."""
