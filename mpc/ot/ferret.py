@@ -8,41 +8,47 @@ an iteration makes `outputs` of them. The first k of the seeds are the LPN secre
 t trees, one for each bin of the outputs. A tree has one leaf for each output of its bin; in a level
 with nodes X_j
 
-    X_0, X_1 = a random block and that ^ Delta;   the children of X are L = H(X) and X ^ L
+    X_0, X_1 = w of a seed and that ^ Delta;   the children of X are L = H(X) and X ^ L
 
-so that every level XORs to Delta. The sender gives the XOR of a level's left nodes, masked with w
-of one seed. With the mask v = w ^ r Delta the receiver gets the XOR of the left (r = 0) or the
-right (r = 1) nodes, and so from level to level all nodes but the one on the path of the bits 1 - r.
-At the last level the XOR of what it knows is the missing leaf ^ Delta: the leaves are correlated
-OTs whose choice bits e are 1 at a single place. With A the public matrix of LOCALITY ones per row,
+so that every level XORs to Delta. Of the first level the receiver has one node without a message:
+its v, which is X_r if r is its bit u. Of each later level the sender gives the XOR of the left
+nodes, masked with w of one more seed. With the mask v = w ^ r Delta the receiver gets the XOR of
+the left (r = 0) or the right (r = 1) nodes, and so from level to level all nodes but the one on the
+path of the bits 1 - r. At the last level the XOR of what it knows is the missing leaf ^ Delta: the
+leaves are correlated OTs whose choice bits e are 1 at a single place. With A the public matrix of
+LOCALITY ones per row,
 
     output = leaf ^ A (first k seeds)   at both ends,
 
 and its choice bit is that of e ^ A u: an LPN sample.
 
+(The half-tree paper lets the sender draw X_0 and send X_0 ^ w. As w is random and serves nothing
+else, X_0 = w is the case where that message is 0, and what the receiver sees is distributed alike.
 The path, and so the noise, is read off the seeds' own choice bits, which are uniform: the receiver
-then has nothing to say. (Ferret lets it choose a path and send the difference from r, a uniform
-bit; ours is the case where that is 0.)
+then has nothing to say. Ferret lets it choose a path and send the difference from r, a uniform bit;
+ours is the case where that is 0.)
 
 Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation
-holds there too, and 127 bits of Delta remain secret. The first iteration's seeds come from
-SoftSpokenOT on the same base OTs, without its hash (the sigma and the public tweak on its columns
-keep them correlated, under sigma(Delta)). Those of every later iteration come from the iteration
-before it. The seeds that an iteration leaves and the OTs that `extend` hands out are disjoint, and
-nothing is used twice.
+holds there too, and 127 bits of Delta remain secret.
 
-H is the hash of `mpc.ot.hash`. In the trees its tweaks are the number of the node and a stream
-with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an ideal
-permutation while no two nodes of a session are equal. The receiver is given H(P) or P ^ H(P) for
-the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look
+An iteration of a larger code takes more seeds than are cheap to come by. So the first iteration is
+one of a small code, SETUP, whose seeds come from SoftSpokenOT on the same base OTs, without its
+hash (the sigma and the public tweak on its columns keep them correlated, under sigma(Delta)). All
+later ones are of CODE. The last outputs of an iteration are the seeds of the next one, and
+`extend` hands out the others: nothing is used twice. An iteration's trees are grown a group at a
+time, when their outputs are wanted.
+
+H is the hash of `mpc.ot.hash`. In the trees its tweaks are the number of the node in its group and
+a stream with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an
+ideal permutation while no two nodes under one key are equal. The receiver is given H(P) or P ^ H(P)
+for the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look
 for all P under one key at once, so each group of trees has a key of its own, which serves
-TREES (depth - 1) = 576 such P however long the session is. The receiver then expects to find one
-after 2^128 / 576 = 2^118.8 evaluations of AES (tests/test_ferret.py); under one key per session it
-would be 2^104.7 after 10^9 OTs.
+TREES (depth - 1) = 320 such P however long the session is. The receiver then expects to find one
+after 2^128 / 320 = 2^119.7 evaluations of AES (tests/test_ferret.py); under one key per session it
+would be 2^105.6 after 10^9 OTs.
 
-The sender sends 160 bytes per tree, which is 0.18 bytes per OT, in messages of a few trees each
-that wait for nothing. The seeds of SoftSpokenOT come before the first of them, from receiver to
-sender.
+The sender sends 160 bytes per tree, which is 0.09 bytes per OT, in a message per group that waits
+for nothing. SoftSpokenOT's seeds come before the first of them, from receiver to sender.
 """
 
 import hashlib
@@ -72,7 +78,7 @@ from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.prg import SEED_BYTES, Stream
 
 # Trees that share a key and a message, and are grown at once: few enough that their outputs stay in
-# the cache until they are handed out.
+# the cache until they are hashed.
 TREES = 32
 # Outputs whose indices are drawn at once where AES is OpenSSL's: so few that they stay in the cache.
 ENCODED = 1 << 13
@@ -136,22 +142,30 @@ Mending = tuple[Words, NDArray[np.int64]]
 # What grows a group's trees: see `_Ferret._grow`.
 Grow = Callable[[Blocks, Mending | None], Words]
 
-# SECURITY. Ferret's regular LPN instance for iterations of this size, (n, k, t) = (607,232; 69,454;
-# 593) with bins of 2^10 (emp-ot, early versions of emp-ot/ferret/constants.h, N_REG_PRIMAL_RD2),
-# with 81 of its bins left out: an adversary on the longer instance may leave them out itself, so
-# that this one is at least as hard.
+# SECURITY. Both are instances of our own. (69,454; 512; bins of 2^10), used before, is a part of one
+# of Ferret's (n, k, t) = (607,232; 69,454; 593); later ones of emp-ot fall below 128 bits by the
+# estimates here. An adversary may leave out bins, so that each figure is the least for any number
+# of them. In bits, computed in tests/test_ferret.py:
 #
-# Our estimates in bits, computed in tests/test_ferret.py:
+#                                                    CODE   SETUP   before   emp-ot's ferret_b11
+#     pooled Gauss                                    157     159      149                    132
+#     information-set decoding with collisions        131     132      123                    108
+#     algebraic attack, dense linear algebra          153     160      149                     92
+#     algebraic attack, sparse                        137     148      135                     74
 #
-# Pooled Gauss (guess k - t outputs to be free of noise): 149. For emp-ot's ferret_b11 (10,180,608;
-# 124,000; 4,971; bins of 2^11), which is offered for 128: 132.
-#
-# The algebraic attack on regular noise (Briaud and Oygarden, EUROCRYPT 2023): the products of two
+# Pooled Gauss guesses k - t outputs to be free of noise. Decoding allows some of them to be noisy,
+# and finds these by collisions of lists as large as Gauss' work; memory costs nothing there. The
+# algebraic attack on regular noise (Briaud and Oygarden, EUROCRYPT 2023): the products of two
 # outputs of a bin vanish; guess outputs to be free of noise until these equations determine all
-# monomials. 149 with dense linear algebra (exponent 2.8), 135 if Wiedemann's algorithm could use
-# the code's sparsity to the full. ferret_b11 has so many outputs in a bin that nothing need be
-# guessed, 92 and 74: that is why its larger iterations, with half as many bytes per OT, are not
-# used here.
+# monomials. Dense linear algebra has exponent 2.8; the sparse figure is what would be left if
+# Wiedemann's algorithm could use the code's sparsity to the full. ferret_b11 (10,180,608; 124,000;
+# 4,971; bins of 2^11) has so many outputs in a bin that nothing need be guessed.
+#
+# For bins of a given size CODE was found as follows: for each t the least k with at least 128 bits
+# by all four was computed. Few bins leave little of an iteration, because the secret hardly
+# shrinks with them; many weaken the algebraic estimate. 768 bins are close to the best, and k was
+# then rounded up to 9 2^14. Bins of 2^12 would halve the bytes again, with a secret of 4.3 MB and a
+# fifth more time; of 2^10 they would take twice the bytes.
 SETUP = Code(secrets=36864, bins=320, depth=9)
 CODE = Code(secrets=147456, bins=768, depth=11)
 
