@@ -113,10 +113,11 @@ def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
 
 def test_the_codes_are_the_ones_that_were_estimated() -> None:
     """Changing them is a matter of security: read the comment at `CODE` first."""
-    assert ferret.SETUP == ferret.Code(secrets=36_864, bins=320, depth=9)
-    assert ferret.CODE == ferret.Code(secrets=147_456, bins=768, depth=11)
+    setup, code = ferret.SETUP, ferret.CODE
+    assert (setup.secrets, setup.bins, setup.depth) == (36_864, 320, 9)
+    assert (code.secrets, code.bins, code.depth) == (147_456, 768, 11)
     assert ferret.lpn.LOCALITY == 10
-    assert ferret.SETUP.reserve <= BLOCK and ferret.SETUP.outputs >= ferret.CODE.reserve
+    assert setup.reserve <= BLOCK and setup.outputs >= code.reserve
 
 
 def gauss_bits(bins: int, size: int, secrets: int) -> float:

@@ -80,7 +80,7 @@ from securemedian.mpc.prg import SEED_BYTES, Stream
 # Trees that share a key and a message, and are grown at once: few enough that their outputs stay in
 # the cache until they are hashed.
 TREES = 32
-# Outputs whose indices are drawn at once where AES is OpenSSL's: so few that they stay in the cache.
+# Outputs whose indices are drawn at once where AES is OpenSSL's, and stay in the cache.
 ENCODED = 1 << 13
 # Streams of the trees' tweaks; those of `extend` are below.
 TREE_TWEAKS = np.uint64(1 << 63)
@@ -142,10 +142,9 @@ Mending = tuple[Words, NDArray[np.int64]]
 # What grows a group's trees: see `_Ferret._grow`.
 Grow = Callable[[Blocks, Mending | None], Words]
 
-# SECURITY. Both are instances of our own. (69,454; 512; bins of 2^10), used before, is a part of one
-# of Ferret's (n, k, t) = (607,232; 69,454; 593); later ones of emp-ot fall below 128 bits by the
-# estimates here. An adversary may leave out bins, so that each figure is the least for any number
-# of them. In bits, computed in tests/test_ferret.py:
+# SECURITY. Both are instances of our own. The one before, k = 69,454 and 512 bins of 2^10, is a part
+# of one of Ferret's, (n, k, t) = (607,232; 69,454; 593); later ones of emp-ot fall below 128 bits
+# by the estimates here. In bits, computed in tests/test_ferret.py:
 #
 #                                                    CODE   SETUP   before   emp-ot's ferret_b11
 #     pooled Gauss                                    157     159      149                    132
@@ -208,9 +207,7 @@ class _Ferret(RandomOtEnd):
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
         # None where AES is OpenSSL's
-        self._matrix_keys = (
-            native.round_keys(self._matrix)[0] if native.taken(native_aes) else None
-        )
+        self._matrix_keys = native.round_keys(self._matrix)[0] if native.taken(native_aes) else None
         self._seeds: Blocks | None = None
         self._groups = self._iterate()
         # the last group's outputs for `extend`, the last `left` of which are still there
