@@ -365,9 +365,7 @@ def _ot_parts(
     aes: defaultdict[str, float] = defaultdict(float)
     own = native.taken(protocol.native_aes)
     for name, size in clocks.byte_counts.items():
-        # what silent OT draws for its public matrix is OpenSSL's
-        inside = own and "indices" not in name
-        mode = AES_NATIVE if inside else AES_ECB if name.endswith("hash") else AES_CTR
+        mode = AES_NATIVE if own else AES_ECB if name.endswith("hash") else AES_CTR
         aes[mode] += size / count
     limit = sum(size / rates[name] for name, size in aes.items())
     return parts | {AES_BYTES: sum(aes.values()), AES_LIMIT: limit}

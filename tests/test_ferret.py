@@ -319,7 +319,8 @@ def test_outputs_are_correlated_and_each_is_handed_out_or_a_seed(
     """Outputs satisfy w = v ^ u Delta, with u in bit 0 of v and of no w."""
     # the seeds that each group was made of, and its outputs, of either end
     made: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
-    for cls, kept in zip((ferret.FerretSender, ferret.FerretReceiver), made, strict=True):
+    classes: tuple[Any, Any] = ferret.FerretSender, ferret.FerretReceiver
+    for cls, kept in zip(classes, made, strict=True):
 
         def make(self: Any, *given: Any, original: Any = cls.make, kept: Any = kept) -> None:
             original(self, *given)

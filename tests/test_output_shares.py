@@ -36,7 +36,7 @@ from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import run_round
-from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
 from tests.parties import run_both
 from tests.test_privacy import Recorder

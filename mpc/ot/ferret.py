@@ -142,9 +142,9 @@ Mending = tuple[Words, NDArray[np.int64]]
 # What grows a group's trees: see `_Ferret._grow`.
 Grow = Callable[[Blocks, Mending | None], Words]
 
-# SECURITY. Both are instances of our own. The one before, k = 69,454 and 512 bins of 2^10, is a part
-# of one of Ferret's, (n, k, t) = (607,232; 69,454; 593); later ones of emp-ot fall below 128 bits
-# by the estimates here. In bits, computed in tests/test_ferret.py:
+# SECURITY. Both are instances of our own. The one before them, k = 69,454 and 512 bins of 2^10, is
+# a part of one of Ferret's, (n, k, t) = (607,232; 69,454; 593); later ones of emp-ot fall below 128
+# bits by the estimates here. In bits, computed in tests/test_ferret.py:
 #
 #                                                    CODE   SETUP   before   emp-ot's ferret_b11
 #     pooled Gauss                                    157     159      149                    132
@@ -206,8 +206,6 @@ class _Ferret(RandomOtEnd):
         # what keys of this lane and direction are derived from; all of it is public
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
-        # None where AES is OpenSSL's
-        self._matrix_keys = native.round_keys(self._matrix)[0] if native.taken(native_aes) else None
         self._seeds: Blocks | None = None
         self._groups = self._iterate()
         # the last group's outputs for `extend`, the last `left` of which are still there
@@ -289,16 +287,19 @@ class _Ferret(RandomOtEnd):
         block = (group.start << depth) * lpn.LOCALITY // 4
         if tree_hash.round_keys is not None:
             given, paths = mending or (sums, np.empty(0, np.int64))
-            place = np.uint64(iteration), np.uint64(block), self._matrix_keys
             stream, keys = self._tweaks | TREE_TWEAKS, tree_hash.round_keys
-            native.grow_and_encode(nodes, given, paths, sums, stream, keys, secrets, *place)
+            nonce, counter = np.uint64(iteration), np.uint64(block)
+            matrix_keys = native.round_keys(self._matrix)[0]
+            native.grow_and_encode(
+                nodes, given, paths, sums, stream, keys, secrets, nonce, counter, matrix_keys
+            )
         else:
             leaves = self.grow_trees(tree_hash, nodes, mending, sums).reshape(-1, 2)
-            outputs, indices = nodes.reshape(-1, 2), Stream(self._matrix, iteration, block)
+            outputs, matrix = nodes.reshape(-1, 2), Stream(self._matrix, iteration, block)
             for first in range(0, len(leaves), ENCODED):
                 some = slice(first, min(first + ENCODED, len(leaves)))
                 words = self._scratch.array("draws", (some.stop - first) * lpn.LOCALITY // 2)
-                indices.fill(words)
+                matrix.fill(words)
                 draws = words.view(np.uint32).reshape(-1, lpn.LOCALITY)
                 lpn.encode(leaves[some], secrets, draws, outputs[some])
         return sums
