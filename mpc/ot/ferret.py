@@ -43,8 +43,8 @@ a stream with bit 63 set. Half-trees need it to be circular correlation robust, 
 ideal permutation while no two nodes under one key are equal. The receiver is given H(P) or P ^ H(P)
 for the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look
 for all P under one key at once, so each group of trees has a key of its own, which serves
-TREES (depth - 1) = 320 such P however long the session is. The receiver then expects to find one
-after 2^128 / 320 = 2^119.7 evaluations of AES (tests/test_ferret.py); under one key per session it
+TREES (depth - 1) = 640 such P however long the session is. The receiver then expects to find one
+after 2^128 / 640 = 2^118.7 evaluations of AES (tests/test_ferret.py); under one key per session it
 would be 2^105.6 after 10^9 OTs.
 
 The sender sends 160 bytes per tree, which is 0.09 bytes per OT, in a message per group that waits
@@ -77,9 +77,9 @@ from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.prg import SEED_BYTES, Stream
 
-# Trees that share a key and a message, and are grown at once: few enough that their outputs stay in
-# the cache until they are hashed.
-TREES = 32
+# Trees that share a key and a message, and are grown at once: so many that calls cost little, and
+# few enough that their outputs stay in the third-level cache until they are hashed.
+TREES = 64
 # Outputs whose indices are drawn at once where AES is OpenSSL's, and stay in the cache.
 ENCODED = 1 << 13
 # Streams of the trees' tweaks; those of `extend` are below.
