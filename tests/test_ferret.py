@@ -262,8 +262,8 @@ def test_every_group_of_trees_has_a_key_of_its_own(
     keys: dict[type, list[tuple[int, bytes]]] = {ferret.FerretSender: [], ferret.FerretReceiver: []}
     original = ferret._Ferret._hash_of
 
-    def recording(self: Any, iteration: int, group: slice) -> Hash:
-        made = original(self, iteration, group)
+    def recording(self: Any, group: slice) -> Hash:
+        made = original(self, group)
         assert group.stop - group.start <= ferret.TREES and made.key != self._hash.key
         keys[type(self)].append((int(self._tweaks), made.key))
         return made
@@ -331,7 +331,7 @@ def test_outputs_are_correlated_and_each_is_handed_out_or_a_seed(
     codes = SMALL_SETUP, small, small
     # and the first group of one more iteration
     while len(given[0]) <= sum(code.yields for code in codes):
-        fresh = run_both(lambda j: next(ends[j]._groups))
+        fresh = run_both(lambda j: ends[j]._next_outputs())
         given = [np.concatenate(blocks) for blocks in zip(given, fresh, strict=True)]
     for j in (0, 1):
         at = first = 0

@@ -705,7 +705,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
 # "*" is the whole function.
 NO_MASKS: dict[tuple[str, str], str] = {
     ("Radix.encode", "self.words(vector, published)"): "a client's own values as words",
-    ("_Ferret._grow", "Stream(self._matrix, iteration, block)"): "a public matrix",
+    ("_Ferret._grow", "Stream(self._matrix, self._iteration, block)"): "a public matrix",
     ("_Ferret._grow", "matrix.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
     ("read", "upload.words(row, first, last)"): "reads a share",

@@ -52,7 +52,6 @@ for nothing. SoftSpokenOT's seeds come before the first of them, from receiver t
 """
 
 import hashlib
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -169,11 +168,6 @@ SETUP = Code(secrets=36864, bins=320, depth=9)
 CODE = Code(secrets=147456, bins=768, depth=11)
 
 
-def code_of(iteration: int) -> Code:
-    """Return the code of an iteration, counted from 0."""
-    return CODE if iteration else SETUP
-
-
 def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Yield the shapes of the messages with which OTs number first..first+count-1 come."""
     # the iteration of the OT before them: groups that leave nothing come with the next OT
@@ -182,7 +176,7 @@ def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
     start = 1 + before % CODE.yields if before >= 0 else first
     stop = start + count
     while stop > 0:
-        code, at = code_of(iteration), 0
+        code, at = (CODE if iteration else SETUP), 0
         for group in code.groups():
             if start <= at < stop:
                 yield code.message(group)
@@ -206,8 +200,12 @@ class _Ferret(RandomOtEnd):
         # what keys of this lane and direction are derived from; all of it is public
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
+        self._iteration = 0
+        # the groups of trees that this iteration has yet to make
+        self._groups = SETUP.groups()
+        # its seeds, and those of the next one
         self._seeds: Blocks | None = None
-        self._groups = self._iterate()
+        self._kept: Blocks = np.empty((CODE.reserve, 2), np.uint64)
         # the last group's outputs for `extend`, the last `left` of which are still there
         self._outputs: Blocks = np.empty((0, 2), np.uint64)
 
@@ -238,7 +236,7 @@ class _Ferret(RandomOtEnd):
         done = 0
         while done < count:
             if self.left == 0:
-                self._outputs = next(self._groups)
+                self._outputs = self._next_outputs()
                 self.left = len(self._outputs)
             size = min(count - done, self.left)
             first = len(self._outputs) - self.left
@@ -246,32 +244,31 @@ class _Ferret(RandomOtEnd):
             yield slice(done, done + size), self._outputs[first : first + size]
             done += size
 
-    def _iterate(self) -> Iterator[Blocks]:
-        """Yield the outputs that each group of trees has for `extend`, without end.
-
-        The last outputs of an iteration are the seeds of the next one.
-        """
-        for iteration in itertools.count():
-            self.prepare()
-            seeds, code = self._seeds, code_of(iteration)
+    def _next_outputs(self) -> Blocks:
+        """Make groups of trees until one has outputs for `extend`, and return these."""
+        self.prepare()
+        while True:
+            group = next(self._groups, None)
+            if group is None:
+                # the last outputs of an iteration are the seeds of the next one
+                self._seeds, self._kept = self._kept, np.empty_like(self._kept)
+                self._iteration += 1
+                self._groups = CODE.groups()
+                continue
+            code, seeds = (CODE if self._iteration else SETUP), self._seeds
             assert seeds is not None
             secrets = seeds[: code.secrets]
-            masks = seeds[code.secrets : code.seeds].reshape(code.bins, code.depth, 2)
-            kept = np.empty((CODE.reserve, 2), np.uint64)
-            for group in code.groups():
-                outputs = self._scratch.array("outputs", len(masks[group]), 1 << code.depth, 2)
-                self.make(partial(self._grow, iteration, group, secrets), masks[group], outputs)
-                flat, given = outputs.reshape(-1, 2), code.handed_out(group)
-                if given < len(flat):
-                    first = max((group.start << code.depth) - code.yields, 0)
-                    kept[first : first + len(flat) - given] = flat[given:]
-                if given:
-                    yield flat[:given]
-            self._seeds = kept
+            masks = seeds[code.secrets : code.seeds].reshape(code.bins, code.depth, 2)[group]
+            outputs = self._scratch.array("outputs", len(masks), 1 << code.depth, 2)
+            self.make(partial(self._grow, group, secrets), masks, outputs)
+            flat, given = outputs.reshape(-1, 2), code.handed_out(group)
+            if given < len(flat):
+                first = max((group.start << code.depth) - code.yields, 0)
+                self._kept[first : first + len(flat) - given] = flat[given:]
+            if given:
+                return flat[:given]
 
-    def _grow(
-        self, iteration: int, group: slice, secrets: Blocks, nodes: Blocks, mending: Mending | None
-    ) -> Words:
+    def _grow(self, group: slice, secrets: Blocks, nodes: Blocks, mending: Mending | None) -> Words:
         """Grow a group's trees and add the code to their leaves. Return the sums of left children.
 
         nodes (trees, 2^depth, 2) begins with the two nodes of each tree's first level, and becomes
@@ -282,20 +279,20 @@ class _Ferret(RandomOtEnd):
         trees, size, _ = nodes.shape
         depth = size.bit_length() - 1
         sums = np.empty((trees, depth - 1, 2), np.uint64)
-        tree_hash = self._hash_of(iteration, group)
+        tree_hash = self._hash_of(group)
         # of the stream of indices, in which each output has LOCALITY words of 32 bits
         block = (group.start << depth) * lpn.LOCALITY // 4
         if tree_hash.round_keys is not None:
             given, paths = mending or (sums, np.empty(0, np.int64))
             stream, keys = self._tweaks | TREE_TWEAKS, tree_hash.round_keys
-            nonce, counter = np.uint64(iteration), np.uint64(block)
+            nonce, counter = np.uint64(self._iteration), np.uint64(block)
             matrix_keys = native.round_keys(self._matrix)[0]
             native.grow_and_encode(
                 nodes, given, paths, sums, stream, keys, secrets, nonce, counter, matrix_keys
             )
         else:
             leaves = self.grow_trees(tree_hash, nodes, mending, sums).reshape(-1, 2)
-            outputs, matrix = nodes.reshape(-1, 2), Stream(self._matrix, iteration, block)
+            outputs, matrix = nodes.reshape(-1, 2), Stream(self._matrix, self._iteration, block)
             for first in range(0, len(leaves), ENCODED):
                 some = slice(first, min(first + ENCODED, len(leaves)))
                 words = self._scratch.array("draws", (some.stop - first) * lpn.LOCALITY // 2)
@@ -327,9 +324,10 @@ class _Ferret(RandomOtEnd):
             parents = children
         return parents
 
-    def _hash_of(self, iteration: int, group: slice) -> Hash:
-        """Return the hash of a group of trees, under a key that no other uses."""
-        numbered = b"".join(counter.to_bytes(8, "little") for counter in (iteration, group.start))
+    def _hash_of(self, group: slice) -> Hash:
+        """Return the hash of a group of trees of this iteration, under a key that no other uses."""
+        counters = (self._iteration, group.start)
+        numbered = b"".join(counter.to_bytes(8, "little") for counter in counters)
         label = b"securemedian trees"
         return Hash(self._scratch, label, self._derivation, numbered, native_aes=self._native_aes)
 
