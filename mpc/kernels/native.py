@@ -1469,7 +1469,8 @@ def grow_and_encode(
     outputs. sums (trees, depth - 1, 2) gets the XOR of the left children of each later level. With
     `given` of that shape and `paths` (trees,), the trees are mended; the sender has no paths (0,).
     Tweaks count the nodes of a level over all trees, level after level. `tree_keys` are the round
-    keys of the hash; `nonce`, `counter` and `matrix_keys` begin the stream of indices.
+    keys of the hash; `nonce`, `counter` and `matrix_keys` begin the stream of indices. Where it
+    mends depends on the paths, as in `lpn.mend`; nothing else depends on what is secret.
     """
     trees, size = nodes.shape[0], nodes.shape[1]
     blocks, count = secrets.reshape(-1), np.uint64(secrets.shape[0])
