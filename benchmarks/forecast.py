@@ -453,7 +453,7 @@ def _timed(party: Party, work: Callable[[Party], None]) -> _Timed:
     best = _Timed(math.inf, math.inf)
     for _ in range(CALIBRATION_RUNS):
         pool, start = party.pool, time.perf_counter()
-        # the silent extension makes OTs by the iteration, and some are left over
+        # the silent extension makes OTs by the group of trees, and some are left over
         ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds
         work(party)
         seconds = time.perf_counter() - start

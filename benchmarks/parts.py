@@ -173,6 +173,12 @@ def _hashed(leaves: Any, keys: Any, per_key: int) -> int:
     return size
 
 
+def _grown(nodes: Any, *_: Any) -> int:
+    """Return the bytes of AES that grow half-trees and draw the code's indices for their leaves."""
+    size: int = nodes.nbytes + 4 * lpn.LOCALITY * nodes.shape[0] * nodes.shape[1]
+    return size
+
+
 EXTENDING: tuple[Place, ...] = (
     ("PRG", leaves, "Stream", None),
     ("fold", extension, "fold", None),
@@ -187,6 +193,7 @@ EXTENDING: tuple[Place, ...] = (
     ("hash", native, "hash_block_pairs", lambda *given: 2 * given[-1].nbytes),
     ("trees", FerretSender, "grow_trees", None),
     ("trees", FerretReceiver, "grow_trees", None),
+    ("trees and code in one pass", native, "grow_and_encode", _grown),
     ("sums", lpn, "grow", None),
     ("sums", lpn, "mend", None),
     ("code: indices", ferret, "Stream", None),
@@ -358,9 +365,7 @@ def _ot_parts(
     aes: defaultdict[str, float] = defaultdict(float)
     own = native.taken(protocol.native_aes)
     for name, size in clocks.byte_counts.items():
-        # what silent OT draws for its public matrix is OpenSSL's
-        inside = own and "indices" not in name
-        mode = AES_NATIVE if inside else AES_ECB if name.endswith("hash") else AES_CTR
+        mode = AES_NATIVE if own else AES_ECB if name.endswith("hash") else AES_CTR
         aes[mode] += size / count
     limit = sum(size / rates[name] for name, size in aes.items())
     return parts | {AES_BYTES: sum(aes.values()), AES_LIMIT: limit}

@@ -162,7 +162,7 @@ class Session:
         randomness = Stream(self._entropy(16))
         sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._party_id
         receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._party_id
-        ends = extensions(self._silent, sending, receiving, self._entropy, self._native_aes)
+        ends = extensions(self._silent, sending, receiving, self._native_aes)
         pool = Pool(self._party_id, channel, *ends, randomness)
         return Party(self._party_id, channel, pool, randomness)
 
@@ -171,11 +171,9 @@ def extensions(
     silent: bool,
     sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
     receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
-    entropy: Entropy,
     native_aes: bool,
 ) -> tuple[RandomOtSender, RandomOtReceiver]:
     """Make a lane's ends of OT extension in both directions, silent or not."""
     if silent:
-        roots = Stream(entropy(16))
-        return FerretSender(*sending, roots, native_aes), FerretReceiver(*receiving, native_aes)
+        return FerretSender(*sending, native_aes), FerretReceiver(*receiving, native_aes)
     return SoftSpokenSender(*sending, native_aes), SoftSpokenReceiver(*receiving, native_aes)

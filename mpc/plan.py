@@ -10,10 +10,10 @@ message from `channel`, `softspoken` and `ferret`, and the chunks from `pipeline
 A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
 repeats, so that few chunks of a long vector are run. The prediction is of the first round of a
 session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
-iteration: those that a round hands out are counted as OTs, but the bytes are of whole iterations,
-the last of each lane and direction included. A daemon that fills its pools while clients train adds
-an exchange of sizes to these bytes, and a short message per chunk. One that checks dealings as they
-come tosses more than once, which adds two short messages each time.
+group of trees: those that a round hands out are counted as OTs, but the bytes are of whole groups.
+A daemon that fills its pools while clients train adds an exchange of sizes to these bytes, and a
+short message per chunk. One that checks dealings as they come tosses more than once, which adds two
+short messages each time.
 """
 
 import copy
@@ -73,8 +73,8 @@ _size_of = lru_cache(frame_size)
 
 # How deep party 0 and party 1 are: the rounds of `Channel`.
 Depths = tuple[int, int]
-# The OTs left of party 0 and of party 1, each as the OT receiver and as the sender.
-Left = tuple[tuple[int, int], tuple[int, int]]
+# The silent OTs that party 0 and party 1 made, each as the OT receiver and as the sender.
+Made = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def predict(
             states[at] = part.after
         lanes[0].add(rehearsal.verdicts(len(weights)))
         checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
-        lanes = [_Count(protocol, left=lane.left) for lane in lanes]
+        lanes = [_Count(protocol, made=lane.made) for lane in lanes]
     if params.dealing is not None:
         parts = shard.parts(params.dealing) if shard else None
         checking = (_dealings_checked(params.dealing, len(weights), parts),) * 2
@@ -212,7 +212,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
     holes = [[b"", *tree[1:]] for tree in trees]
     randomness = Stream(os_entropy(SEED_BYTES))
     sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.silent, sending, receiving, os_entropy, protocol.native_aes)
+    ends = extensions(protocol.silent, sending, receiving, protocol.native_aes)
     return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
 
 
@@ -274,7 +274,7 @@ class _Event:
 
 @dataclass
 class _Asked:
-    """OTs asked of one end of an extension, whose messages depend on what it has left."""
+    """OTs asked of one end of an extension, whose messages depend on how many it made."""
 
     sending: bool
     ots: int
@@ -356,27 +356,22 @@ class _DryReceiver(RandomOtReceiver):
         return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
 
 
-def _said(asked: _Asked, left: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
-    """Return the messages of one end of an extension, and the OTs that it has left after them.
+def _said(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
+    """Return the messages of one end of an extension, and the silent OTs made after them.
 
-    It has `left` OTs before them, where -1 stands for a silent extension without seeds.
+    It made `made` before them, where -1 stands for a silent extension without seeds.
     """
     words = np.dtype(np.uint64)
-    ots, said = asked.ots, []
     if not protocol.silent:
-        corrections = corrections_shape(protocol.ot_field_bits, ots)
-        return [_Event(not asked.sending, _size_of("ot.corrections", words, corrections))], left
-    code = ferret.CODE
-    if left < 0:
-        seeds = corrections_shape(protocol.ot_field_bits, code.bootstrap)
-        said, left = [_Event(not asked.sending, _size_of("ot.corrections", words, seeds))], 0
-    while ots > left:
-        ots, left = ots - left, code.yields
-        said += [
-            _Event(asked.sending, _size_of("ferret.sums", words, code.message(group)))
-            for group in code.groups()
-        ]
-    return said, left - ots
+        corrections = corrections_shape(protocol.ot_field_bits, asked.ots)
+        return [_Event(not asked.sending, _size_of("ot.corrections", words, corrections))], made
+    said = []
+    if made < 0:
+        seeds = corrections_shape(protocol.ot_field_bits, ferret.SETUP.reserve)
+        said, made = [_Event(not asked.sending, _size_of("ot.corrections", words, seeds))], 0
+    for shape in ferret.messages(made, asked.ots):
+        said.append(_Event(asked.sending, _size_of("ferret.sums", words, shape)))
+    return said, made + asked.ots
 
 
 class _DryStream(Stream):
@@ -398,7 +393,7 @@ class _NoUpload:
 
 @dataclass
 class _Count:
-    """What both ends of a lane counted, how deep each is, and what its extensions have left.
+    """What both ends of a lane counted, how deep each is, and what its extensions made.
 
     Lists and tuples are of party 0 and party 1.
     """
@@ -409,23 +404,23 @@ class _Count:
     messages: list[int] = field(default_factory=lambda: [0, 0])
     rounds: int = 0
     depths: Depths = (0, 0)
-    left: Left = ((-1, -1), (-1, -1))
+    made: Made = ((-1, -1), (-1, -1))
 
     def add(self, part: "_Part") -> None:
         # what follows depends on the depths' distance from each other and from the deepest message
         # alone
         base = min(self.depths)
         start = self.depths[0] - base, self.depths[1] - base
-        if (start, self.left) not in part.runs:
-            part.runs[start, self.left] = _run(part.events, start, self.left, self.protocol)
-        run = part.runs[start, self.left]
+        if (start, self.made) not in part.runs:
+            part.runs[start, self.made] = _run(part.events, start, self.made, self.protocol)
+        run = part.runs[start, self.made]
         self.ots += part.ots
         for j in (0, 1):
             self.bytes_sent[j] += run.bytes_sent[j]
             self.messages[j] += run.messages[j]
         self.depths = (base + run.depths[0], base + run.depths[1])
         self.rounds = max(self.rounds, base + run.deepest)
-        self.left = run.left
+        self.made = run.made
 
 
 def _cost(lanes: Sequence[_Count], party_id: int) -> Cost:
@@ -448,13 +443,13 @@ class _State:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a chunk comes to from given depths and with given OTs left."""
+    """What a chunk comes to from given depths and after given OTs."""
 
     bytes_sent: tuple[int, int]
     messages: tuple[int, int]
     depths: Depths
     deepest: int
-    left: Left
+    made: Made
 
 
 @dataclass(frozen=True, eq=False)
@@ -464,7 +459,7 @@ class _Part:
     events: tuple[list[_Event | _Asked], list[_Event | _Asked]]
     ots: int
     after: _State
-    runs: dict[tuple[Depths, Left], _Run] = field(default_factory=dict)
+    runs: dict[tuple[Depths, Made], _Run] = field(default_factory=dict)
 
 
 class _Rehearsal:
@@ -605,16 +600,16 @@ def _state(parties: tuple[Party, Party]) -> _State:
 def _run(
     asked: tuple[list[_Event | _Asked], list[_Event | _Asked]],
     start: Depths,
-    left: Left,
+    made: Made,
     protocol: ProtocolParams,
 ) -> _Run:
     """Return a chunk's run, with the messages of the extensions for the OTs asked of them."""
     events: tuple[list[_Event], list[_Event]] = [], []
-    rest = [list(left[0]), list(left[1])]
+    ots = [list(made[0]), list(made[1])]
     for j in (0, 1):
         for event in asked[j]:
             if isinstance(event, _Asked):
-                said, rest[j][event.sending] = _said(event, rest[j][event.sending], protocol)
+                said, ots[j][event.sending] = _said(event, ots[j][event.sending], protocol)
                 events[j].extend(said)
             else:
                 events[j].append(event)
@@ -622,7 +617,7 @@ def _run(
     for j in (0, 1):
         assert sent[j] == [event.size for event in events[1 - j] if not event.sent]
     depths, deepest = _replay(events, start)
-    after = (rest[0][0], rest[0][1]), (rest[1][0], rest[1][1])
+    after = (ots[0][0], ots[0][1]), (ots[1][0], ots[1][1])
     return _Run((sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1])), depths, deepest, after)
 
 

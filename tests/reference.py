@@ -39,10 +39,8 @@ def planes(values: list[int], count: int) -> list[list[int]]:
 
 
 def half_tree_level(parents: np.ndarray, lefts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(children, XOR of each tree's left and right ones) of nodes (trees, width, 2)."""
-    rights = parents ^ lefts
-    sums = [np.bitwise_xor.reduce(side, axis=1) for side in (lefts, rights)]
-    return np.concatenate([lefts, rights], axis=1), np.stack(sums, axis=1)
+    """(children, XOR of each tree's left ones) of nodes (trees, width, 2)."""
+    return np.concatenate([lefts, parents ^ lefts], axis=1), np.bitwise_xor.reduce(lefts, axis=1)
 
 
 def local_code(leaves: np.ndarray, secrets: np.ndarray, draws: np.ndarray) -> np.ndarray:

@@ -427,10 +427,12 @@ def test_a_step_of_the_radix_median(bits: int) -> None:
 @pytest.mark.parametrize("width", [1, 2, 16])
 def test_grow(width: int) -> None:
     parents, lefts = words(3, width, 2), words(3, width, 2)
-    children, sums = words(3, 2 * width, 2), words(3, 2, 2)
-    lpn.grow(parents, lefts, children, sums)
+    children, sums = words(3, 2 * width, 2), words(3, 4, 2)
+    others = sums[:, [0, 1, 3]]
+    lpn.grow(parents, lefts, children, 2, sums)
     want_children, want_sums = reference.half_tree_level(parents, lefts)
-    assert (children == want_children).all() and (sums == want_sums).all()
+    assert (children == want_children).all() and (sums[:, 2] == want_sums).all()
+    assert (sums[:, [0, 1, 3]] == others).all()
 
 
 @pytest.mark.parametrize("width", [1, 8])
@@ -439,17 +441,21 @@ def test_mend(width: int) -> None:
     trees = 5
     children, given, paths = (
         words(trees, 2 * width, 2),
-        words(trees, 2),
-        RNG.integers(0, width, trees),
+        words(trees, 3, 2),
+        # only the low bits lead to this level
+        RNG.integers(0, 8 * width, trees),
     )
     sides = children.reshape(trees, 2, width, 2)
+    # the nodes of the receiver's trees XOR to 0
+    sides[:, 1, 0] ^= np.bitwise_xor.reduce(children, axis=1)
     want = sides.copy()
-    for tree, path in enumerate(paths):
+    for tree, path in enumerate(paths % width):
         for side in range(2):
             others = np.delete(sides[tree, side], path, axis=0)
-            want[tree, side, path] = np.bitwise_xor.reduce(others, axis=0) ^ given[tree]
-    sums = np.bitwise_xor.reduce(sides, axis=2)
-    lpn.mend(children, sums, given, paths)
+            want[tree, side, path] = np.bitwise_xor.reduce(others, axis=0) ^ given[tree, 1]
+    sums = words(trees, 3, 2)
+    sums[:, 1] = np.bitwise_xor.reduce(sides[:, 0], axis=1)
+    lpn.mend(children, 1, sums, given, paths)
     assert (children == want.reshape(children.shape)).all()
 
 

@@ -89,6 +89,7 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
     ),
 ]
 # A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
+SETUP = ferret.Code(secrets=200, bins=20, depth=6)
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 # `plan` runs the protocol on nothing, and `prg` is where streams come from. `native` writes
 # instructions, whose bytes tests/test_native.py holds to those of the kernels that are read.
@@ -451,30 +452,13 @@ MASKS: dict[str, Mask] = {
         silent=True,
     ),
     # Silent OT
-    "the stream of silent OT's roots": Mask(
-        "the receiver grows the sender's trees itself, and reads Delta off their noise",
-        (("extensions", "Stream(entropy(16))", "Stream(bytes(16))"),),
-        (shares.streams_apart, "silent"),
-        silent=True,
-    ),
-    "roots of silent OT's trees": Mask(
-        "the receiver is given 0 or Delta at the first level",
-        (
-            (
-                "FerretSender.grow_trees",
-                "self._roots.words(2 * trees)",
-                "np.zeros(2 * trees, np.uint64)",
-            ),
-        ),
-        (shares.silent_sums, ALIGN),
-    ),
     "seeds on the sums of silent OT": Mask(
         "the receiver has the sums of either side of a level, and so Delta",
-        (("FerretSender.grow_trees", "masks.copy()", "np.zeros_like(masks)"),),
-        (shares.silent_sums, ALIGN),
+        (("FerretSender.make", "grow(outputs, None) ^ masks[:, 1:]", "grow(outputs, None)"),),
+        (shares.silent_sums, 100 * ALIGN),
     ),
     "the code on silent OT's leaves": Mask(
-        "the choices are the noise, 1 in 1024, and so mostly 0",
+        "the choices are the noise, 1 in 2048, and so mostly 0",
         (
             ("encode", "low ^= secrets[at, 0]", "low ^= np.uint64(0)"),
             ("encode", "high ^= secrets[at, 1]", "high ^= np.uint64(0)"),
@@ -691,7 +675,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "select.reply": ("keys on a reply of a step",),
     "dabits": ("keys on a DaBit's correction",),
     "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
-    "ferret.sums": ("seeds on the sums of silent OT", "roots of silent OT's trees"),
+    "ferret.sums": ("seeds on the sums of silent OT",),
     "ggm.sums": ("base keys on the sums of a level",),
     "base.A": ("scalars from the operating system",),
     "base.B": ("a scalar per base OT",),
@@ -721,8 +705,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
 # "*" is the whole function.
 NO_MASKS: dict[tuple[str, str], str] = {
     ("Radix.encode", "self.words(vector, published)"): "a client's own values as words",
-    ("_Ferret._iterate", "Stream(self._matrix[:16], nonce=self._iterations)"): "a public matrix",
-    ("_Ferret._iterate", "draws.fill(words)"): "a public matrix",
+    ("_Ferret._grow", "Stream(self._matrix, self._iteration, block)"): "a public matrix",
+    ("_Ferret._grow", "matrix.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
     ("read", "upload.words(row, first, last)"): "reads a share",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
@@ -750,13 +734,9 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("combine_keys", "out[i] ^= key[i]"): "the sender's pads, of its keys",
     ("choose_chunks", "out[i] ^= key[i]"): "the receiver's pad, of its keys",
     ("finish_leaves", "*"): "the receiver takes its pad off",
-    ("FerretReceiver.grow_trees", "*"): "the receiver takes its seeds off",
+    ("FerretReceiver.make", "*"): "the receiver takes its seeds off",
     ("OtReceiver.finish_chosen", "*"): "the receiver takes its key off",
-    ("FerretSender.grow_trees", "roots ^ self._delta"): "the other node of the first level",
-    (
-        "FerretSender.grow_trees",
-        "message[:, 0] ^= roots",
-    ): "what 'seeds on the sums of silent OT' masks",
+    ("FerretSender.make", "masks[:, 0] ^ self._delta"): "the other node of the first level",
     (
         "DaBits.finish",
         "choices - product - product",
@@ -898,6 +878,7 @@ def portable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mask_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check passes with the mask, and finds a leak without it."""
     mask = MASKS[name]
+    monkeypatch.setattr(ferret, "SETUP", SETUP)
     monkeypatch.setattr(ferret, "CODE", SMALL)
     check, *arguments = mask.caught_by
     assert passes(mask.caught_by)
@@ -925,6 +906,7 @@ def rounds_are_right(silent_ots: bool) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if mask.silent])
 def test_no_result_misses_a_silent_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ferret, "SETUP", SETUP)
     monkeypatch.setattr(ferret, "CODE", SMALL)
     with without(MASKS[name], monkeypatch):
         rounds_are_right("silent OT" in name)
@@ -983,7 +965,6 @@ LIKE_MASKS = {
         "b_k",
         "random",
         "in_ring",
-        "roots",
         "secrets",
         "mask",
         "masks",

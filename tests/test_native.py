@@ -20,7 +20,7 @@ from numba.core.errors import TypingError
 from securemedian.mpc import ring, share
 from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import native, packing, vectors
+from securemedian.mpc.kernels import lpn, native, packing, vectors
 from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
@@ -43,7 +43,7 @@ RNG = np.random.default_rng(21)
 # vectors of all lanes, several of them, and blocks that fill none
 COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 # enough for kernels that are compiled in each run
-KERNELS = "vectors or leaves or hash or planes or streams"
+KERNELS = "vectors or leaves or hash or planes or streams or trees"
 
 pytestmark = pytest.mark.skipif(
     not native.taken(True), reason="this processor has no AES instructions, or nothing is compiled"
@@ -330,6 +330,53 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
     assert (keys == own[4]).all()
 
 
+@pytest.mark.parametrize("receiver", [False, True])
+@pytest.mark.parametrize(
+    ("trees", "depth", "secrets"), [(1, 3, 1), (3, 4, 5), (2, 6, 300), (5, 9, 70_000), (1, 11, 999)]
+)
+def test_trees_and_code(trees: int, depth: int, secrets: int, receiver: bool) -> None:
+    """What `native.grow_and_encode` writes is what the portable kernels and OpenSSL write."""
+    nodes, given, blocks = (
+        words(trees, 1 << depth, 2),
+        words(trees, depth - 1, 2),
+        words(secrets, 2),
+    )
+    paths = RNG.integers(0, 1 << depth, trees if receiver else 0)
+    if receiver:
+        nodes[:, 1] = nodes[:, 0]
+    stream, iteration, first = np.uint64(5) | ferret.TREE_TWEAKS, 3, 2**63 + 7
+    matrix, keys = os.urandom(16), Hash(Scratch(), b"trees")
+    assert keys.round_keys is not None
+    sums, want_sums = words(trees, depth - 1, 2), words(trees, depth - 1, 2)
+    level, tweak = nodes[:, :2], 0
+    for at in range(depth - 1):
+        parents, lefts = np.ascontiguousarray(level), words(trees, 2 << at, 2)
+        Hash(Scratch(), b"trees", native_aes=False).blocks(
+            parents.reshape(-1, 2), tweak, stream, lefts.reshape(-1, 2)
+        )
+        level, want_sums[:, at] = reference.half_tree_level(parents, lefts)
+        tweak += trees * (2 << at)
+        if receiver:
+            lpn.mend(level, at, want_sums, given, paths)
+    draws = Stream(matrix, iteration, first).words(level.size * lpn.LOCALITY // 4)
+    want = reference.local_code(
+        level.reshape(-1, 2), blocks, draws.view(np.uint32).reshape(-1, lpn.LOCALITY)
+    )
+    native.grow_and_encode(
+        nodes,
+        given,
+        paths,
+        sums,
+        stream,
+        keys.round_keys,
+        blocks,
+        np.uint64(iteration),
+        np.uint64(first),
+        native.round_keys(matrix)[0],
+    )
+    assert (sums == want_sums).all() and (nodes.reshape(-1, 2) == want).all()
+
+
 def test_hashes_in_place() -> None:
     blocks = words(50, 2)
     want = np.empty_like(blocks)
@@ -358,6 +405,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProtocolParams().agreement() == ProtocolParams(native_aes=False).agreement()
 
 
+SETUP = ferret.Code(secrets=200, bins=20, depth=6)
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 200, 3)
 
@@ -382,6 +430,7 @@ def messages(extension: str, native_aes: tuple[bool, bool]) -> list[list[tuple[s
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
 def test_parties_of_both_paths_meet(extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are right and all messages the same, whichever path a party takes."""
+    monkeypatch.setattr(ferret, "SETUP", SETUP)
     monkeypatch.setattr(ferret, "CODE", SMALL)
     want = messages(extension, (False, False))
     assert sum(len(end) for end in want) > 20

@@ -36,7 +36,7 @@ from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import run_round
-from securemedian.mpc.prg import Stream, os_entropy
+from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
 from tests.parties import run_both
 from tests.test_privacy import Recorder
@@ -738,8 +738,7 @@ def ends(
     leaves, delta, holes = secrets or dealt_secrets(field_bits)
     tag = b"a session of the tests"
     if extension == "silent":
-        roots = Stream(os_entropy(16))
-        sender: Any = ferret.FerretSender(pair[0], tag, delta, holes, lane, 0, roots)
+        sender: Any = ferret.FerretSender(pair[0], tag, delta, holes, lane, 0)
         receiver: Any = ferret.FerretReceiver(pair[1], tag, leaves, lane, 0)
     else:
         sender = softspoken.SoftSpokenSender(pair[0], tag, delta, holes, lane, 0)
@@ -954,15 +953,12 @@ def sessions_apart() -> None:
 
 
 def streams_apart(extension: str = "softspoken") -> None:
-    """Check that parties and sessions draw masks and silent OT's roots from unrelated streams."""
+    """Check that parties and sessions draw masks from unrelated streams."""
     seen: Columns = {}
     for number in (0, 1):
         for party in recorded_parties(extension)[0]:
             owner = f"of party {party.number} in session {number}"
             seen |= bits_of(f"mask {owner}", party.randomness.words(1024), 0, 2)
-            roots = getattr(sender_of(party), "_roots", None)
-            if roots is not None:
-                seen |= bits_of(f"root {owner}", roots.words(1024), 0, 2)
     check_uniform(seen)
 
 
@@ -973,29 +969,25 @@ def silent_sums(count: int) -> None:
     """
     sender, receiver, pair = ends("silent")
     plain: list[np.ndarray] = []
-    level, trees = sender._level, receiver.grow_trees
+    grow, receive = sender._grow, receiver.make
     unmasked: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def keeping_level(parents: np.ndarray, number: int, sums: np.ndarray) -> np.ndarray:
-        if number == 1:
-            plain.append(parents[:, 0].copy())
-        nodes = level(parents, number, sums)
-        plain.append(sums[:, 0].copy())
-        return nodes
+    def keeping_sums(*given: Any) -> np.ndarray:
+        plain.append(grow(*given).copy())
+        return plain[-1]
 
-    def keeping_trees(masks: np.ndarray) -> np.ndarray:
-        own = masks.copy()
-        nodes = trees(masks)
+    def keeping_masks(growing: Any, masks: np.ndarray, outputs: np.ndarray) -> None:
+        own = masks[:, 1:].copy()
+        receive(growing, masks, outputs)
         unmasked.append((own, pair[1].received[-1][1] ^ own))
-        return nodes
 
-    sender._level, receiver.grow_trees = keeping_level, keeping_trees
+    sender._grow, receiver.make = keeping_sums, keeping_masks
     run_both(lambda j: (sender, receiver)[j].extend(count))
-    depth = sender._code.depth
-    groups = [np.stack(plain[i : i + depth], axis=1) for i in range(0, len(plain), depth)]
     sent = [array for label, array in pair[1].received if label == "ferret.sums"]
-    wire, left = np.concatenate(sent).reshape(-1, 2), np.concatenate(groups).reshape(-1, 2)
-    own, given = (np.concatenate(parts).reshape(-1, 2) for parts in zip(*unmasked, strict=True))
+    wire, left, own, given = (
+        np.concatenate([part.reshape(-1, 2) for part in parts])
+        for parts in (sent, plain, *zip(*unmasked, strict=True))
+    )
     side = np.repeat(own[:, 0] & np.uint64(1), 63)
 
     def columns(name: str, words: np.ndarray) -> Columns:
@@ -1028,7 +1020,7 @@ def test_sessions_have_nothing_in_common() -> None:
 
 
 def test_sums_of_silent_ots_hide_the_path() -> None:
-    silent_sums(ALIGN)
+    silent_sums(100 * ALIGN)
 
 
 # Uploads and openings

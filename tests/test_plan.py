@@ -197,7 +197,8 @@ def test_predicted_is_counted_of_silent_ots(
     name: str, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many iterations of a code for tests alone, whose ends fall anywhere in a chunk."""
-    monkeypatch.setattr(ferret, "CODE", ferret.Code(secrets=3000, bins=100, depth=7))
+    for code, bins in (("SETUP", 70), ("CODE", 100)):
+        monkeypatch.setattr(ferret, code, ferret.Code(secrets=3000, bins=bins, depth=7))
     params = RoundParams.from_dict({"dim": 5000, "max_clients": 3} | ROUNDS[name])
     check(params, [1] * 3, ProtocolParams(2, lanes, "silent", **SMALL))
 

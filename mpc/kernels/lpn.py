@@ -18,53 +18,52 @@ def grow(
     parents: NDArray[np.uint64],
     lefts: NDArray[np.uint64],
     children: NDArray[np.uint64],
+    level: int,
     sums: NDArray[np.uint64],
 ) -> None:
-    """Write the children of one level's nodes, and the XOR of each side's children per tree.
+    """Write the children of one level's nodes, and the XOR of the left ones per tree.
 
     parents, lefts (trees, width, 2); children (trees, 2 width, 2): a left child is that of `lefts`,
-    a right child is parent ^ left. sums (trees, 2, 2) gets the XOR of all left and of all right
-    children of a tree.
+    a right child is parent ^ left. sums (trees, levels, 2) gets the XOR of a tree's left children
+    at `level`.
     """
     trees, width, _ = parents.shape
     for tree in range(trees):
-        left0, left1, right0, right1 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+        sum0, sum1 = np.uint64(0), np.uint64(0)
         for j in range(width):
             low, high = lefts[tree, j, 0], lefts[tree, j, 1]
-            other_low, other_high = parents[tree, j, 0] ^ low, parents[tree, j, 1] ^ high
             children[tree, j, 0] = low
             children[tree, j, 1] = high
-            children[tree, width + j, 0] = other_low
-            children[tree, width + j, 1] = other_high
-            left0 ^= low
-            left1 ^= high
-            right0 ^= other_low
-            right1 ^= other_high
-        sums[tree, 0, 0] = left0
-        sums[tree, 0, 1] = left1
-        sums[tree, 1, 0] = right0
-        sums[tree, 1, 1] = right1
+            children[tree, width + j, 0] = parents[tree, j, 0] ^ low
+            children[tree, width + j, 1] = parents[tree, j, 1] ^ high
+            sum0 ^= low
+            sum1 ^= high
+        sums[tree, level, 0] = sum0
+        sums[tree, level, 1] = sum1
 
 
 @kernel
 def mend(
     children: NDArray[np.uint64],
+    level: int,
     sums: NDArray[np.uint64],
     given: NDArray[np.uint64],
     paths: NDArray[np.int64],
 ) -> None:
     """Replace the two children of each tree's node on the path, which are wrong.
 
-    The node is at paths[tree]; its children become given[tree] ^ all other children of their side.
-    `given` (trees, 2) is the true XOR of the side that leads off the path.
+    They become given[tree, level] ^ all other children of their side, where `given` (trees, levels,
+    2) is the true XOR of the side that leads off the path. Because the receiver's nodes of a level
+    XOR to 0, `sums`, the XOR of all left children, is that of all right ones, too. The node's place
+    is the low bits of paths[tree].
     """
     half = children.shape[1] // 2
     for tree in range(children.shape[0]):
-        for side in range(2):
-            at = paths[tree] + side * half
-            for word in range(2):
-                others = sums[tree, side, word] ^ children[tree, at, word]
-                children[tree, at, word] = given[tree, word] ^ others
+        place = paths[tree] & (half - 1)
+        for word in range(2):
+            wrong = given[tree, level, word] ^ sums[tree, level, word]
+            children[tree, place, word] ^= wrong
+            children[tree, place + half, word] ^= wrong
 
 
 @kernel
@@ -77,18 +76,14 @@ def encode(
     """Add LOCALITY blocks of the secret to each leaf, at indices that `draws` chooses.
 
     out[i] = (leaves[i] without its bit 0) ^ the XOR of LOCALITY blocks of `secrets` (k, 2). Their
-    indices are the uniform words draws (n, LOCALITY) scaled to 0..k-1; `draws` is overwritten.
+    indices are the uniform words draws (n, LOCALITY) scaled to 0..k-1.
     """
     one, half = np.uint64(1), np.uint64(32)
     count = np.uint64(secrets.shape[0])
-    # a loop of its own, so that the loads of the next one have nothing to wait for
-    for i in range(out.shape[0]):
-        for j in range(LOCALITY):
-            draws[i, j] = np.uint32((np.uint64(draws[i, j]) * count) >> half)
     for i in range(out.shape[0]):
         low, high = leaves[i, 0] & ~one, leaves[i, 1]
         for j in range(LOCALITY):
-            at = np.uint64(draws[i, j])
+            at = (np.uint64(draws[i, j]) * count) >> half
             low ^= secrets[at, 0]
             high ^= secrets[at, 1]
         out[i, 0] = low
