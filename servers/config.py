@@ -30,6 +30,8 @@ WEEK_S = 7 * 86400
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
 MAX_SHARDS = 1024
+# the lanes of a shard, where `[protocol] lanes` does not say: a worker has one CPU
+WORKER_LANES = 1
 
 
 @dataclass(frozen=True)
@@ -353,6 +355,8 @@ def load(path: Path) -> ServerConfig:
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
     nested["engine"] = build(EngineConfig, values.get("engine", {}), f"{where}: [engine]")
+    if nested["engine"].kind == "ray" and "lanes" not in values.get("protocol", {}):
+        nested["protocol"] = replace(nested["protocol"], lanes=WORKER_LANES)
     nested["policy"] = build(Policy, values.get("policy", {}), f"{where}: [policy]")
     nested["metrics"] = build(MetricsConfig, values.get("metrics", {}), f"{where}: [metrics]")
     config = build(ServerConfig, values | nested, where)
