@@ -16,6 +16,7 @@ The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads 
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -318,6 +319,12 @@ def _proxy(front: Socket, back: Socket) -> None:
         back.close()
 
 
+class Bell(Protocol):
+    """What ends a wait for a message: an open file that can be read once it has rung."""
+
+    def fileno(self) -> int: ...
+
+
 class ZmqLink:
     """A stream as the blocking `mpc.channel.Link`.
 
@@ -365,13 +372,16 @@ class ZmqLink:
         self._check()
         return self._socket.recv_multipart()
 
-    def ready(self, wait_s: float) -> bool:
-        """Return whether a message is there, for which this waits `wait_s`.
+    def ready(self, wait_s: float, bell: Bell) -> bool:
+        """Return whether a message is there, for which this waits `wait_s` or until the bell rings.
 
         Raises ChannelClosed.
         """
         self._check()
-        return bool(self._socket.poll(int(wait_s * 1000)))
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(bell.fileno(), zmq.POLLIN)
+        return self._socket in dict(poller.poll(int(wait_s * 1000)))
 
     def _check(self) -> None:
         if self._closed.is_set():

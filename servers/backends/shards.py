@@ -16,10 +16,13 @@ both, and so what clients have dealt is known to be sound over all shards before
 """
 
 import hashlib
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -56,7 +59,8 @@ MOST_ATTEMPTS = 4
 # own is busy
 WORKER_WAIT_S = 120.0
 DAEMON_WAIT_S = 2 * WORKER_WAIT_S
-# how long a daemon that leads a step waits for a message before it looks at its workers
+# how often a daemon that leads a step looks whether a worker is there that is wanted; what the other
+# daemon and workers answer it takes at once
 TURN_S = 0.02
 # how often workers are asked for their progress, and told to hurry
 ASK_S = 0.5
@@ -184,6 +188,40 @@ class _Seat:
         self.opened = False
 
 
+class _Bell:
+    """A bell that any thread may ring, for a thread that waits for it and for messages at once."""
+
+    def __init__(self) -> None:
+        """Hang the bell. Raises NoSocket if there is no descriptor for it."""
+        try:
+            self._file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise NoSocket(f"this server cannot open an eventfd: {error.strerror}") from error
+        self._lock, self._closed = threading.Lock(), False
+
+    def fileno(self) -> int:
+        """Return what can be read once it was rung."""
+        return self._file
+
+    def ring(self, answered: object = None) -> None:
+        """Ring it, for instance because this future is done. After `close` nobody hears it."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._file, 1)
+
+    def hush(self) -> None:
+        """Wait for the next ring only."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._file)
+
+    def close(self) -> None:
+        """Take it down; nobody waits for it any more."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._file)
+
+
 class _Crew:
     """The workers that compute the shards of a session, led together with the other daemon.
 
@@ -204,6 +242,8 @@ class _Crew:
         self._seats: dict[int, _Seat] = {}
         self._step = 0
         self._channel, self._met = Channel(link), False
+        # rung when a worker has answered
+        self._bell = _Bell()
         # bytes of the daemons' own messages in this step
         self._sent = self._received = self._messages = 0
 
@@ -245,9 +285,10 @@ class _Crew:
                 self._take_up(seat)
         heard = ask_at = time.monotonic()
         while not all(seat.done for seat in seats):
-            if self._link.ready(TURN_S):
+            if self._link.ready(TURN_S, self._bell):
                 self._take(decode(self._received_parts()))
                 heard = time.monotonic()
+            self._bell.hush()
             for seat in seats:
                 self._look(seat, given)
             now = time.monotonic()
@@ -276,6 +317,7 @@ class _Crew:
         for seat in self._seats.values():
             self._leave(seat)
         self._link.release()
+        self._bell.close()
 
     def _meet(self) -> None:
         if not self._met:
@@ -361,12 +403,12 @@ class _Crew:
 
     def _open(self, seat: _Seat) -> None:
         """Let our worker open its end of the session of an attempt."""
-        assert seat.keys and seat.worker is not None
+        assert seat.keys
         both = sorted([seat.keys.public.decode(), seat.peer_key])
         bound = repr((self._name, seat.shard, seat.attempt, both)).encode()
         session_id = hashlib.sha256(self._session_id + bound).digest()[:SESSION_BYTES]
         meeting = Meeting(session_id, seat.keys, seat.peer_key, seat.endpoint, self._timeout_s())
-        seat.opening = self._workers.submit(seat.worker, "open", self._key(seat), meeting)
+        seat.opening = self._ask_worker(seat, "open", meeting)
 
     def _look(self, seat: _Seat, given: Mapping[int, Sequence[Any]]) -> None:
         """See whether a worker is there, has opened the session, or has ended the step."""
@@ -390,9 +432,14 @@ class _Crew:
                 self._say(Finished(self._step, seat.shard, seat.attempt))
 
     def _submit(self, seat: _Seat, given: Mapping[int, Sequence[Any]]) -> None:
+        seat.running = self._ask_worker(seat, "run", *given[seat.shard])
+
+    def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> "Future[Any]":
+        """Ask the worker of an attempt; its answer rings the bell."""
         assert seat.worker is not None
-        values = given[seat.shard]
-        seat.running = self._workers.submit(seat.worker, "run", self._key(seat), *values)
+        future = self._workers.submit(seat.worker, function, self._key(seat), *arguments)
+        future.add_done_callback(self._bell.ring)
+        return future
 
     def _value(self, seat: _Seat, future: "Future[Any]") -> Any:
         """Return what a worker has returned, or None if the shard is lost at this attempt."""
