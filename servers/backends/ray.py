@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import securemedian
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ConfigError, NoWorker, cut
 from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import logs
+from securemedian.servers import logs, memory
 from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
 from securemedian.servers.backends.slices import Keep
 from securemedian.servers.backends.threads import OpenLane
@@ -69,6 +70,11 @@ class _Stored:
     ref: Any = field(repr=False)
 
     def words(self) -> Words:
+        return self._fetched
+
+    @cached_property
+    def _fetched(self) -> Words:
+        # once per step: a slice is read in hundreds of places
         import ray
 
         words: Words = ray.get(self.ref)
@@ -87,6 +93,8 @@ class RayWorkers:
             num_cpus=1,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
+            # Ray has threads before a worker's own code runs, and then it is too late for that
+            runtime_env={"env_vars": memory.environment()},
             # what was lost is done anew together with the other server
             max_task_retries=0,
             # should one worker alone be left, it has all shards

@@ -17,7 +17,6 @@ import securemedian
 from securemedian.mpc import pipeline
 from securemedian.mpc.errors import ChannelClosed, SecureMedianError
 from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import memory
 from securemedian.servers.backends.threads import SWITCH_S, ThreadComputation
 from securemedian.servers.transport import (
     PEER_DOMAIN,
@@ -140,7 +139,6 @@ class ShardWorker:
     def __init__(self, party: int, host: str, protocol: ProtocolParams) -> None:
         """Compile the kernels, or load them; `host` is the address that S1's workers listen at."""
         sys.setswitchinterval(SWITCH_S)
-        memory.keep()
         self._party, self._host, self._protocol = party, host, protocol
         self._seats: dict[str, _Seat] = {}
         pipeline.warm_up(protocol)
