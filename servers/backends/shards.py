@@ -59,8 +59,8 @@ MOST_ATTEMPTS = 4
 # own is busy
 WORKER_WAIT_S = 120.0
 DAEMON_WAIT_S = 2 * WORKER_WAIT_S
-# how often a daemon that leads a step looks whether a worker is there that is wanted; what the other
-# daemon and workers answer it takes at once
+# how often a daemon that leads a step looks whether a worker that is wanted is there; what workers
+# and the other daemon answer it takes at once
 TURN_S = 0.02
 # how often workers are asked for their progress, and told to hurry
 ASK_S = 0.5
