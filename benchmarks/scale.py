@@ -179,6 +179,10 @@ class _Service:
             "cost": status["cost"],
         }
 
+    def count_of_events(self, name: str) -> int:
+        """Return how many events of this name S0 has logged."""
+        return (self.folder / "s0.log").read_text().count(f'"event": "{name}"')
+
 
 @contextmanager
 def _service(params: RoundParams, *tables: str, **of_server: str) -> Iterator[_Service]:
@@ -229,7 +233,8 @@ def measure(
                 **_middle(own),
             }
             if cluster:
-                point["killed"] = service.round(cluster.kill_one_halfway())
+                killed = service.round(cluster.kill_one_halfway())
+                point["killed"] = killed | {"shards_lost": service.count_of_events("shard-lost")}
     return point, list(beside)
 
 
@@ -312,11 +317,11 @@ def limits(points: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def killed(points: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one sentence per node that was killed: what its shards cost once more."""
+    """Return one sentence per node that was killed: what its shards took once more."""
     return [
         f"a node killed in the middle, {point['workers']} workers: "
-        f"{_seconds(point['killed']):.3g} s in place of {_seconds(point):.3g} s, "
-        f"attempt {point['killed']['attempt']}"
+        f"{_seconds(point['killed']):.3g} s in place of {_seconds(point):.3g} s, with "
+        f"{point['killed']['shards_lost']} of {point['shards']} shards lost"
         for point in points
         if "killed" in point
     ]
