@@ -351,7 +351,7 @@ class _Crew:
                     self._open(seat)
             case Lost() if self._party == 0:
                 if message.attempt == seat.attempt:
-                    self._lose(seat, f"s1: {message.reason}")
+                    self._lose(seat, f"s1: {cut(message.reason)}")
             case Finished():
                 if message.attempt == seat.attempt:
                     seat.peer_finished = True
