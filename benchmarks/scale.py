@@ -261,7 +261,8 @@ class _Nodes:
         def show(status: dict[str, Any]) -> None:
             nonlocal killed
             done, total = status["progress"]
-            if not killed and total and 2 * done >= total:
+            # before the protocol the progress is that of filling the pools
+            if not killed and status["phase"] == "protocol" and total and 2 * done >= total:
                 killed = True
                 self._cluster.remove_node(self._left.pop(), allow_graceful=False)
 
