@@ -32,6 +32,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.wire import Part
 from securemedian.servers import logs, memory
+from securemedian.settings.addresses import ports_of
 from securemedian.settings.keys import KeyPair
 
 Socket = zmq.Socket[bytes]
@@ -52,6 +53,9 @@ CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 # how long to wait for libzmq to begin to connect; if that takes longer, it goes on by itself
 CONNECT_MS = 100
+# how many ports of a range are tried at random for each that there is: the last free one is then
+# missed once in 20,000 times
+TRIES_PER_PORT = 10
 # how often a waiting lane checks whether it has been closed
 SLICE_MS = 50
 # how many unread requests of a caller are held here; more wait at the caller, so that memory stays
@@ -151,8 +155,22 @@ def _connect(socket: Socket, endpoint: str) -> None:
 
 
 def _bind(socket: Socket, endpoint: str) -> None:
+    """Bind a socket to tcp://HOST:PORT, or to any free port of tcp://HOST:FIRST-LAST.
+
+    Raises ConfigError, or NoSocket if none of several ports is free.
+    """
+    host, _, port = endpoint.rpartition(":")
     try:
-        socket.bind(endpoint)
+        if "-" in port:
+            ports = ports_of(port)
+            tries = TRIES_PER_PORT * len(ports)
+            socket.bind_to_random_port(host, ports.start, ports.stop, max_tries=tries)
+        else:
+            socket.bind(endpoint)
+    except zmq.ZMQBindError as error:
+        raise NoSocket(
+            f"no port of {endpoint} is free: give [engine] ports more of them"
+        ) from error
     except zmq.ZMQError as error:
         raise ConfigError(
             f"cannot listen at {endpoint}: {zmq.strerror(error.errno or 0)}"

@@ -68,6 +68,17 @@ def test_both_samples_agree() -> None:
             'kind = "ray"\nworkers = 4\nshards = 3',
             "4 workers for 3 shards: some would have nothing to do",
         ),
+        (
+            'kind = "threads"',
+            'kind = "ray"\nports = "50100-50000"',
+            "ports are FIRST-LAST, such as 50000-50100, not '50100-50000'",
+        ),
+        ('kind = "threads"', 'kind = "ray"\nports = "7000"', "ports are FIRST-LAST"),
+        (
+            'kind = "threads"',
+            'kind = "ray"\nports = "7000-7100"',
+            "[engine] ports are S1's: the workers of S0 connect",
+        ),
         ("lanes = 2", "lane = 2", "unknown lane"),
         ('public_key = "', 'public_key = "#', "is no public key"),
         ('address = "tcp://', 'listen = "tcp://0.0.0.0:1"\naddress = "tcp://', "and not both"),

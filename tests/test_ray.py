@@ -65,7 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with on_ray(
         tmp_path_factory.mktemp("ray"),
         s0={"workers": 2, "shards": 3},
-        s1={"workers": 3},
+        s1={"workers": 3, "ports": "20000-20200"},
     ) as started:
         yield started
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import zmq
 
 from securemedian.mpc import pipeline, ring, share, wire
 from securemedian.mpc.dealing import Dealing, deal
@@ -15,6 +16,7 @@ from securemedian.mpc.errors import (
     ChannelClosed,
     ConfigError,
     FrameError,
+    NoSocket,
     NoWorker,
     PeerProtocolError,
 )
@@ -28,6 +30,7 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import SeedUpload, Upload, WordsUpload
 from securemedian.servers.backends import shards
 from securemedian.servers.backends.shards import (
+    ANEW,
     MOST_ATTEMPTS,
     Anew,
     At,
@@ -37,10 +40,13 @@ from securemedian.servers.backends.shards import (
     decode,
 )
 from securemedian.servers.backends.slices import for_check, for_shard
+from securemedian.servers.backends.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.control import encode
+from securemedian.settings.keys import KeyPair
+from tests.daemons import free_ports
 from tests.parties import make_parties, run_both, shared
 from tests.test_methods import variants
-from tests.workers import HeldWords, ShardedServers
+from tests.workers import LOOPBACK, HeldWords, ShardedServers
 
 pytestmark = pytest.mark.slow
 
@@ -256,6 +262,25 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
 
         outcome = run_both(run)[0]
         assert np.array_equal(outcome.values, whole[:, shard.begin : shard.end])
+
+
+def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "warm_up", lambda protocol: None)
+    port = free_ports(1)[0]
+    worker = ShardWorker(1, LOOPBACK, SMALL, f"{port}-{port}")
+    keys, theirs = (KeyPair(*zmq.curve_keypair()) for _ in range(2))
+    meeting = Meeting(bytes(16), keys, theirs.public.decode(), "", timeout_s=5.0)
+    assert worker.open("first", meeting) == f"tcp://{LOOPBACK}:{port}"
+    refused = worker.open("second", meeting)
+    assert isinstance(refused, Broken) and refused.code == NoSocket.code
+    assert f"no port of tcp://{LOOPBACK}:{port}-{port} is free" in refused.reason
+    # it may go well elsewhere, or later
+    assert refused.code in ANEW
+    assert worker.drop("first")
+    assert worker.open("third", meeting) == f"tcp://{LOOPBACK}:{port}"
+    assert worker.drop("third")
 
 
 # What is lost
