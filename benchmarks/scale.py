@@ -1,19 +1,30 @@
 """`securemedian bench scale`: a round on 1, 2, 4, .. workers a server, and on threads.
 
-Both servers are real processes, started anew for each number of workers, each on a local Ray
-cluster of its own. This process plays all clients, one after another, as in `bench memory`. Nothing
+Both servers are real processes, on a local Ray cluster each for each number of workers. Rounds on
+workers and rounds on threads take turns, so that both meet the same machine, and the middle round
+of each is kept. This process plays all clients, one after another, as in `bench memory`. Nothing
 is made ahead, so that a round's seconds have all of its work.
 
 Three things limit a round however many workers there are, and each is told apart: what one core
 does (OTs per second of one worker), what the link carries (bytes of the busier direction, and the
 rate at which the fastest run has sent them), and the door: the one process that takes all uploads,
 checks what it has stored against its SHA-256, and hands slices to the workers.
+
+With `--kill-node`, S0's workers are on a cluster of one node each, one of which is killed in the
+middle of a last round.
 """
 
 import argparse
+import os
+import secrets
+import signal
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +35,18 @@ from securemedian.benchmarks.memory import CNN, SERVERS, submit_all
 from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.ranges.coordinate import CoordinateRange
 from securemedian.scripts import keygen
+from securemedian.servers.backends.ray import LOCAL, QUIET
+from securemedian.servers.config import WORKER_LANES
 
 DEADLINE_S = 3600.0
-# stands for no workers at all
-THREADS = 0
 COLUMNS = (
     "workers",
+    "lanes",
     "shards",
     "round, s",
     "check, s",
@@ -42,6 +55,8 @@ COLUMNS = (
     "of 1 worker",
     "MB/s sent",
 )
+# a round that was run, with what it cost
+Round = dict[str, Any]
 
 
 def add_kinds(kinds: Any) -> None:
@@ -49,9 +64,9 @@ def add_kinds(kinds: Any) -> None:
     scale = kinds.add_parser(
         "scale",
         help="a round on several workers a server, beside one on threads",
-        description='Start both servers with [engine] kind = "ray", with 1, 2, 4, .. workers '
-        "each, run rounds, and compare them with rounds on threads. Needs the extra [ray], and two "
-        "cores per worker to show more than what it costs.",
+        description='Start both servers with [engine] kind = "ray", with 1, 2, 4, .. workers of '
+        "one lane each, run rounds, and compare each with one on threads beside it. Needs the "
+        "extra [ray], and two cores per worker to show more than what it costs.",
     )
     scale.add_argument(
         "--workers",
@@ -73,9 +88,10 @@ def add_kinds(kinds: Any) -> None:
         help="what the rounds compute (default: %(default)s)",
     )
     for name, default, what in (
+        ("--lanes", 2, "lanes of the servers on threads"),
         ("--clients", 8, "how many clients submit"),
         ("--dim", CNN, "coordinates"),
-        ("--repeat", 3, "rounds of each kind, of which the fastest is kept"),
+        ("--repeat", 3, "rounds of each kind after a first one, of which the middle one is kept"),
     ):
         scale.add_argument(
             name,
@@ -84,12 +100,25 @@ def add_kinds(kinds: Any) -> None:
             metavar="N",
             help=f"{what} (default: %(default)s)",
         )
+    scale.add_argument(
+        "--kill-node",
+        action="store_true",
+        help="then kill one of S0's nodes in the middle of a round, and tell what that costs; for "
+        "2 workers or more",
+    )
     settings.add_out(scale)
     scale.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure all numbers of workers, print a table and what limits, and save the JSON."""
+    """Measure all numbers of workers, print a table and what limits, and save the JSON.
+
+    Raises ConfigError if a node is to be killed of which there is only one.
+    """
+    if options.kill_node and min(options.workers) < 2:
+        raise ConfigError("--kill-node leaves no worker of one: it needs --workers 2 or more")
+    # SIGTERM unwinds the stack, so that the servers and Ray's processes are ended
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     file = report.check_writable(options.out / "scale.json")
     console = report.console()
     params = RoundParams.from_dict(
@@ -100,83 +129,175 @@ def run(options: argparse.Namespace) -> None:
             "deadline_s": DEADLINE_S,
         }
     )
-    points = []
-    for workers in [THREADS, *options.workers]:
-        shards = max(workers, options.shards or workers)
-        with console.status(f"{workers} workers a server" if workers else "threads"):
-            points.append(measure(params, workers, shards, options.repeat))
+    beside: list[Round] = []
+    points: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        # Ray would leave its logs in /tmp/ray. Its sockets' names have room for a short one alone.
+        kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
+        os.environ["RAY_TMPDIR"] = kept
+        with console.status("starting on threads"):
+            threads = stack.enter_context(_service(params, _table("protocol", lanes=options.lanes)))
+        for workers in options.workers:
+            shards = max(workers, options.shards or workers)
+            with console.status(f"{workers} workers a server"):
+                point, rounds = measure(threads, params, workers, shards, options)
+            points.append(point)
+            beside += rounds
+    points.insert(0, {"workers": 0, "lanes": options.lanes, "shards": 0, **_middle(beside)})
     report.save(file, {"round": params.to_dict()}, points)
     title = f"{params.method.label}, {options.clients} clients, d = {options.dim:,}"
     console.print(report.table(title, list(COLUMNS), rows(points)))
-    for line in limits(points):
+    for line in [*limits(points), *killed(points)]:
         console.print(line)
     console.print(f"saved to {file}")
 
 
-def measure(params: RoundParams, workers: int, shards: int, repeat: int) -> dict[str, Any]:
-    """Run rounds with servers of their own, and return the cost of the fastest."""
-    model = np.zeros(params.dim, np.float32)
-    update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
+@dataclass(frozen=True)
+class _Service:
+    """Two servers that run, and who asks them for rounds."""
+
+    params: RoundParams
+    processes: Processes
+    coordinator: Coordinator
+    folder: Path
+
+    def round(self, show: daemons.ShowStatus = lambda status: None) -> Round:
+        """Run one round, and return its cost and what the clients' part took.
+
+        `show` is called with S0's status again and again.
+        """
+        params = self.params
+        policy = CoordinateRange() if params.uses_range else None
+        model = np.zeros(params.dim, np.float32)
+        update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
+        round_id = self.coordinator.open(params, model, policy, reset=True)
+        start = time.monotonic()
+        submit_all(self.folder, params.max_clients, update, round_id)
+        submitted = time.monotonic()
+        status = daemons.until_published(self.processes, self.coordinator, round_id, show)
+        return {
+            "uploads_seconds": submitted - start,
+            "published_seconds": time.monotonic() - submitted,
+            "attempt": status["attempt"],
+            "cost": status["cost"],
+        }
+
+    def count_of_events(self, name: str) -> int:
+        """Return how many events of this name S0 has logged."""
+        return (self.folder / "s0.log").read_text().count(f'"event": "{name}"')
+
+
+@contextmanager
+def _service(params: RoundParams, *tables: str, **of_server: str) -> Iterator[_Service]:
+    """Start two servers with these tables in both files, and in those of one server besides."""
     with tempfile.TemporaryDirectory(prefix="securemedian-scale-") as made:
         folder = Path(made) / "service"
         keygen.make_all(
             folder, params.max_clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
         )
         for server in SERVERS:
-            _configure(folder / f"{server}.toml", workers, shards)
+            file = folder / f"{server}.toml"
+            own = [of_server[server]] if server in of_server else []
+            text = "\n".join(["pool_limit_bytes = 0", file.read_text(), *tables, *own])
+            file.write_text(text)
         with (
             Processes(folder) as processes,
             Coordinator.from_config(folder / "coordinator.toml") as coordinator,
         ):
             daemons.start(processes, folder)
-            found = [
-                _round(processes, coordinator, folder, params, model, update) for _ in range(repeat)
-            ]
-    fastest: dict[str, Any] = min(found, key=lambda point: point["cost"]["seconds"])
-    return {"workers": workers, "shards": shards if workers else 0, **fastest}
+            yield _Service(params, processes, coordinator, folder)
 
 
-def _configure(file: Path, workers: int, shards: int) -> None:
-    text = "pool_limit_bytes = 0\n" + file.read_text()
-    if workers:
-        text += f'\n[engine]\nkind = "ray"\nworkers = {workers}\nshards = {shards}\n'
-    file.write_text(text)
+def _table(name: str, **values: Any) -> str:
+    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    return "\n".join([f"[{name}]", *lines])
 
 
-def _round(
-    processes: Processes,
-    coordinator: Coordinator,
-    folder: Path,
-    params: RoundParams,
-    model: Any,
-    update: Any,
-) -> dict[str, Any]:
-    """Run one round, and return its cost and what the clients' part took."""
-    policy = CoordinateRange() if params.uses_range else None
-    round_id = coordinator.open(params, model, policy, reset=True)
-    start = time.monotonic()
-    submit_all(folder, params.max_clients, update, round_id)
-    submitted = time.monotonic()
-    status = daemons.until_published(processes, coordinator, round_id, lambda status: None)
-    return {
-        "uploads_seconds": submitted - start,
-        "published_seconds": time.monotonic() - submitted,
-        "cost": status["cost"],
-    }
+def measure(
+    threads: _Service, params: RoundParams, workers: int, shards: int, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[Round]]:
+    """Run rounds on workers, each beside one on threads; return the point, and the latter."""
+    engine = {"kind": "ray", "workers": workers, "shards": shards}
+    with _nodes(workers) if options.kill_node else nullcontext() as cluster:
+        tables = {server: _table("engine", **engine) for server in SERVERS}
+        if cluster:
+            tables["s0"] = _table("engine", address=cluster.address, **engine)
+        with _service(params, **tables) as service:
+            pairs = [(threads.round(), service.round()) for _ in range(options.repeat + 1)]
+            # the first of each has found nothing in the caches
+            beside, own = zip(*pairs[1:], strict=True)
+            ratios = [_seconds(one) / _seconds(other) for other, one in pairs[1:]]
+            point = {
+                "workers": workers,
+                "lanes": WORKER_LANES,
+                "shards": shards,
+                "of_threads": statistics.median(ratios),
+                "ratios": ratios,
+                "all_seconds": [_seconds(one) for one in own],
+                **_middle(own),
+            }
+            if cluster:
+                killed = service.round(cluster.kill_one_halfway())
+                point["killed"] = killed | {"shards_lost": service.count_of_events("shard-lost")}
+    return point, list(beside)
+
+
+def _middle(rounds: Sequence[Round]) -> Round:
+    """Return the round that is in the middle by its seconds."""
+    return sorted(rounds, key=_seconds)[(len(rounds) - 1) // 2]
+
+
+class _Nodes:
+    """S0's cluster, with one worker per node."""
+
+    def __init__(self, cluster: Any, nodes: Sequence[Any]) -> None:
+        self._cluster, self._left = cluster, list(nodes)
+        self.address: str = cluster.address
+
+    def kill_one_halfway(self) -> daemons.ShowStatus:
+        """Return what kills a node once half of a round's coordinates are done."""
+        killed = False
+
+        def show(status: dict[str, Any]) -> None:
+            nonlocal killed
+            done, total = status["progress"]
+            # before the protocol the progress is that of filling the pools
+            if not killed and status["phase"] == "protocol" and total and 2 * done >= total:
+                killed = True
+                self._cluster.remove_node(self._left.pop(), allow_graceful=False)
+
+        return show
+
+
+@contextmanager
+def _nodes(count: int) -> Iterator[_Nodes]:
+    """Start a cluster of so many nodes with one CPU each, and a head with none."""
+    # what Ray reads when it is imported, and S0 inherits
+    os.environ.update(QUIET | LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    try:
+        from ray.cluster_utils import Cluster
+    except ImportError as error:
+        raise ConfigError("--kill-node needs Ray: pip install 'securemedian[ray]'") from error
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, include_dashboard=False)
+        yield _Nodes(cluster, [cluster.add_node(num_cpus=1) for _ in range(count)])
+    finally:
+        cluster.shutdown()
 
 
 def rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the table's rows, with each number of workers beside threads and one worker."""
-    threads = _seconds(points[0])
     one = next((_seconds(point) for point in points if point["workers"] == 1), None)
     return [
         [
             str(point["workers"] or "threads"),
+            str(point["lanes"]),
             str(point["shards"] or ""),
             report.figure(point["cost"]["seconds"]),
             report.figure(point["cost"]["checking_seconds"]),
             report.figure(point["cost"]["uploads_seconds"]),
-            report.figure(_seconds(point) / threads),
+            report.figure(point.get("of_threads", 1.0)),
             report.figure(_seconds(point) / one if one and point["workers"] else None),
             report.figure(_rate(point)),
         ]
@@ -197,6 +318,17 @@ def limits(points: Sequence[dict[str, Any]]) -> list[str]:
         f"{_rate(fastest):,.3g} MB/s; a link of 1 Gbit/s takes {8 * busier / 1e9:.3g} s for them",
         f"the door: {clients:.3g} s to take all uploads, one client after another, and "
         f"{cost['uploads_seconds']:.3g} s to read them, which workers do not share at the daemon",
+    ]
+
+
+def killed(points: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one sentence per node that was killed: how long the round took, and others did."""
+    return [
+        f"a node killed halfway, {point['workers']} workers: {_seconds(point['killed']):.3g} s, "
+        f"with {point['killed']['shards_lost']} of {point['shards']} shards lost; undisturbed "
+        f"{min(point['all_seconds']):.3g} to {max(point['all_seconds']):.3g} s"
+        for point in points
+        if "killed" in point
     ]
 
 

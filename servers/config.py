@@ -12,7 +12,7 @@ from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.options import check_one_of, check_whole
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
-from securemedian.settings.addresses import check_endpoint, host_and_port
+from securemedian.settings.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.settings.keys import check_key_places, check_public_key, check_signing_key
 from securemedian.settings.toml import read_toml
 from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
@@ -30,6 +30,8 @@ WEEK_S = 7 * 86400
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
 MAX_SHARDS = 1024
+# the lanes of a shard, where `[protocol] lanes` does not say: a worker has one CPU
+WORKER_LANES = 1
 
 
 @dataclass(frozen=True)
@@ -132,21 +134,25 @@ class EngineConfig:
     workers: int = 2
     # how many shards a round is cut into, the same at both servers; 0 for as many as workers
     shards: int = 0
+    # at S1: FIRST-LAST, the ports at which its workers listen; "" for any
+    ports: str = ""
 
     def __post_init__(self) -> None:
         check_one_of("kind", self.kind, KINDS)
         check_whole("workers", self.workers, 1, MAX_SHARDS)
         check_whole("shards", self.shards, 0, MAX_SHARDS)
-        own = ("address", "workers", "shards")
+        own = ("address", "workers", "shards", "ports")
         changed = [name for name in own if getattr(self, name) != getattr(EngineConfig, name)]
         if self.kind == "threads" and changed:
-            raise ConfigError('address, workers and shards are for kind = "ray" alone')
+            raise ConfigError(f'{", ".join(own)} are for kind = "ray" alone')
         if self.shard_count < self.workers:
             raise ConfigError(
                 f"{self.workers} workers for {self.shards} shards: some would have nothing to do"
             )
         if self.address:
             host_and_port(self.address)
+        if self.ports:
+            ports_of(self.ports)
 
     @property
     def shard_count(self) -> int:
@@ -212,6 +218,10 @@ class ServerConfig:
         if (self.party == 0) != bool(self.peer.address):
             raise ConfigError("[peer] needs `address` where party = 0 and `listen` where party = 1")
         check_endpoint(self.listen)
+        if self.party == 0 and self.engine.ports:
+            raise ConfigError(
+                "[engine] ports are S1's: the workers of S0 connect, and do not listen"
+            )
         if self.min_clients < 2:
             raise ConfigError(
                 f"min_clients must be 2 or more, not {self.min_clients}: "
@@ -353,6 +363,8 @@ def load(path: Path) -> ServerConfig:
     nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
     nested["engine"] = build(EngineConfig, values.get("engine", {}), f"{where}: [engine]")
+    if nested["engine"].kind == "ray" and "lanes" not in values.get("protocol", {}):
+        nested["protocol"] = replace(nested["protocol"], lanes=WORKER_LANES)
     nested["policy"] = build(Policy, values.get("policy", {}), f"{where}: [policy]")
     nested["metrics"] = build(MetricsConfig, values.get("metrics", {}), f"{where}: [metrics]")
     config = build(ServerConfig, values | nested, where)

@@ -27,6 +27,15 @@ def keep() -> None:
         option(_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def environment() -> dict[str, str]:
+    """Return the variables with which the C library of a new process does the same."""
+    return {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(LONGEST_BYTES),
+        "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+    }
+
+
 def give_back() -> None:
     """Give memory that is free back to the system, where the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

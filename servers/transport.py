@@ -16,6 +16,7 @@ The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads 
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -31,6 +32,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.wire import Part
 from securemedian.servers import logs, memory
+from securemedian.settings.addresses import ports_of
 from securemedian.settings.keys import KeyPair
 
 Socket = zmq.Socket[bytes]
@@ -51,6 +53,9 @@ CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 # how long to wait for libzmq to begin to connect; if that takes longer, it goes on by itself
 CONNECT_MS = 100
+# how many ports of a range are tried at random for each that there is: the last free one is then
+# missed once in 20,000 times
+TRIES_PER_PORT = 10
 # how often a waiting lane checks whether it has been closed
 SLICE_MS = 50
 # how many unread requests of a caller are held here; more wait at the caller, so that memory stays
@@ -150,8 +155,22 @@ def _connect(socket: Socket, endpoint: str) -> None:
 
 
 def _bind(socket: Socket, endpoint: str) -> None:
+    """Bind a socket to tcp://HOST:PORT, or to any free port of tcp://HOST:FIRST-LAST.
+
+    Raises ConfigError, or NoSocket if none of several ports is free.
+    """
+    host, _, port = endpoint.rpartition(":")
     try:
-        socket.bind(endpoint)
+        if "-" in port:
+            ports = ports_of(port)
+            tries = TRIES_PER_PORT * len(ports)
+            socket.bind_to_random_port(host, ports.start, ports.stop, max_tries=tries)
+        else:
+            socket.bind(endpoint)
+    except zmq.ZMQBindError as error:
+        raise NoSocket(
+            f"no port of {endpoint} is free: give [engine] ports more of them"
+        ) from error
     except zmq.ZMQError as error:
         raise ConfigError(
             f"cannot listen at {endpoint}: {zmq.strerror(error.errno or 0)}"
@@ -318,6 +337,12 @@ def _proxy(front: Socket, back: Socket) -> None:
         back.close()
 
 
+class Bell(Protocol):
+    """What ends a wait for a message: an open file that can be read once it has rung."""
+
+    def fileno(self) -> int: ...
+
+
 class ZmqLink:
     """A stream as the blocking `mpc.channel.Link`.
 
@@ -365,13 +390,16 @@ class ZmqLink:
         self._check()
         return self._socket.recv_multipart()
 
-    def ready(self, wait_s: float) -> bool:
-        """Return whether a message is there, for which this waits `wait_s`.
+    def ready(self, wait_s: float, bell: Bell) -> bool:
+        """Return whether a message is there, for which this waits `wait_s` or until the bell rings.
 
         Raises ChannelClosed.
         """
         self._check()
-        return bool(self._socket.poll(int(wait_s * 1000)))
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(bell.fileno(), zmq.POLLIN)
+        return self._socket in dict(poller.poll(int(wait_s * 1000)))
 
     def _check(self) -> None:
         if self._closed.is_set():

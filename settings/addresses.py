@@ -33,6 +33,16 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def ports_of(text: str) -> range:
+    """Return the ports of FIRST-LAST. Raises ConfigError for anything else."""
+    first, _, last = text.partition("-")
+    if not all(port.isascii() and port.isdecimal() for port in (first, last)) or not (
+        0 < int(first) <= int(last) < 1 << 16
+    ):
+        raise ConfigError(f"ports are FIRST-LAST, such as 50000-50100, not {quoted(text)}")
+    return range(int(first), int(last) + 1)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only programs on this machine reach a server that listens at `host`."""
     try:

@@ -68,6 +68,17 @@ def test_both_samples_agree() -> None:
             'kind = "ray"\nworkers = 4\nshards = 3',
             "4 workers for 3 shards: some would have nothing to do",
         ),
+        (
+            'kind = "threads"',
+            'kind = "ray"\nports = "50100-50000"',
+            "ports are FIRST-LAST, such as 50000-50100, not '50100-50000'",
+        ),
+        ('kind = "threads"', 'kind = "ray"\nports = "7000"', "ports are FIRST-LAST"),
+        (
+            'kind = "threads"',
+            'kind = "ray"\nports = "7000-7100"',
+            "[engine] ports are S1's: the workers of S0 connect",
+        ),
         ("lanes = 2", "lane = 2", "unknown lane"),
         ('public_key = "', 'public_key = "#', "is no public key"),
         ('address = "tcp://', 'listen = "tcp://0.0.0.0:1"\naddress = "tcp://', "and not both"),
@@ -118,3 +129,19 @@ def test_what_servers_on_ray_agree_on() -> None:
     assert ray.agreement() == {"engine": "ray", "shards": 3}
     other = config.EngineConfig(kind="ray", address="10.0.0.5:6379", workers=1, shards=3)
     assert ray.agreement() == other.agreement()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "lanes"),
+    [("threads", "", 2), ("ray", "", 1), ("ray", "lanes = 3", 3), ("threads", "lanes = 1", 1)],
+)
+def test_a_shard_has_one_lane_unless_told_otherwise(
+    tmp_path: Path, kind: str, said: str, lanes: int
+) -> None:
+    stated = next(line for line in S0.splitlines() if line.startswith("lanes = "))
+    path = tmp_path / "s0.toml"
+    path.write_text(S0.replace(stated, said, 1).replace('kind = "threads"', f'kind = "{kind}"', 1))
+    loaded = config.load(path)
+    assert (loaded.engine.kind, loaded.protocol.lanes) == (kind, lanes)
+    # all else stays what it was
+    assert loaded.protocol.chunk == 262144

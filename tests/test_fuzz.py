@@ -7,7 +7,7 @@ reviews have found (tests/fuzzing.py). `--fuzz-examples 0` goes on until it is s
 
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.ranges.registry import POLICIES, policy_from
 from securemedian.scripts import keygen
 from securemedian.servers import config, control
+from securemedian.servers.backends import shards
 from securemedian.settings.keys import SigningKey, load_keys, load_signing_key
 from securemedian.settings.receipts import Receipt, Record
 from tests.fuzzing import DESCRIPTIONS, changed, damaged, fuzz, refused_or_taken
@@ -76,15 +77,34 @@ CONTROL = [
 ]
 
 
-@pytest.mark.parametrize("message", CONTROL, ids=lambda message: type(message).__name__)
-def test_control_messages(message: control.Message, fuzz_examples: int) -> None:
-    valid = wire.unpack([bytes(part) for part in control.encode(message)])
+SHARDS = [
+    shards.Anew(1, 2, 3, "0" * 40),
+    shards.At(1, 2, 3, "0" * 40, "tcp://10.0.0.1:7000"),
+    shards.Finished(1, 2, 3),
+    shards.Lost(1, 2, 3, "gone"),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "decode"),
+    [(message, control.decode) for message in CONTROL]
+    + [(message, shards.decode) for message in SHARDS],
+    ids=lambda given: type(given).__name__ if given in CONTROL + SHARDS else given.__module__,
+)
+def test_messages_of_the_other_daemon(
+    message: control.Message | shards.Message,
+    decode: Callable[[Sequence[wire.Part]], object],
+    fuzz_examples: int,
+) -> None:
+    encoded = [bytes(part) for part in control.encode(message)]
+    assert decode(encoded) == message
+    valid = wire.unpack(encoded)
 
     @fuzz(fuzz_examples, changed(valid.fields))
     def check(fields: dict[str, Any]) -> None:
         with suppress(OverflowError, ValueError, SecureMedianError):
             parts = [bytes(part) for part in wire.pack(valid.type, fields)]
-            refused_or_taken(lambda: control.decode(parts))
+            refused_or_taken(lambda: decode(parts))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -22,6 +22,7 @@ from securemedian.mpc.errors import ParametersDiffer
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
 from tests.daemons import SETTINGS, Pair, wait_until
+from tests.processes import workers_below
 from tests.test_methods import GIVEN
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -64,7 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with on_ray(
         tmp_path_factory.mktemp("ray"),
         s0={"workers": 2, "shards": 3},
-        s1={"workers": 3},
+        s1={"workers": 3, "ports": "20000-20200"},
     ) as started:
         yield started
 
@@ -103,24 +104,7 @@ def check(pair: Pair, round_id: str, values: Sequence[np.ndarray]) -> dict[str, 
 
 def workers_of(pair: Pair, server: str) -> list[int]:
     """Return the processes of a server's workers on its own cluster."""
-    parents, titles = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                stat = (entry / "stat").read_text()
-                titles[int(entry.name)] = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-
-    def below(process: int) -> bool:
-        while process in parents:
-            if process == pair._processes[server].pid:
-                return True
-            process = parents[process]
-        return False
-
-    return [each for each, title in titles.items() if b"ray::_RayWorker" in title and below(each)]
+    return workers_below(pair._processes[server].pid)
 
 
 def logged(pair: Pair, server: str, name: str) -> list[dict[str, Any]]:

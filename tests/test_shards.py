@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import zmq
 
 from securemedian.mpc import pipeline, ring, share, wire
 from securemedian.mpc.dealing import Dealing, deal
@@ -15,6 +16,7 @@ from securemedian.mpc.errors import (
     ChannelClosed,
     ConfigError,
     FrameError,
+    NoSocket,
     NoWorker,
     PeerProtocolError,
 )
@@ -28,6 +30,7 @@ from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import SeedUpload, Upload, WordsUpload
 from securemedian.servers.backends import shards
 from securemedian.servers.backends.shards import (
+    ANEW,
     MOST_ATTEMPTS,
     Anew,
     At,
@@ -37,10 +40,13 @@ from securemedian.servers.backends.shards import (
     decode,
 )
 from securemedian.servers.backends.slices import for_check, for_shard
+from securemedian.servers.backends.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.control import encode
+from securemedian.settings.keys import KeyPair
+from tests.daemons import free_ports
 from tests.parties import make_parties, run_both, shared
 from tests.test_methods import variants
-from tests.workers import HeldWords, ShardedServers
+from tests.workers import LOOPBACK, HeldWords, ShardedServers
 
 pytestmark = pytest.mark.slow
 
@@ -231,8 +237,8 @@ def test_a_slice_has_no_words_of_others() -> None:
     )
     with pytest.raises(Exception, match="a shard has no words"):
         share.read(sliced, layout, 0, begin)
-    # kernels may write to what they read
-    assert sliced.words(1, *share.words_of(layout, begin, end)).flags.writeable
+    # several read the same words
+    assert not sliced.words(1, *share.words_of(layout, begin, end)).flags.writeable
 
 
 def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +262,25 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
 
         outcome = run_both(run)[0]
         assert np.array_equal(outcome.values, whole[:, shard.begin : shard.end])
+
+
+def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "warm_up", lambda protocol: None)
+    port = free_ports(1)[0]
+    worker = ShardWorker(1, LOOPBACK, SMALL, f"{port}-{port}")
+    keys, theirs = (KeyPair(*zmq.curve_keypair()) for _ in range(2))
+    meeting = Meeting(bytes(16), keys, theirs.public.decode(), "", timeout_s=5.0)
+    assert worker.open("first", meeting) == f"tcp://{LOOPBACK}:{port}"
+    refused = worker.open("second", meeting)
+    assert isinstance(refused, Broken) and refused.code == NoSocket.code
+    assert f"no port of tcp://{LOOPBACK}:{port}-{port} is free" in refused.reason
+    # it may go well elsewhere, or later
+    assert refused.code in ANEW
+    assert worker.drop("first")
+    assert worker.open("third", meeting) == f"tcp://{LOOPBACK}:{port}"
+    assert worker.drop("third")
 
 
 # What is lost
@@ -292,6 +317,9 @@ def test_a_lost_shard_is_computed_elsewhere(
     keys = [meeting.keys.public for j in (0, 1) for meeting in meetings(servers, j)]
     assert len(set(keys)) == len(keys)
     assert outcomes[0].cost.ots > 0
+    # what the lost worker had is put anew: it may have lain at its node
+    whole = CLIENTS * params.layout.words * 8
+    assert whole < sum(sum(each.held) for each in servers.workers) < 2 * whole
     # the shards that were not lost had what was made ahead
     assert outcomes[0].cost.ots < alone(params, uploads)[0].cost.ots
     # and the next round goes on with these sessions

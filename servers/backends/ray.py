@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import securemedian
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ConfigError, NoWorker, cut
 from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import logs
+from securemedian.servers import logs, memory
 from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
 from securemedian.servers.backends.slices import Keep
 from securemedian.servers.backends.threads import OpenLane
@@ -56,10 +57,10 @@ CALLS_PER_SHARD, OTHER_CALLS = 2, 16
 class _RayWorker(ShardWorker):
     """A worker as a Ray actor, which listens at the address of its node."""
 
-    def __init__(self, party: int, protocol: ProtocolParams) -> None:
+    def __init__(self, party: int, protocol: ProtocolParams, ports: str) -> None:
         import ray
 
-        super().__init__(party, ray.util.get_node_ip_address(), protocol)
+        super().__init__(party, ray.util.get_node_ip_address(), protocol, ports)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class _Stored:
     ref: Any = field(repr=False)
 
     def words(self) -> Words:
+        return self._fetched
+
+    @cached_property
+    def _fetched(self) -> Words:
+        # once per step: a slice is read in hundreds of places
         import ray
 
         words: Words = ray.get(self.ref)
@@ -78,8 +84,8 @@ class _Stored:
 class RayWorkers:
     """The workers of one server (`shards.Workers`), each an actor that Ray starts anew."""
 
-    def __init__(self, party: int, protocol: ProtocolParams, count: int, shards: int) -> None:
-        """Ask Ray for `count` workers. They are not there yet."""
+    def __init__(self, party: int, protocol: ProtocolParams, engine: EngineConfig) -> None:
+        """Ask Ray for the workers. They are not there yet."""
         import ray
 
         self._put = ray.put
@@ -87,12 +93,15 @@ class RayWorkers:
             num_cpus=1,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
+            # Ray has threads before a worker's own code runs, and then it is too late for that
+            runtime_env={"env_vars": memory.environment()},
             # what was lost is done anew together with the other server
             max_task_retries=0,
             # should one worker alone be left, it has all shards
-            max_concurrency=OTHER_CALLS + CALLS_PER_SHARD * shards,
+            max_concurrency=OTHER_CALLS + CALLS_PER_SHARD * engine.shard_count,
         )
-        self._actors = [make.remote(party, protocol) for _ in range(count)]
+        count = engine.workers
+        self._actors = [make.remote(party, protocol, engine.ports) for _ in range(count)]
         self._lock = threading.Lock()
         # what each worker answers once it is there
         self._answers: list[Future[Any]] = []
@@ -208,7 +217,7 @@ class RayBackend:
                 "answers there, and can this machine reach its other ports, too?"
             ) from None
         engine = self._engine
-        workers = RayWorkers(self._party, self._protocol, engine.workers, engine.shard_count)
+        workers = RayWorkers(self._party, self._protocol, engine)
         begun = time.monotonic()
         while len(workers.there()) < engine.workers:
             if self._ended.wait(LOOK_S):

@@ -16,11 +16,15 @@ both, and so what clients have dealt is known to be sound over all shards before
 """
 
 import hashlib
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -56,12 +60,17 @@ MOST_ATTEMPTS = 4
 # own is busy
 WORKER_WAIT_S = 120.0
 DAEMON_WAIT_S = 2 * WORKER_WAIT_S
-# how long a daemon that leads a step waits for a message before it looks at its workers
+# how often a daemon that leads a step looks whether a worker that is wanted is there; what workers
+# and the other daemon answer it takes at once
 TURN_S = 0.02
 # how often workers are asked for their progress, and told to hurry
 ASK_S = 0.5
 # what may go well with another pair of workers; other errors are final
 ANEW = frozenset({ChannelClosed.code, ChannelTimeout.code, NoSocket.code})
+
+
+# what a worker is asked for in a step
+_Given = Callable[[], Sequence[Any]]
 
 
 class WorkerLost(Exception):
@@ -184,6 +193,60 @@ class _Seat:
         self.opened = False
 
 
+class _Bell:
+    """A bell that any thread may ring, for a thread that waits for it and for messages at once."""
+
+    def __init__(self) -> None:
+        """Hang the bell. Raises NoSocket if there is no descriptor for it."""
+        try:
+            self._file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise NoSocket(f"this server cannot open an eventfd: {error.strerror}") from error
+        self._lock, self._closed = threading.Lock(), False
+
+    def fileno(self) -> int:
+        """Return what can be read once it was rung."""
+        return self._file
+
+    def ring(self, answered: object = None) -> None:
+        """Ring it, for instance because this future is done. After `close` nobody hears it."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._file, 1)
+
+    def hush(self) -> None:
+        """Wait for the next ring only."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._file)
+
+    def close(self) -> None:
+        """Take it down; nobody waits for it any more."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._file)
+
+
+def _given(step: str, arguments: Callable[[Shard], Sequence[Any]], shard: Shard) -> Sequence[Any]:
+    """Return what the worker of a shard is asked for."""
+    return (step, *arguments(shard))
+
+
+class _Slices:
+    """What workers are given of uploads, cut when it is wanted, and the seconds that took."""
+
+    def __init__(self, uploads: Sequence[Upload], cut: Callable[[Upload, Shard], Upload]) -> None:
+        self._uploads, self._cut = uploads, cut
+        self.seconds = 0.0
+
+    def of(self, shard: Shard) -> list[Upload]:
+        """Return the slice of every upload, put anew where workers can fetch it."""
+        start = time.perf_counter()
+        slices = [self._cut(upload, shard) for upload in self._uploads]
+        self.seconds += time.perf_counter() - start
+        return slices
+
+
 class _Crew:
     """The workers that compute the shards of a session, led together with the other daemon.
 
@@ -204,6 +267,8 @@ class _Crew:
         self._seats: dict[int, _Seat] = {}
         self._step = 0
         self._channel, self._met = Channel(link), False
+        # rung when a worker has answered
+        self._bell = _Bell()
         # bytes of the daemons' own messages in this step
         self._sent = self._received = self._messages = 0
 
@@ -221,21 +286,23 @@ class _Crew:
     def run(
         self,
         step: str,
-        arguments: Mapping[Shard, Sequence[Any]],
+        shards: Sequence[Shard],
+        arguments: Callable[[Shard], Sequence[Any]],
         progress: Progress | None = None,
         hurry: Callable[[], bool] = lambda: False,
     ) -> list[Any]:
         """Let the workers run a step of all these shards, and return the results in their order.
 
-        The other daemon does the same at the same time. Raises what a worker's step raises, unless
-        another pair of workers may do better; ChannelClosed if a shard was lost too often; and
-        NoWorker if no worker is there.
+        The other daemon does the same at the same time. `arguments` is called once per attempt at
+        a shard, so that no worker looks for what lay at a node that is lost. Raises what a worker's
+        step raises, unless another pair of workers may do better; ChannelClosed if a shard was lost
+        too often; and NoWorker if no worker is there.
         """
         self._meet()
         self._step += 1
         self._sent = self._received = self._messages = 0
-        seats = [self._seats.setdefault(shard.number, _Seat(shard.number)) for shard in arguments]
-        given = {shard.number: (step, *values) for shard, values in arguments.items()}
+        seats = [self._seats.setdefault(shard.number, _Seat(shard.number)) for shard in shards]
+        given = {shard.number: partial(_given, step, arguments, shard) for shard in shards}
         for seat in seats:
             seat.begin()
             seat.tries = 0
@@ -245,9 +312,10 @@ class _Crew:
                 self._take_up(seat)
         heard = ask_at = time.monotonic()
         while not all(seat.done for seat in seats):
-            if self._link.ready(TURN_S):
+            if self._link.ready(TURN_S, self._bell):
                 self._take(decode(self._received_parts()))
                 heard = time.monotonic()
+            self._bell.hush()
             for seat in seats:
                 self._look(seat, given)
             now = time.monotonic()
@@ -259,7 +327,7 @@ class _Crew:
                 )
             if now >= ask_at:
                 ask_at = now + ASK_S
-                self._ask(seats, list(arguments), progress, hurry())
+                self._ask(seats, shards, progress, hurry())
         return [seat.result for seat in seats]
 
     @property
@@ -276,6 +344,7 @@ class _Crew:
         for seat in self._seats.values():
             self._leave(seat)
         self._link.release()
+        self._bell.close()
 
     def _meet(self) -> None:
         if not self._met:
@@ -309,7 +378,7 @@ class _Crew:
                     self._open(seat)
             case Lost() if self._party == 0:
                 if message.attempt == seat.attempt:
-                    self._lose(seat, f"s1: {message.reason}")
+                    self._lose(seat, f"s1: {cut(message.reason)}")
             case Finished():
                 if message.attempt == seat.attempt:
                     seat.peer_finished = True
@@ -361,14 +430,14 @@ class _Crew:
 
     def _open(self, seat: _Seat) -> None:
         """Let our worker open its end of the session of an attempt."""
-        assert seat.keys and seat.worker is not None
+        assert seat.keys
         both = sorted([seat.keys.public.decode(), seat.peer_key])
         bound = repr((self._name, seat.shard, seat.attempt, both)).encode()
         session_id = hashlib.sha256(self._session_id + bound).digest()[:SESSION_BYTES]
         meeting = Meeting(session_id, seat.keys, seat.peer_key, seat.endpoint, self._timeout_s())
-        seat.opening = self._workers.submit(seat.worker, "open", self._key(seat), meeting)
+        seat.opening = self._ask_worker(seat, "open", meeting)
 
-    def _look(self, seat: _Seat, given: Mapping[int, Sequence[Any]]) -> None:
+    def _look(self, seat: _Seat, given: Mapping[int, _Given]) -> None:
         """See whether a worker is there, has opened the session, or has ended the step."""
         if seat.wanted_since:
             self._engage(seat)
@@ -389,10 +458,15 @@ class _Crew:
                 seat.result = result
                 self._say(Finished(self._step, seat.shard, seat.attempt))
 
-    def _submit(self, seat: _Seat, given: Mapping[int, Sequence[Any]]) -> None:
+    def _submit(self, seat: _Seat, given: Mapping[int, _Given]) -> None:
+        seat.running = self._ask_worker(seat, "run", *given[seat.shard]())
+
+    def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> "Future[Any]":
+        """Ask the worker of an attempt; its answer rings the bell."""
         assert seat.worker is not None
-        values = given[seat.shard]
-        seat.running = self._workers.submit(seat.worker, "run", self._key(seat), *values)
+        future = self._workers.submit(seat.worker, function, self._key(seat), *arguments)
+        future.add_done_callback(self._bell.ring)
+        return future
 
     def _value(self, seat: _Seat, future: "Future[Any]") -> Any:
         """Return what a worker has returned, or None if the shard is lost at this attempt."""
@@ -492,8 +566,10 @@ class ShardedComputation:
     ) -> Cost:
         shards = self._cut(params.dim)
         start = time.perf_counter()
-        each = {shard: (params, limit_bytes // len(shards), shard) for shard in shards}
-        costs = self._rounds.run("fill", each, progress, hurry)
+        each = limit_bytes // len(shards)
+        costs = self._rounds.run(
+            "fill", shards, lambda shard: (params, each, shard), progress, hurry
+        )
         own = self._rounds.own_cost
         ahead = replace(
             own,
@@ -508,23 +584,27 @@ class ShardedComputation:
 
     def check_dealings(self, shape: Dealing, halves: Sequence[Upload], coin: bytes) -> Checked:
         keep = self._workers.keep()
-        each = {
-            shard: (shape, [for_check(half, shape, shard, keep) for half in halves], coin, shard)
-            for shard in self._cut(shape.dim)
-            if shard.parts(shape)
-        }
-        return self._checked(self._checks, "check_dealings", each)
+        slices = _Slices(halves, lambda half, shard: for_check(half, shape, shard, keep))
+        return self._checked(
+            self._checks,
+            "check_dealings",
+            [shard for shard in self._cut(shape.dim) if shard.parts(shape)],
+            lambda shard: (shape, slices.of(shard), coin, shard),
+        )
 
     def check_values(
         self, params: RoundParams, uploads: Sequence[Upload], progress: Progress
     ) -> Checked:
         if not params.method.checks_values:
             return Checked([True] * len(uploads), Cost())
-        each = {
-            shard: (params, sliced, shard)
-            for shard, sliced in self._slices(params, uploads).items()
-        }
-        return self._checked(self._rounds, "check_values", each, progress)
+        slices = self._slices(params, uploads)
+        return self._checked(
+            self._rounds,
+            "check_values",
+            self._cut(params.dim),
+            lambda shard: (params, slices.of(shard), shard),
+            progress,
+        )
 
     def run_round(
         self,
@@ -536,8 +616,7 @@ class ShardedComputation:
         progress: Progress,
     ) -> Outcome:
         start, crew = time.perf_counter(), self._rounds
-        slices = self._slices(params, uploads)
-        sliced_in = time.perf_counter() - start
+        shards, slices = self._cut(params.dim), self._slices(params, uploads)
         coin, costs = b"", []
         if params.method.tosses:
             # the two daemons alone
@@ -545,19 +624,14 @@ class ShardedComputation:
             costs.append(cost)
         verdicts = None
         if params.method.surveys:
-            verdicts, cost = self._judged(params, slices, weights, coin)
+            verdicts, cost = self._judged(params, shards, slices, weights, coin)
             costs.append(cost)
-        each = {
-            shard: (
-                params,
-                sliced,
-                weights,
-                groups,
-                replace(shard, coin=coin, verdicts=verdicts),
-            )
-            for shard, sliced in slices.items()
-        }
-        outcomes: list[Outcome] = crew.run("run_round", each, progress)
+
+        def arguments(shard: Shard) -> Sequence[Any]:
+            agreed = replace(shard, coin=coin, verdicts=verdicts)
+            return params, slices.of(shard), weights, groups, agreed
+
+        outcomes: list[Outcome] = crew.run("run_round", shards, arguments, progress)
         values = np.concatenate([outcome.values for outcome in outcomes], axis=1)
         costs += [pipeline.joined([outcome.cost for outcome in outcomes]), crew.own_cost]
         total = _together(*costs)
@@ -566,7 +640,7 @@ class ShardedComputation:
             total,
             seconds=seconds,
             online_seconds=seconds - total.preprocessing_seconds,
-            uploads_seconds=total.uploads_seconds + sliced_in,
+            uploads_seconds=total.uploads_seconds + slices.seconds,
         )
         return Outcome(cast(Result, values), total, coin)
 
@@ -581,24 +655,22 @@ class ShardedComputation:
     def _cut(self, dim: int) -> list[Shard]:
         return pipeline.shards(dim, self._shards)
 
-    def _slices(self, params: RoundParams, uploads: Sequence[Upload]) -> dict[Shard, list[Upload]]:
-        """Return what the workers of each shard are given of the uploads."""
+    def _slices(self, params: RoundParams, uploads: Sequence[Upload]) -> _Slices:
+        """Return what the workers of a round are given of the uploads."""
         keep = self._workers.keep()
-        return {
-            shard: [for_shard(upload, params.layout, shard, keep) for upload in uploads]
-            for shard in self._cut(params.dim)
-        }
+        return _Slices(uploads, lambda upload, shard: for_shard(upload, params.layout, shard, keep))
 
     def _checked(
         self,
         crew: _Crew,
         step: str,
-        each: Mapping[Shard, Sequence[Any]],
+        shards: Sequence[Shard],
+        arguments: Callable[[Shard], Sequence[Any]],
         progress: Progress | None = None,
     ) -> Checked:
         """Return who passes in all shards, and what the check of all cost."""
         start = time.perf_counter()
-        checked: list[Checked] = crew.run(step, each, progress)
+        checked: list[Checked] = crew.run(step, shards, arguments, progress)
         passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
         cost = pipeline.joined([one.cost for one in checked])
         cost = _together(cost, crew.own_cost.as_checking())
@@ -607,22 +679,24 @@ class ShardedComputation:
     def _judged(
         self,
         params: RoundParams,
-        slices: Mapping[Shard, list[Upload]],
+        shards: Sequence[Shard],
+        slices: _Slices,
         weights: Sequence[int],
         coin: bytes,
     ) -> tuple[XorBits, Cost]:
         """Survey all shards, and let the first of them judge the sum."""
         crew = self._rounds
-        each = {
-            shard: (params, sliced, weights, replace(shard, coin=coin))
-            for shard, sliced in slices.items()
-        }
-        surveys: list[tuple[RingShare, Cost]] = crew.run("survey", each)
+        surveys: list[tuple[RingShare, Cost]] = crew.run(
+            "survey",
+            shards,
+            lambda shard: (params, slices.of(shard), weights, replace(shard, coin=coin)),
+        )
         cost = _together(pipeline.joined([each for _, each in surveys]), crew.own_cost)
         total = RingShare(np.stack([one for one, _ in surveys]).sum(axis=0, dtype=np.uint64))
-        first = next(iter(slices))
         ((verdicts, judged),) = crew.run(
-            "judge", {first: (params, total, weights, replace(first, coin=coin))}
+            "judge",
+            shards[:1],
+            lambda first: (params, total, weights, replace(first, coin=coin)),
         )
         return verdicts, _together(cost, judged, crew.own_cost)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
-
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import LocalProtocolError
@@ -46,13 +44,13 @@ class SlicedUpload:
     windows: Sequence[Window]
 
     def words(self, row: int, start: int, stop: int) -> Words:
-        """Return the words [start, stop) of row `row`, copied, because kernels may write to them.
+        """Return the words [start, stop) of row `row`.
 
         Raises LocalProtocolError if they do not lie in one window.
         """
         for window in self.windows:
             if window.row == row and window.first <= start and stop <= window.last:
-                return np.array(window.kept.words()[start - window.first : stop - window.first])
+                return window.kept.words()[start - window.first : stop - window.first]
         raise LocalProtocolError(f"a shard has no words {start} to {stop} of row {row}")
 
 

@@ -17,7 +17,6 @@ import securemedian
 from securemedian.mpc import pipeline
 from securemedian.mpc.errors import ChannelClosed, SecureMedianError
 from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import memory
 from securemedian.servers.backends.threads import SWITCH_S, ThreadComputation
 from securemedian.servers.transport import (
     PEER_DOMAIN,
@@ -60,7 +59,9 @@ class Broken:
 class _Seat:
     """One session at a worker, with its sockets."""
 
-    def __init__(self, party: int, host: str, protocol: ProtocolParams, meeting: Meeting) -> None:
+    def __init__(
+        self, party: int, endpoint: str, protocol: ProtocolParams, meeting: Meeting
+    ) -> None:
         self._context = zmq.Context(io_threads=1)
         # at S0 nobody connects
         allowed = {PEER_DOMAIN: [meeting.peer_key]} if party == 1 else {}
@@ -72,7 +73,7 @@ class _Seat:
                 self._context,
                 party,
                 meeting.keys,
-                meeting.endpoint or f"tcp://{host}:*",
+                meeting.endpoint or endpoint,
                 meeting.peer_key,
                 peer_message_limit(protocol),
             )
@@ -137,11 +138,14 @@ class ShardWorker:
     `key` names a session at this worker.
     """
 
-    def __init__(self, party: int, host: str, protocol: ProtocolParams) -> None:
-        """Compile the kernels, or load them; `host` is the address that S1's workers listen at."""
+    def __init__(self, party: int, host: str, protocol: ProtocolParams, ports: str = "") -> None:
+        """Compile the kernels, or load them.
+
+        S1's workers listen at the address `host`, at any of the `ports` FIRST-LAST.
+        """
         sys.setswitchinterval(SWITCH_S)
-        memory.keep()
-        self._party, self._host, self._protocol = party, host, protocol
+        self._party, self._protocol = party, protocol
+        self._endpoint = f"tcp://{host}:{ports or '*'}"
         self._seats: dict[str, _Seat] = {}
         pipeline.warm_up(protocol)
 
@@ -152,7 +156,7 @@ class ShardWorker:
     def open(self, key: str, meeting: Meeting) -> str | Broken:
         """Open this end of a session, and return where it listens or connects to."""
         try:
-            seat = self._seats[key] = _Seat(self._party, self._host, self._protocol, meeting)
+            seat = self._seats[key] = _Seat(self._party, self._endpoint, self._protocol, meeting)
         except SecureMedianError as error:
             return Broken(error.code, str(error))
         return seat.endpoint
