@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from securemedian.mpc.params import RoundParams
     from securemedian.mpc.ranges.base import RangePolicy
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 __all__ = [
     "Client",
     "ClientConfig",

@@ -28,7 +28,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Cost, Outcome, Shard
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import SeedUpload, Upload, WordsUpload
-from securemedian.servers.backends import shards
+from securemedian.servers.backends import ray, shards
 from securemedian.servers.backends.shards import (
     ANEW,
     MOST_ATTEMPTS,
@@ -230,7 +230,7 @@ def test_a_slice_has_no_words_of_others() -> None:
     rng = np.random.default_rng(1)
     upload = WordsUpload(layout, rng.integers(0, 1 << 63, (2, layout.row_words), np.uint64))
     cut = pipeline.shards(1000, 3)
-    sliced = for_shard(upload, layout, cut[1], lambda words: HeldWords(words, []))
+    sliced = for_shard(upload, layout, cut[1], HeldWords)
     begin, end = cut[1].begin, cut[1].end
     assert np.array_equal(
         share.read(sliced, layout, begin, end), share.read(upload, layout, begin, end)
@@ -239,6 +239,25 @@ def test_a_slice_has_no_words_of_others() -> None:
         share.read(sliced, layout, 0, begin)
     # several read the same words
     assert not sliced.words(1, *share.words_of(layout, begin, end)).flags.writeable
+
+
+def test_words_travel_in_parcels_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "PARCEL_BYTES", 800)
+    put: list[list[np.ndarray]] = []
+
+    def store(words: list[np.ndarray]) -> int:
+        put.append(words)
+        return len(put) - 1
+
+    parcels = ray._Parcels(store)
+    sizes = (60, 30, 20, 200, 1)
+    stored = [parcels.add(np.full(size, size, np.uint64)) for size in sizes]
+    assert [[len(words) for words in parcel] for parcel in put] == [[60, 30, 20], [200]]
+    parcels.send()
+    parcels.send()
+    assert [len(words) for words in put[2]] == [1] and len(put) == 3
+    for one, size in zip(stored, sizes, strict=True):
+        assert (put[one.parcel.ref][one.number] == np.full(size, size)).all()
 
 
 def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,10 +269,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
     lanes = make_parties(1)
     for shard in cut:
         halves = [
-            [
-                for_shard(upload, params.layout, shard, lambda words: HeldWords(words, []))
-                for upload in own
-            ]
+            [for_shard(upload, params.layout, shard, HeldWords) for upload in own]
             for own in uploads
         ]
 
@@ -476,5 +492,5 @@ def test_shards_of_a_check_hold_whole_parts() -> None:
     shape = Dealing(2_000_000, 4, 8)
     cut = pipeline.shards(shape.dim, 2)
     half = SeedUpload(shape.layout, bytes(16))
-    assert for_check(half, shape, cut[0], lambda words: HeldWords(words, [])) is half
+    assert for_check(half, shape, cut[0], HeldWords) is half
     assert isinstance(cut[0], Shard)

@@ -10,7 +10,7 @@ import zmq
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
-from securemedian.servers.backends.slices import Keep
+from securemedian.servers.backends.slices import Parcels
 from securemedian.servers.backends.worker import ShardWorker
 from securemedian.servers.transport import PEER_DOMAIN, PeerPort, authenticate, peer_message_limit
 from securemedian.settings.keys import KeyPair
@@ -20,15 +20,33 @@ LOOPBACK = "127.0.0.1"
 
 
 class HeldWords:
-    """Words in this process, whose bytes are counted in `held`."""
+    """Words in this process, which cannot be fetched before they are sent."""
 
-    def __init__(self, words: Words, held: list[int]) -> None:
+    def __init__(self, words: Words, sent: bool = True) -> None:
         self._words = words.copy()
         self._words.flags.writeable = False
-        held.append(words.nbytes)
+        self.sent = sent
 
     def words(self) -> Words:
+        assert self.sent
         return self._words
+
+
+class HeldParcels:
+    """Parcels in this process, whose bytes are counted in `held`."""
+
+    def __init__(self, held: list[int]) -> None:
+        self._held, self._waiting = held, list[HeldWords]()
+
+    def add(self, words: Words) -> HeldWords:
+        self._waiting.append(HeldWords(words, sent=False))
+        self._held.append(words.nbytes)
+        return self._waiting[-1]
+
+    def send(self) -> None:
+        for words in self._waiting:
+            words.sent = True
+        self._waiting.clear()
 
 
 class LocalWorkers:
@@ -53,8 +71,8 @@ class LocalWorkers:
     def there(self) -> list[int]:
         return [number for number, worker in enumerate(self._workers) if worker]
 
-    def keep(self) -> Keep:
-        return lambda words: HeldWords(words, self.held)
+    def parcels(self) -> Parcels:
+        return HeldParcels(self.held)
 
     def kill(self, worker: int, comes_back: bool = False) -> None:
         """End a worker with all that it holds; another may take its place."""

@@ -23,7 +23,6 @@ from securemedian.mpc.errors import ConfigError, NoWorker, cut
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.servers import logs, memory
 from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
-from securemedian.servers.backends.slices import Keep
 from securemedian.servers.backends.threads import OpenLane
 from securemedian.servers.backends.worker import ShardWorker
 from securemedian.servers.config import EngineConfig
@@ -45,6 +44,9 @@ ROOM_S = 20.0
 LOOK_S = 0.1
 # how long workers may take to start, the first time with compiling
 START_S = 600.0
+# bytes of words that go to the object store together: each call takes a millisecond or more,
+# however little it carries
+PARCEL_BYTES = 1 << 24
 # the streams between the daemons: for rounds, and for checks of dealings
 STREAMS = 2
 # how long a local cluster may take to end
@@ -63,22 +65,55 @@ class _RayWorker(ShardWorker):
         super().__init__(party, ray.util.get_node_ip_address(), protocol, ports)
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Words in Ray's object store."""
+@dataclass
+class _Parcel:
+    """An object in Ray's object store, a list of words."""
 
-    ref: Any = field(repr=False)
-
-    def words(self) -> Words:
-        return self._fetched
+    ref: Any = field(default=None, repr=False)
 
     @cached_property
-    def _fetched(self) -> Words:
+    def content(self) -> list[Words]:
         # once per step: a slice is read in hundreds of places
         import ray
 
-        words: Words = ray.get(self.ref)
+        words: list[Words] = ray.get(self.ref)
         return words
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Words in a parcel."""
+
+    parcel: _Parcel
+    number: int
+
+    def words(self) -> Words:
+        return self.parcel.content[self.number]
+
+
+class _Parcels:
+    """Parcels (`slices.Parcels`) of PARCEL_BYTES or a little more, and a last one."""
+
+    def __init__(self, put: Callable[[list[Words]], Any]) -> None:
+        self._put = put
+        self._begin()
+
+    def add(self, words: Words) -> _Stored:
+        stored = _Stored(self._parcel, len(self._words))
+        self._words.append(words)
+        self._bytes += words.nbytes
+        if self._bytes >= PARCEL_BYTES:
+            self.send()
+        return stored
+
+    def send(self) -> None:
+        if self._words:
+            self._parcel.ref = self._put(self._words)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._parcel, self._bytes = _Parcel(), 0
+        self._words: list[Words] = []
 
 
 class RayWorkers:
@@ -125,8 +160,8 @@ class RayWorkers:
         future.add_done_callback(functools.partial(self._note, worker))
         return future
 
-    def keep(self) -> Keep:
-        return lambda words: _Stored(self._put(words))
+    def parcels(self) -> _Parcels:
+        return _Parcels(self._put)
 
     def _is_there(self, worker: int) -> bool:
         answer = self._answers[worker]

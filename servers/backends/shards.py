@@ -48,7 +48,7 @@ from securemedian.mpc.party import SESSION_BYTES
 from securemedian.mpc.pipeline import Checked, Cost, Outcome, Progress, Shard
 from securemedian.mpc.share import Upload
 from securemedian.servers import control, logs
-from securemedian.servers.backends.slices import Keep, for_check, for_shard
+from securemedian.servers.backends.slices import Keep, Parcels, for_check, for_shard
 from securemedian.servers.backends.worker import Broken, Meeting
 from securemedian.servers.transport import ZmqLink
 from securemedian.settings.addresses import check_endpoint
@@ -78,7 +78,7 @@ class WorkerLost(Exception):
 
 
 class Workers(Protocol):
-    """The workers of one server. `submit` and `keep` are called by several threads."""
+    """The workers of one server. `submit` and `parcels` are called by several threads."""
 
     def submit(self, worker: int, function: str, *arguments: Any) -> "Future[Any]":
         """Call a function of a worker (`worker.ShardWorker`); the future may raise WorkerLost."""
@@ -88,8 +88,8 @@ class Workers(Protocol):
         """Return the numbers of the workers that are there now."""
         ...
 
-    def keep(self) -> Keep:
-        """Return what lets workers fetch words, for as long as a caller holds what it returns."""
+    def parcels(self) -> Parcels:
+        """Return what takes words to where workers can fetch them."""
         ...
 
 
@@ -235,14 +235,20 @@ def _given(step: str, arguments: Callable[[Shard], Sequence[Any]], shard: Shard)
 class _Slices:
     """What workers are given of uploads, cut when it is wanted, and the seconds that took."""
 
-    def __init__(self, uploads: Sequence[Upload], cut: Callable[[Upload, Shard], Upload]) -> None:
-        self._uploads, self._cut = uploads, cut
+    def __init__(
+        self,
+        workers: Workers,
+        uploads: Sequence[Upload],
+        cut: Callable[[Upload, Shard, Keep], Upload],
+    ) -> None:
+        self._workers, self._uploads, self._cut = workers, uploads, cut
         self.seconds = 0.0
 
     def of(self, shard: Shard) -> list[Upload]:
         """Return the slice of every upload, put anew where workers can fetch it."""
-        start = time.perf_counter()
-        slices = [self._cut(upload, shard) for upload in self._uploads]
+        start, parcels = time.perf_counter(), self._workers.parcels()
+        slices = [self._cut(upload, shard, parcels.add) for upload in self._uploads]
+        parcels.send()
         self.seconds += time.perf_counter() - start
         return slices
 
@@ -310,7 +316,8 @@ class _Crew:
                 self._submit(seat, given)
             elif self._party == 0:
                 self._take_up(seat)
-        heard = ask_at = time.monotonic()
+        heard = time.monotonic()
+        ask_at = heard if hurry() else heard + ASK_S
         while not all(seat.done for seat in seats):
             if self._link.ready(TURN_S, self._bell):
                 self._take(decode(self._received_parts()))
@@ -583,8 +590,9 @@ class ShardedComputation:
         return pipeline.toss(self._checks.channel, self._party)
 
     def check_dealings(self, shape: Dealing, halves: Sequence[Upload], coin: bytes) -> Checked:
-        keep = self._workers.keep()
-        slices = _Slices(halves, lambda half, shard: for_check(half, shape, shard, keep))
+        slices = _Slices(
+            self._workers, halves, lambda half, shard, keep: for_check(half, shape, shard, keep)
+        )
         return self._checked(
             self._checks,
             "check_dealings",
@@ -657,8 +665,11 @@ class ShardedComputation:
 
     def _slices(self, params: RoundParams, uploads: Sequence[Upload]) -> _Slices:
         """Return what the workers of a round are given of the uploads."""
-        keep = self._workers.keep()
-        return _Slices(uploads, lambda upload, shard: for_shard(upload, params.layout, shard, keep))
+        return _Slices(
+            self._workers,
+            uploads,
+            lambda upload, shard, keep: for_shard(upload, params.layout, shard, keep),
+        )
 
     def _checked(
         self,

@@ -1,6 +1,6 @@
 """The slice of a client's upload that a shard needs, so that no worker is sent more.
 
-A share in full becomes windows of its words, each kept where workers can fetch it. A share as a
+A share in full becomes windows of its words, kept where workers can fetch them. A share as a
 seed stays the seed: what a worker expands begins at the place in the stream where the slice does.
 """
 
@@ -23,8 +23,20 @@ class Kept(Protocol):
         ...
 
 
-# lets workers fetch these words
+# what words are given to (`Parcels.add`)
 Keep = Callable[[Words], Kept]
+
+
+class Parcels(Protocol):
+    """Words on their way to where workers can fetch them, many at a time."""
+
+    def add(self, words: Words) -> Kept:
+        """Take words; workers can fetch them once they are sent, for as long as that is held."""
+        ...
+
+    def send(self) -> None:
+        """Send what was added."""
+        ...
 
 
 @dataclass(frozen=True)
