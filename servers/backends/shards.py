@@ -20,11 +20,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -67,10 +66,6 @@ TURN_S = 0.02
 ASK_S = 0.5
 # what may go well with another pair of workers; other errors are final
 ANEW = frozenset({ChannelClosed.code, ChannelTimeout.code, NoSocket.code})
-
-
-# what a worker is asked for in a step
-_Given = Callable[[], Sequence[Any]]
 
 
 class WorkerLost(Exception):
@@ -193,6 +188,10 @@ class _Seat:
         self.opened = False
 
 
+# what the worker of a seat is asked for in a step
+_Given = Callable[[_Seat], Sequence[Any]]
+
+
 class _Bell:
     """A bell that any thread may ring, for a thread that waits for it and for messages at once."""
 
@@ -225,11 +224,6 @@ class _Bell:
             if not self._closed:
                 self._closed = True
                 os.close(self._file)
-
-
-def _given(step: str, arguments: Callable[[Shard], Sequence[Any]], shard: Shard) -> Sequence[Any]:
-    """Return what the worker of a shard is asked for."""
-    return (step, *arguments(shard))
 
 
 class _Slices:
@@ -308,7 +302,11 @@ class _Crew:
         self._step += 1
         self._sent = self._received = self._messages = 0
         seats = [self._seats.setdefault(shard.number, _Seat(shard.number)) for shard in shards]
-        given = {shard.number: partial(_given, step, arguments, shard) for shard in shards}
+        shard_of = {shard.number: shard for shard in shards}
+
+        def given(seat: _Seat) -> Sequence[Any]:
+            return step, *arguments(shard_of[seat.shard])
+
         for seat in seats:
             seat.begin()
             seat.tries = 0
@@ -444,7 +442,7 @@ class _Crew:
         meeting = Meeting(session_id, seat.keys, seat.peer_key, seat.endpoint, self._timeout_s())
         seat.opening = self._ask_worker(seat, "open", meeting)
 
-    def _look(self, seat: _Seat, given: Mapping[int, _Given]) -> None:
+    def _look(self, seat: _Seat, given: _Given) -> None:
         """See whether a worker is there, has opened the session, or has ended the step."""
         if seat.wanted_since:
             self._engage(seat)
@@ -465,8 +463,8 @@ class _Crew:
                 seat.result = result
                 self._say(Finished(self._step, seat.shard, seat.attempt))
 
-    def _submit(self, seat: _Seat, given: Mapping[int, _Given]) -> None:
-        seat.running = self._ask_worker(seat, "run", *given[seat.shard]())
+    def _submit(self, seat: _Seat, given: _Given) -> None:
+        seat.running = self._ask_worker(seat, "run", *given(seat))
 
     def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> "Future[Any]":
         """Ask the worker of an attempt; its answer rings the bell."""
