@@ -17,9 +17,7 @@ middle of a last round.
 import argparse
 import os
 import secrets
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +32,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.memory import CNN, SERVERS, submit_all
 from securemedian.clients.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
-from securemedian.laboratory.processes import Processes
+from securemedian.laboratory.processes import Processes, unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.params import RoundParams
@@ -117,8 +115,7 @@ def run(options: argparse.Namespace) -> None:
     """
     if options.kill_node and min(options.workers) < 2:
         raise ConfigError("--kill-node leaves no worker of one: it needs --workers 2 or more")
-    # SIGTERM unwinds the stack, so that the servers and Ray's processes are ended
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    unwind_on_sigterm()
     file = report.check_writable(options.out / "scale.json")
     console = report.console()
     params = RoundParams.from_dict(

@@ -6,7 +6,6 @@ Both servers and several clients are processes of their own.
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from securemedian.clients.flags import (
     range_policy,
     round_params,
 )
+from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.laboratory.worker_options import (
     add_data_options,
     add_fault_options,
@@ -98,8 +98,7 @@ def _demo(options: argparse.Namespace) -> None:
     if options.json:
         files.check_writable(options.json)
     scenario, console = _scenario(options), Console()
-    # SIGTERM unwinds the stack, so that the processes started here are ended
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    unwind_on_sigterm()
     directory = Path(tempfile.mkdtemp(prefix="securemedian-demo-"))
     try:
         report = _run(scenario, options.rounds, options.baselines, directory, console)

@@ -1,5 +1,6 @@
 """Child processes that have a log each and are all ended by process id, whatever happens."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,11 @@ from securemedian.mpc.errors import SecureMedianError
 
 # between SIGTERM and SIGKILL
 STOP_LIMIT_S = 15.0
+
+
+def unwind_on_sigterm() -> None:
+    """Let SIGTERM unwind the stack, so that the processes started here are ended."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 class Processes:

@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import importlib.util
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients.flags import add_optimiser_options, optimiser
+from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ def _experiment(options: argparse.Namespace) -> None:
     )
     folder = options.out or Path("results", "experiments", design.stem(experiment))
     saved.prepare(folder / "runs")
-    # SIGTERM unwinds the stack, so that the servers are ended
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    unwind_on_sigterm()
     if experiment.analysis:
         _analyse(experiment, design, folder, console)
     else:
