@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from statistics import median_low
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -158,8 +159,8 @@ class Clocks:
                 clock = (
                     self.streams(part) if original is Stream else self.around(part, original, size)
                 )
-                stack.callback(setattr, owner, name, original)
-                setattr(owner, name, clock)
+                # not setattr back, which would leave a class a copy of what it inherits
+                stack.enter_context(patch.object(owner, name, clock))
             yield
 
 
