@@ -43,6 +43,28 @@ def grow(
 
 
 @kernel
+def mend_tree(
+    children: NDArray[np.uint64],
+    half: int,
+    given: NDArray[np.uint64],
+    found: NDArray[np.uint64],
+    path: int,
+) -> None:
+    """Replace the two children of one tree's node on the path, which are wrong.
+
+    children (2 half, 2). They become given ^ all other children of their side, where `given` (2,)
+    is the true XOR of the side that leads off the path. Because the receiver's nodes of a level XOR
+    to 0, `found` (2,), the XOR of all left children, is that of all right ones, too. The node's
+    place is the low bits of `path`.
+    """
+    place = path & (half - 1)
+    for word in range(2):
+        wrong = given[word] ^ found[word]
+        children[place, word] ^= wrong
+        children[place + half, word] ^= wrong
+
+
+@kernel
 def mend(
     children: NDArray[np.uint64],
     level: int,
@@ -50,20 +72,13 @@ def mend(
     given: NDArray[np.uint64],
     paths: NDArray[np.int64],
 ) -> None:
-    """Replace the two children of each tree's node on the path, which are wrong.
+    """Mend one level of each tree, as `mend_tree` does.
 
-    They become given[tree, level] ^ all other children of their side, where `given` (trees, levels,
-    2) is the true XOR of the side that leads off the path. Because the receiver's nodes of a level
-    XOR to 0, `sums`, the XOR of all left children, is that of all right ones, too. The node's place
-    is the low bits of paths[tree].
+    children (trees, 2 half, 2); `sums` and `given` (trees, levels, 2), of which one level is read.
     """
     half = children.shape[1] // 2
     for tree in range(children.shape[0]):
-        place = paths[tree] & (half - 1)
-        for word in range(2):
-            wrong = given[tree, level, word] ^ sums[tree, level, word]
-            children[tree, place, word] ^= wrong
-            children[tree, place + half, word] ^= wrong
+        mend_tree(children[tree], half, given[tree, level], sums[tree, level], paths[tree])
 
 
 @kernel

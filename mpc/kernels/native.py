@@ -33,7 +33,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from securemedian.mpc.kernels.jit import kernel
-from securemedian.mpc.kernels.lpn import LOCALITY
+from securemedian.mpc.kernels.lpn import LOCALITY, mend_tree
 
 # AES-128's constants of the key schedule, one per round (FIPS 197).
 ROUND_CONSTANTS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36)
@@ -1485,11 +1485,7 @@ def grow_and_encode(
             else:
                 _grow_pair(its, width, at, stream, tree_keys, total)
             if paths.shape[0]:
-                place = paths[tree] & (width - 1)
-                for word in range(2):
-                    wrong = given[tree, level, word] ^ total[word]
-                    mine[place, word] ^= wrong
-                    mine[place + width, word] ^= wrong
+                mend_tree(mine, width, given[tree, level], total, paths[tree])
             width, level = 2 * width, level + 1
         for first in range(0, size, _ENCODED):
             _indices(matrix_keys, nonce, counter, count, offsets)

@@ -168,6 +168,11 @@ SETUP = Code(secrets=36864, bins=320, depth=9)
 CODE = Code(secrets=147456, bins=768, depth=11)
 
 
+def code_of(iteration: int) -> Code:
+    """Return the code that an iteration runs."""
+    return CODE if iteration else SETUP
+
+
 def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Yield the shapes of the messages with which OTs number first..first+count-1 come."""
     # the iteration of the OT before them: groups that leave nothing come with the next OT
@@ -176,7 +181,7 @@ def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
     start = 1 + before % CODE.yields if before >= 0 else first
     stop = start + count
     while stop > 0:
-        code, at = (CODE if iteration else SETUP), 0
+        code, at = code_of(iteration), 0
         for group in code.groups():
             if start <= at < stop:
                 yield code.message(group)
@@ -202,7 +207,7 @@ class _Ferret(RandomOtEnd):
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
         self._iteration = 0
         # the groups of trees that this iteration has yet to make
-        self._groups = SETUP.groups()
+        self._groups = code_of(self._iteration).groups()
         # its seeds, and those of the next one
         self._seeds: Blocks | None = None
         self._kept: Blocks = np.empty((CODE.reserve, 2), np.uint64)
@@ -253,9 +258,9 @@ class _Ferret(RandomOtEnd):
                 # the last outputs of an iteration are the seeds of the next one
                 self._seeds, self._kept = self._kept, np.empty_like(self._kept)
                 self._iteration += 1
-                self._groups = CODE.groups()
+                self._groups = code_of(self._iteration).groups()
                 continue
-            code, seeds = (CODE if self._iteration else SETUP), self._seeds
+            code, seeds = code_of(self._iteration), self._seeds
             assert seeds is not None
             secrets = seeds[: code.secrets]
             masks = seeds[code.secrets : code.seeds].reshape(code.bins, code.depth, 2)[group]
