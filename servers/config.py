@@ -122,6 +122,9 @@ class MetricsConfig:
             host_and_port(self.listen)
 
 
+NEEDS_RAY = "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'"
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Where a server computes: on threads of its own process, or on workers of a Ray cluster."""

@@ -130,6 +130,7 @@ def test_workers_are_processes_of_their_own(pair: Pair) -> None:
 def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str) -> None:
     values = updates(100_000)
     lost = len(logged(pair, "s0", "shard-lost"))
+    ended = len(logged(pair, server, "worker-lost"))
     round_id = run(pair, values, method="radix")
     wait_until(lambda: pair.status(server)["state"] == "running", START_S)
     victim, *others = workers_of(pair, server)
@@ -138,6 +139,8 @@ def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str)
     # the round was not begun anew, but a shard was
     assert status["attempt"] == 1
     assert len(logged(pair, "s0", "shard-lost")) > lost
+    # whatever it was computing
+    assert len(logged(pair, server, "worker-lost")) == ended + 1
     wait_until(lambda: len(workers_of(pair, server)) == len(others) + 1)
     # and the session goes on
     values = updates()

@@ -25,7 +25,7 @@ from securemedian.servers import logs, memory
 from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
 from securemedian.servers.backends.threads import OpenLane
 from securemedian.servers.backends.worker import ShardWorker
-from securemedian.servers.config import EngineConfig
+from securemedian.servers.config import NEEDS_RAY, EngineConfig
 from securemedian.settings.addresses import host_and_port
 
 # What Ray reads of its environment when it is imported. It would tell its makers about this
@@ -172,14 +172,18 @@ class RayWorkers:
 
     def _note(self, worker: int, future: "Future[Any]") -> None:
         """Note that a worker has ended; Ray starts another in its place."""
-        if isinstance(future.exception(), WorkerLost) and self._answers[worker].done():
+        # each of its calls fails, and it is lost once
+        if isinstance(future.exception(), WorkerLost) and self._ask_anew(worker):
             logs.event("worker-lost", worker=worker, reason=str(future.exception()))
-            self._ask_anew(worker)
 
-    def _ask_anew(self, worker: int) -> None:
+    def _ask_anew(self, worker: int) -> bool:
+        """Ask whoever takes a worker's place, and return whether the worker was there until now."""
         with self._lock:
-            if self._answers[worker].done():
-                self._answers[worker] = self._call(worker, "release_of_code")
+            answer = self._answers[worker]
+            if not answer.done():
+                return False
+            self._answers[worker] = self._call(worker, "release_of_code")
+            return answer.exception() is None
 
     def _call(self, worker: int, function: str, *arguments: Any) -> "Future[Any]":
         """Call a function of a worker; the future raises WorkerLost where Ray says so."""
@@ -226,9 +230,7 @@ class RayBackend:
         try:
             import ray
         except ImportError as error:
-            raise ConfigError(
-                "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'"
-            ) from error
+            raise ConfigError(NEEDS_RAY) from error
         self._ray = ray
         self._party, self._protocol, self._engine = party, protocol, engine
         self._open_lane, self._timeout_s = open_lane, timeout_s
