@@ -5,6 +5,7 @@ Every finding is a line. One that is not well says what to do.
 
 import argparse
 import errno
+import importlib.util
 import os
 import resource
 import shutil
@@ -22,7 +23,7 @@ from securemedian import __version__
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
-from securemedian.servers.config import ServerConfig, check_own_key
+from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
 from securemedian.servers.descriptors import limits_of
 from securemedian.settings.durable import is_locked
 from securemedian.settings.keys import fingerprint, load_keys, load_signing_key
@@ -163,8 +164,16 @@ def _server(config: ServerConfig) -> Iterator[Finding]:
     for whom, endpoint in ports:
         yield _port(whom, endpoint, running)
     if config.peer.address:
-        yield _reach("s1", config.peer.address)
+        yield _reach(
+            "s1",
+            config.peer.address,
+            "start it, check [peer] here and its own `listen`, and that no firewall is between",
+        )
     yield from _descriptors(config)
+    if config.engine.kind == "ray":
+        yield from _cluster(config.engine)
+    else:
+        yield _cores(config.protocol.lanes, "lanes")
     yield from _processor(config)
 
 
@@ -221,7 +230,7 @@ def _port(whom: str, endpoint: str, running: bool) -> Finding:
     return _well(f"{endpoint} is free to listen for {whom}; the server is not running")
 
 
-def _reach(name: str, endpoint: str) -> Finding:
+def _reach(name: str, endpoint: str, advice: str) -> Finding:
     """Find out whether a port of another machine takes connections, and how long that takes."""
     start = time.perf_counter()
     try:
@@ -229,10 +238,7 @@ def _reach(name: str, endpoint: str) -> Finding:
             trip = time.perf_counter() - start
     except OSError as error:
         why = error.strerror or str(error)
-        return _wrong(
-            f"{name} cannot be reached at {endpoint} ({why}): start it, check [peer] here and its "
-            "own `listen`, and that no firewall is between"
-        )
+        return _wrong(f"{name} cannot be reached at {endpoint} ({why}): {advice}")
     return _well(f"{name} takes connections at {endpoint}, after {1e3 * trip:,.1f} ms")
 
 
@@ -249,15 +255,29 @@ def _descriptors(config: ServerConfig) -> Iterator[Finding]:
         yield _well(text)
 
 
+def _cluster(engine: EngineConfig) -> Iterator[Finding]:
+    """Find out whether Ray is there and its cluster answers, or has a core here for each worker."""
+    if importlib.util.find_spec("ray") is None:
+        yield _wrong(NEEDS_RAY)
+    if engine.address:
+        yield _reach(
+            "the Ray cluster", engine.address, "start it (ray start --head), or correct [engine]"
+        )
+    else:
+        yield _cores(engine.workers, "workers")
+
+
+def _cores(count: int, what: str) -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} cores for {count} {what}"
+    if cores < count:
+        return _warning(f"{text}: {what} that share a core gain nothing")
+    return _well(text)
+
+
 def _processor(config: ServerConfig) -> Iterator[Finding]:
     from securemedian.mpc.kernels import native
 
-    cores = len(os.sched_getaffinity(0))
-    text = f"{cores} cores for {config.protocol.lanes} lanes"
-    if cores < config.protocol.lanes:
-        yield _warning(f"{text}: lanes that share a core gain nothing")
-    else:
-        yield _well(text)
     if native.taken(config.protocol.native_aes):
         vectors = {4: "AVX-512 with VAES", 2: "AVX2 with VAES", 1: "AES-NI"}[native.LANES]
         yield _well(f"AES runs on {vectors}{' and GFNI' if native.GFNI else ''}")

@@ -99,6 +99,30 @@ def test_more_callers_than_descriptors(folder: Path, monkeypatch: pytest.MonkeyP
     assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "connections")
 
 
+def test_cores_for_lanes_and_for_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "s1.toml"
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    one(found(path, Level.WELL), "3 cores for 2 lanes")
+    path.write_text(path.read_text() + '[engine]\nkind = "ray"\nworkers = 4\n')
+    assert "gain nothing" in one(found(path, Level.WARNING), "3 cores for 4 workers")
+    assert not [text for level in Level for text in found(path, level) if " lanes" in text]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_ray_and_its_cluster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    path = folder / "s1.toml"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        path.write_text(path.read_text() + f'[engine]\nkind = "ray"\naddress = "{address}"\n')
+        one(found(path, Level.WELL), f"the Ray cluster takes connections at {address}")
+        missing = [text for text in found(path, Level.WRONG) if "securemedian[ray]" in text]
+        assert len(missing) == (not installed)
+    assert "ray start" in one(found(path, Level.WRONG), f"cannot be reached at {address}")
+
+
 def test_what_is_no_configuration(tmp_path: Path) -> None:
     path = tmp_path / "notes.toml"
     assert "cannot read" in one(found(path, Level.WRONG), "notes.toml")
