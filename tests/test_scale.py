@@ -65,6 +65,18 @@ def test_rounds_on_workers_are_measured_beside_rounds_on_threads(tmp_path: Path)
     assert set(temporary(tmp_path)) <= before
 
 
+def test_a_node_is_killed_halfway_and_the_round_ends(tmp_path: Path) -> None:
+    """Its shards are lost once the round is under way, and run again with what is left."""
+    sizes = "--workers", "2", "--shards", "4", "--dim", "300000", "--clients", "3", "--repeat", "1"
+    with started(tmp_path, *sizes, "--kill-node") as process:
+        said = process.communicate(timeout=START_S)[0]
+        assert process.returncode == 0, said
+    _, workers = json.loads((tmp_path / "scale.json").read_text())["points"]
+    lost = workers["killed"]["shards_lost"]
+    assert 1 <= lost <= 4 and workers["killed"]["attempt"] == 1
+    assert f"with {lost} of 4 shards lost" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
 def test_nothing_outlives_a_benchmark_that_is_cut_off(
     tmp_path: Path, number: signal.Signals
