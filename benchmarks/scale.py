@@ -320,13 +320,18 @@ def limits(points: Sequence[dict[str, Any]]) -> list[str]:
 
 def killed(points: Sequence[dict[str, Any]]) -> list[str]:
     """Return one sentence per node that was killed: how long the round took, and others did."""
-    return [
-        f"a node killed halfway, {point['workers']} workers: {_seconds(point['killed']):.3g} s, "
-        f"with {point['killed']['shards_lost']} of {point['shards']} shards lost; undisturbed "
-        f"{min(point['all_seconds']):.3g} to {max(point['all_seconds']):.3g} s"
-        for point in points
-        if "killed" in point
-    ]
+    return [_killed(point) for point in points if "killed" in point]
+
+
+def _killed(point: dict[str, Any]) -> str:
+    who, lost = f"{point['workers']} workers", point["killed"]["shards_lost"]
+    if not lost:
+        return f"{who}: the round was over before a node was missed; take a larger --dim"
+    return (
+        f"a node killed halfway, {who}: {_seconds(point['killed']):.3g} s, with {lost} of "
+        f"{point['shards']} shards lost; undisturbed {min(point['all_seconds']):.3g} to "
+        f"{max(point['all_seconds']):.3g} s"
+    )
 
 
 def _seconds(point: dict[str, Any]) -> float:

@@ -67,7 +67,8 @@ def test_rounds_on_workers_are_measured_beside_rounds_on_threads(tmp_path: Path)
 
 def test_a_node_is_killed_halfway_and_the_round_ends(tmp_path: Path) -> None:
     """Its shards are lost once the round is under way, and run again with what is left."""
-    sizes = "--workers", "2", "--shards", "4", "--dim", "300000", "--clients", "3", "--repeat", "1"
+    # a round of seconds, in which half is seen to be done
+    sizes = "--workers", "2", "--shards", "4", "--clients", "3", "--repeat", "1"
     with started(tmp_path, *sizes, "--kill-node") as process:
         said = process.communicate(timeout=START_S)[0]
         assert process.returncode == 0, said
