@@ -1,9 +1,11 @@
 """Rounds in shards: the same results, whoever computes them and whatever is lost on the way."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +30,7 @@ from securemedian.mpc.params import RoundParams
 from securemedian.mpc.pipeline import Cost, Outcome, Shard
 from securemedian.mpc.protocol import ProtocolParams
 from securemedian.mpc.share import SeedUpload, Upload, WordsUpload
+from securemedian.servers import logs
 from securemedian.servers.backends import ray, shards
 from securemedian.servers.backends.shards import (
     ANEW,
@@ -41,6 +44,7 @@ from securemedian.servers.backends.shards import (
 )
 from securemedian.servers.backends.slices import for_check, for_shard
 from securemedian.servers.backends.worker import Broken, Meeting, ShardWorker
+from securemedian.servers.config import EngineConfig
 from securemedian.servers.control import encode
 from securemedian.settings.keys import KeyPair
 from tests.daemons import free_ports
@@ -449,6 +453,52 @@ def test_an_error_that_is_no_loss_is_raised(servers: ShardedServers) -> None:
     session = servers.session()
     with pytest.raises(Exception, match="0 uploads for a round"):
         run_both(lambda j: session[j].run_round(params, [], [], [], bytes(32), lambda *done: None))
+
+
+def test_a_worker_that_ends_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails with it, and however often Ray says so before another is in its place."""
+
+    class RayError(Exception):
+        pass
+
+    calls: list[Future[Any]] = []
+
+    class Actor:
+        def __getattr__(self, function: str) -> Any:
+            def remote(*arguments: Any) -> Any:
+                calls.append(Future())
+                return SimpleNamespace(future=lambda: calls[-1])
+
+            return SimpleNamespace(remote=remote)
+
+    made = SimpleNamespace(options=lambda **given: SimpleNamespace(remote=lambda *_: Actor()))
+    stand_in: Any = ModuleType("ray")
+    stand_in.put, stand_in.remote = None, lambda cls: made
+    errors: Any = ModuleType("ray.exceptions")
+    errors.RayError, errors.RayTaskError = RayError, type("RayTaskError", (RayError,), {})
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", errors)
+    events: list[int] = []
+    monkeypatch.setattr(logs, "event", lambda name, worker, reason: events.append(worker))
+    workers = ray.RayWorkers(0, SMALL, EngineConfig(kind="ray", workers=2))
+    for call in list(calls):
+        call.set_result("release")
+    assert workers.there() == [0, 1]
+    answers = [workers.submit(1, function) for function in ("run", "progress", "hurry")]
+    run, progress, hurry = calls[2:]
+    run.set_exception(RayError("it has died"))
+    progress.set_exception(RayError("it has died"))
+    assert events == [1] and workers.there() == [0]
+    # nor is there another one yet
+    calls[-1].set_exception(RayError("it is not there"))
+    hurry.set_exception(RayError("it has died"))
+    assert events == [1] and workers.there() == [0]
+    assert all(isinstance(answer.exception(), shards.WorkerLost) for answer in answers)
+    calls[-1].set_result("release")
+    assert workers.there() == [0, 1]
+    workers.submit(1, "run")
+    calls[-1].set_exception(RayError("it has died again"))
+    assert events == [1, 1]
 
 
 # The daemons' messages
