@@ -28,6 +28,8 @@ class Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         # Ctrl-C reaches the main thread only, so it cannot come between a start and its entry here
         self._starter = ThreadPoolExecutor(1)
+        # The thread begins now: `stop` would not wait for one whose own start Ctrl-C has cut short.
+        self._starter.submit(lambda: None).result()
 
     def start(self, name: str, module: str, *arguments: str) -> None:
         """Run `python -m MODULE ARGUMENTS` with its output in NAME.log."""

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -234,8 +235,15 @@ def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.S
 def test_ctrl_c_while_a_process_is_being_started_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes when the process is there and `Popen` has not returned yet."""
-    popen = subprocess.Popen
+    """The signal comes when the process is there and `Popen` has not returned yet.
+
+    A thread that is started just then is late, as on a machine that has much to do.
+    """
+    popen, start = subprocess.Popen, threading.Thread.start
+
+    def late(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(0.2)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         started = popen(*arguments, **options)
@@ -244,6 +252,7 @@ def test_ctrl_c_while_a_process_is_being_started_leaves_none(
         return started
 
     monkeypatch.setattr(processes.subprocess, "Popen", interrupted)
+    monkeypatch.setattr(threading.Thread, "start", late)
     with pytest.raises(KeyboardInterrupt), processes.Processes(tmp_path) as group:
         group.start("server", "http.server", "0", "--directory", str(tmp_path))
     assert not processes_naming(tmp_path)
