@@ -7,20 +7,33 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.channel import Channel, local_pair
 from securemedian.mpc.dealing import DealtUpload, deal
 from securemedian.mpc.methods.bucketed import Bucketed
+from securemedian.mpc.ot import ferret
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.party import Party, Session
 from securemedian.mpc.pipeline import Outcome, run_round
 from securemedian.mpc.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocol import ProtocolParams
 
+# A silent OT that runs through many iterations in no time, also where nothing is compiled; far too
+# small to be secure, and nothing but a test can choose it.
+SMALL_SETUP = ferret.Code(secrets=200, bins=20, depth=6)
+SMALL = ferret.Code(secrets=300, bins=24, depth=6)
+
 _sessions = itertools.count(1)
 _lanes = itertools.count()
+
+
+def use_small_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let silent OT run SMALL_SETUP and SMALL."""
+    monkeypatch.setattr(ferret, "SETUP", SMALL_SETUP)
+    monkeypatch.setattr(ferret, "CODE", SMALL)
 
 
 def run_both(function: Callable[[int], Any]) -> tuple[Any, Any]:

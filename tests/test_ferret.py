@@ -28,12 +28,18 @@ from securemedian.mpc.ot.hash import Hash
 from securemedian.mpc.ot.scratch import Scratch
 from securemedian.mpc.prg import os_entropy
 from securemedian.mpc.protocol import ProtocolParams
-from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds
+from tests.parties import (
+    SMALL,
+    SMALL_SETUP,
+    deterministic_entropy,
+    make_parties,
+    run_both,
+    run_rounds,
+    use_small_codes,
+)
 from tests.test_ot import SESSION, bits_of
 from tests.test_privacy import ROUNDS, inputs, looks_uniform, recorders, shares_of
 
-SMALL_SETUP = ferret.Code(secrets=200, bins=20, depth=6)
-SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 Pair = tuple[ferret.FerretSender, ferret.FerretReceiver]
 BaseOts = tuple[np.ndarray, list[list[bytes]], list[list[bytes]]]
 _lanes = itertools.count()
@@ -54,8 +60,7 @@ def base() -> BaseOts:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> ferret.Code:
-    monkeypatch.setattr(ferret, "SETUP", SMALL_SETUP)
-    monkeypatch.setattr(ferret, "CODE", SMALL)
+    use_small_codes(monkeypatch)
     # groups that are not alike
     monkeypatch.setattr(ferret, "TREES", 7)
     return SMALL
@@ -393,8 +398,7 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
     base: BaseOts, monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:
     if not secure:
-        monkeypatch.setattr(ferret, "SETUP", SMALL_SETUP)
-        monkeypatch.setattr(ferret, "CODE", SMALL)
+        use_small_codes(monkeypatch)
         monkeypatch.setattr(ferret, "TREES", 7)
     ends = pair(base)
     seen: list[np.ndarray] = []
@@ -446,8 +450,7 @@ def test_bytes_an_ot(base: BaseOts) -> None:
 def test_a_message_of_another_size_is_the_peers_mistake(
     base: BaseOts, monkeypatch: pytest.MonkeyPatch, words: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(ferret, "SETUP", SMALL_SETUP)
-    monkeypatch.setattr(ferret, "CODE", SMALL)
+    use_small_codes(monkeypatch)
     one, two = local_pair(20)
     _, receiver = pair(base, (one, two))
     one.send("ferret.sums", np.zeros(words, np.uint64))

@@ -36,14 +36,13 @@ from securemedian.mpc.methods.pairwise import Pairwise
 from securemedian.mpc.methods.radix import Radix
 from securemedian.mpc.methods.reclustered import PAIRWISE, RADIX, Reclustered
 from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.ot import ferret
 from securemedian.mpc.ot.extension import ALIGN
 from securemedian.mpc.params import RoundParams
 from securemedian.mpc.prg import os_entropy
 from tests import reference
 from tests import test_dealing as dealings
 from tests import test_output_shares as shares
-from tests.parties import make_parties, run_rounds, shared
+from tests.parties import make_parties, run_rounds, shared, use_small_codes
 from tests.uniformity import Leak
 
 ROOT = Path(mpc.__file__).parent
@@ -88,9 +87,6 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         for median_by in (PAIRWISE, RADIX)
     ),
 ]
-# A silent OT whose inner loops a test can run without compiling them; far too small to be secure.
-SETUP = ferret.Code(secrets=200, bins=20, depth=6)
-SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 # `plan` runs the protocol on nothing, and `prg` is where streams come from. `native` writes
 # instructions, whose bytes tests/test_native.py holds to those of the kernels that are read.
 NOT_READ = {"plan", "prg", "native"}
@@ -878,8 +874,7 @@ def portable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mask_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check passes with the mask, and finds a leak without it."""
     mask = MASKS[name]
-    monkeypatch.setattr(ferret, "SETUP", SETUP)
-    monkeypatch.setattr(ferret, "CODE", SMALL)
+    use_small_codes(monkeypatch)
     check, *arguments = mask.caught_by
     assert passes(mask.caught_by)
     with without(mask, monkeypatch), pytest.raises(Leak):
@@ -906,8 +901,7 @@ def rounds_are_right(silent_ots: bool) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if mask.silent])
 def test_no_result_misses_a_silent_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ferret, "SETUP", SETUP)
-    monkeypatch.setattr(ferret, "CODE", SMALL)
+    use_small_codes(monkeypatch)
     with without(MASKS[name], monkeypatch):
         rounds_are_right("silent OT" in name)
 

@@ -35,7 +35,7 @@ from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.servers import daemon
 from securemedian.servers.store import Store
 from tests import reference
-from tests.parties import deterministic_entropy, run_both
+from tests.parties import deterministic_entropy, run_both, use_small_codes
 from tests.test_kernels import VECTORS, vector_words
 from tests.test_privacy import recorders
 
@@ -405,8 +405,6 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProtocolParams().agreement() == ProtocolParams(native_aes=False).agreement()
 
 
-SETUP = ferret.Code(secrets=200, bins=20, depth=6)
-SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 200, 3)
 
 
@@ -430,8 +428,7 @@ def messages(extension: str, native_aes: tuple[bool, bool]) -> list[list[tuple[s
 @pytest.mark.parametrize("extension", OT_EXTENSIONS)
 def test_parties_of_both_paths_meet(extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are right and all messages the same, whichever path a party takes."""
-    monkeypatch.setattr(ferret, "SETUP", SETUP)
-    monkeypatch.setattr(ferret, "CODE", SMALL)
+    use_small_codes(monkeypatch)
     want = messages(extension, (False, False))
     assert sum(len(end) for end in want) > 20
     for paths in ((True, False), (False, True), (True, True)):
