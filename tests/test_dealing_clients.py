@@ -127,7 +127,8 @@ def test_a_client_deals_while_it_trains_or_when_it_submits(pair: Pair, opened: E
     with pytest.raises(InputError, match="same model"):
         early.submit(update(0)[:-1])
     early.submit(update(0))
-    assert pair.status()["clients"]["client-1"] == "both"
+    # both have it, and S1 tells S0 so
+    wait_until(lambda: pair.status()["clients"]["client-1"] == "both")
     late = opened.enter_context(Client(config(pair, 1)))
     late.submit(update(1))
     pair.wait("published")

@@ -422,7 +422,9 @@ def test_a_client_killed_while_it_submits_goes_on_with_its_upload(
         with pytest.raises(DuplicateUpload, match="another update of yours is on its way"):
             client.submit(update(3), round_id)
     current = client.wait_for_round()
-    assert current.submitted and pair.status()["clients"]["client-1"] == "both"
+    assert current.submitted
+    # both have it, and S1 tells S0 so
+    wait_until(lambda: pair.status()["clients"]["client-1"] == "both")
     finish(pair, client, round_id)
     assert unsent(client) == [] and client.sent[-1].round_id == round_id
 
