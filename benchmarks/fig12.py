@@ -17,8 +17,8 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
 
 # parameters of the network 784-200-200-10
 MLP = 199_210

@@ -14,8 +14,8 @@ from securemedian.benchmarks.points import growth
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
 
 LABELS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
 

@@ -40,24 +40,24 @@ from securemedian.benchmarks.link import Link
 from securemedian.benchmarks.work import SWEPT, swept_options
 from securemedian.clients.flags import add_method_options, check_belong, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
-from securemedian.mpc.channel import local_pair
-from securemedian.mpc.dealing import Dealing, check
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Cost, cut, cut_check, joined, round_demand, shards
-from securemedian.mpc.plan import (
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.dealing import Dealing, check
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.protocols.share import SeedUpload
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, cut, cut_check, joined, round_demand, shards
+from securemedian.mpc.rounds.plan import (
     lone_party,
     predict,
     predict_shards,
     rehearse_check,
     rehearse_round,
 )
-from securemedian.mpc.prg import SEED_BYTES, os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
-from securemedian.mpc.share import SeedUpload
 
 COLUMNS = (
     "M OTs",

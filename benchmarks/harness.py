@@ -15,9 +15,9 @@ import zmq
 
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.prg import os_entropy
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
 
 START_LIMIT_S = 180.0
 # between two finished repetitions

@@ -21,9 +21,8 @@ from typing import Any
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.parts import Clocks, Place
 from securemedian.laboratory import report
-from securemedian.mpc import pipeline, plan
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import (
+from securemedian.mpc.protocols.kernels import (
     extension,
     lpn,
     native,
@@ -33,11 +32,12 @@ from securemedian.mpc.kernels import (
     tables,
     vectors,
 )
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import memory
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import pipeline, plan
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers import allocator
 from securemedian.servers.backends.threads import SWITCH_S
 
 COMPARED = ("bucketed", "pairwise", "radix")
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> None:
     console = report.console()
     points = []
     # as servers run
-    memory.keep()
+    allocator.keep()
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from securemedian.mpc import wire
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
+from securemedian.mpc.protocols import wire
 from securemedian.servers.transport import Socket, ZmqLink
 
 # how far a sender may be ahead of the link before it has to wait, as with a socket's buffer

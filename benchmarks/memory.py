@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from securemedian.benchmarks import settings
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
-from securemedian.mpc.dealing import Dealt
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.scripts import keygen
+from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.operating import keygen
 
 # the parameters of CNNMnist
 CNN = 1_663_370

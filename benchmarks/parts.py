@@ -28,20 +28,20 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
-from securemedian.mpc import (
-    compare,
-    dealing,
-    equal,
-    millionaire,
-    pipeline,
-    plan,
-    ring,
-    share,
-)
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.kernels import extension, lpn, native, packing, planes, tables
-from securemedian.mpc.methods import (
+from securemedian.mpc.protocols import compare, dealing, equal, millionaire, ring, share
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.kernels import extension, lpn, native, packing, planes, tables
+from securemedian.mpc.protocols.ot import ferret, leaves
+from securemedian.mpc.protocols.ot.extension import BLOCK
+from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
+from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Stream
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import pipeline, plan
+from securemedian.mpc.rounds.methods import (
     bucketed,
     clustered,
     mean,
@@ -52,16 +52,8 @@ from securemedian.mpc.methods import (
     trimmed_mean,
     zeno,
 )
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.ot import ferret, leaves
-from securemedian.mpc.ot.extension import BLOCK
-from securemedian.mpc.ot.ferret import FerretReceiver, FerretSender
-from securemedian.mpc.ot.hash import Hash
-from securemedian.mpc.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.prg import Stream
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
 
 # column -> row -> figure
 Table = dict[str, dict[str, float]]

@@ -19,10 +19,11 @@ import zmq
 
 from securemedian.benchmarks.link import LOOPBACK, Link, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, run_point
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.pipeline import warm_up
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import memory
+from securemedian.common.keys import KeyPair
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.pipeline import warm_up
+from securemedian.servers import allocator
 from securemedian.servers.backends.threads import SWITCH_S, establish
 from securemedian.servers.transport import (
     PEER_DOMAIN,
@@ -31,7 +32,6 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair
 
 # for one message, and so long because the other process compiles its kernels first
 TIMEOUT_S = 300.0
@@ -45,7 +45,7 @@ def main() -> None:
     if job["pin"]:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[party_id % len(cores)]})
-    memory.keep()
+    allocator.keep()
     sys.setswitchinterval(SWITCH_S)
     warm_up(protocol)
     context = zmq.Context()

@@ -15,8 +15,8 @@ from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_method_options
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.options import Option, options_of
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 DEFAULT_OTS = 1 << 23
 DEFAULT_COMPARISONS = 1 << 20

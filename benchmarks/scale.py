@@ -30,14 +30,14 @@ import numpy as np
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.memory import CNN, SERVERS, submit_all
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes, unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.scripts import keygen
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.operating import keygen
 from securemedian.servers.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES
 

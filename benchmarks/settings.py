@@ -9,7 +9,7 @@ from typing import Any
 from securemedian.benchmarks.link import Link
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
 DEFAULT_OUT = Path("results/bench")
 # the parameters of every OT extension, by its name in results
@@ -43,7 +43,7 @@ class Settings:
     def native(self) -> bool:
         """Return whether the kernels on the processor's AES instructions are taken."""
         # numba is not imported before a benchmark runs
-        from securemedian.mpc.kernels import native
+        from securemedian.mpc.protocols.kernels import native
 
         return native.taken(self.protocol.native_aes)
 

@@ -20,12 +20,13 @@ from securemedian.benchmarks.reported import Reported
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Bars
-from securemedian.mpc import encode, ring, share
-from securemedian.mpc.dealing import Dealing, deal
-from securemedian.mpc.encode import UniformBuckets
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.dealing import Dealing, deal
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
 
 CNN_MNIST = 1_663_370
 BUCKETS = 8

@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc import compare, ring, share, training
 from securemedian.mpc.arrays import PublicValues, RingShare
-from securemedian.mpc.dealing import DealtUpload
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
-from securemedian.mpc.ot.extension import ALIGN, BLOCK
-from securemedian.mpc.ot.softspoken import corrections_shape
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import (
+from securemedian.mpc.protocols import compare, ring, share
+from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.protocols.ot.softspoken import corrections_shape
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Stream, os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import run_state
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import (
     Cost,
     Meter,
     check_dealings,
@@ -32,11 +35,9 @@ from securemedian.mpc.pipeline import (
     run_lanes,
     run_round,
 )
-from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.follow import FollowRange
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18
@@ -215,11 +216,11 @@ def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -
     except ConfigError:
         # it has no layout of so many buckets, and this one has
         policy = CoordinateRange()
-    before = training.Training(policy, zeros, scale)
+    before = run_state.Training(policy, zeros, scale)
     if params.method.groups > 1:
-        before = training.Training.of_groups([before] * params.method.groups)
+        before = run_state.Training.of_groups([before] * params.method.groups)
     start = time.perf_counter()
-    training.finish(before, params, values, params.max_clients, groups)
+    run_state.finish(before, params, values, params.max_clients, groups)
     return time.perf_counter() - start
 
 

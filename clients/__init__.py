@@ -1,9 +1,5 @@
 """The side of the clients and the coordinator: local models become shares, rounds are opened.
 
-Read the modules in dependency order: `config`, `connection`, `files`, `public`, `update`,
-`upload`, `memory`, `dealer`, `sender`, `results`, `service`, `outcomes`, `lookup`, `fit`,
-`member`, `client`, `coordinator`, `start`, `flags`, `receipts`, `progress`, `cli`.
-
 `client` and `coordinator` are the Python interface. Behind it `service` asks the two servers and
 waits for them, `lookup` finds the open round, `sender` makes uploads and sends them, `memory` keeps
 what a restart must not lose, and `outcomes` fetches, checks and decodes what rounds come to. `fit`

@@ -24,14 +24,13 @@ from securemedian.clients import fit, upload
 from securemedian.clients import update as updates
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, Report, unseen
+from securemedian.clients.journal import KEPT_ROUNDS, Memory, Sent, Submission, fingerprint
 from securemedian.clients.lookup import Lookup
 from securemedian.clients.member import Member
-from securemedian.clients.memory import KEPT_ROUNDS, Memory, Sent, Submission, fingerprint
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
-from securemedian.mpc import dealing
-from securemedian.mpc.dealing import Dealing, Dealt
+from securemedian.common.public_metrics import check_public_metrics
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
@@ -39,10 +38,11 @@ from securemedian.mpc.errors import (
     NotStored,
     UnknownRound,
 )
-from securemedian.mpc.exchange import Predictions
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import Entropy
-from securemedian.settings.public_metrics import check_public_metrics
+from securemedian.mpc.protocols import dealing
+from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.rounds.exchange import Predictions
+from securemedian.mpc.rounds.params import RoundParams
 
 
 def _say(text: str) -> None:

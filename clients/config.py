@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.keys import (
+from securemedian.common.addresses import check_endpoint
+from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.keys import (
     check_key_places,
     check_public_key,
     check_signing_key,
     fingerprint,
 )
-from securemedian.settings.toml import read_toml
-from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
+from securemedian.common.toml import read_toml
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import ConfigError, quoted
 
 
 @dataclass(frozen=True)

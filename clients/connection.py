@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.mpc import wire
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
@@ -25,8 +26,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     from_code,
 )
-from securemedian.settings.keys import KeyPair
-from securemedian.settings.trainings import DEFAULT_TRAINING
+from securemedian.mpc.protocols import wire
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.

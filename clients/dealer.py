@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from securemedian.clients import upload
 from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
 from securemedian.clients.upload import Round, ShareHalf
-from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import (
     BadUpload,
     LocalProtocolError,
@@ -17,6 +16,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.protocols.dealing import Dealing, Dealt
 
 # the most bytes of a piece, each of which is answered before the next one is sent
 PIECE_BYTES = 4 << 20

@@ -11,14 +11,14 @@ from typing import Any, get_args, get_origin
 
 from securemedian.clients.public import PublicSet
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.exchange import EXCHANGES, Parameters, Predictions
-from securemedian.mpc.methods.base import Method
-from securemedian.mpc.methods.registry import DEFAULT_METHOD, METHODS
-from securemedian.mpc.optimiser import OPTIMISERS, Optimiser, optimiser_from
 from securemedian.mpc.options import Option, options_of, refuse_foreign
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
+from securemedian.mpc.rounds.exchange import EXCHANGES, Parameters, Predictions
+from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
+from securemedian.mpc.rounds.optimiser import OPTIMISERS, Optimiser, optimiser_from
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

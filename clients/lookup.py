@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from securemedian.clients.memory import Memory
+from securemedian.clients.journal import Memory
 from securemedian.clients.outcomes import Outcomes
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round
 from securemedian.mpc.errors import RoundClosed, UnknownRound
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.params import RoundParams
 
 
 class Lookup:

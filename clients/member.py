@@ -10,11 +10,11 @@ from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, Report
 from securemedian.clients.outcomes import Outcomes, Trained, untrained
 from securemedian.clients.service import Service
+from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.receipts import Receipt
 from securemedian.mpc.errors import PeerProtocolError
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.params import RoundParams
-from securemedian.settings.public_metrics import check_public_metrics
-from securemedian.settings.receipts import Receipt
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.params import RoundParams
 
 _log = logging.getLogger("securemedian")
 

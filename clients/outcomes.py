@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from securemedian.clients import results, upload
 from securemedian.clients.results import Trainings
 from securemedian.clients.service import Limit, Service
-from securemedian.mpc import wire
+from securemedian.common.receipts import Receipt
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable, UnknownRound
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.training import Training, finish
-from securemedian.settings.receipts import Receipt
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training, finish
 
 # Says of a round what its receipt must fit: the digest of the training run that this side trained
 # from, and its own public key. Each is empty where it has not trained, or where not both servers

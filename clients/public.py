@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients import files
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.exchange import Predictions, public_digest
+from securemedian.mpc.rounds.exchange import Predictions, public_digest
 
 # the file of a public set in its folder
 INPUTS = "inputs.npy"

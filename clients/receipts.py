@@ -10,7 +10,7 @@ from securemedian.clients import files
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid
 
 if TYPE_CHECKING:
-    from securemedian.settings.receipts import Receipt
+    from securemedian.common.receipts import Receipt
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -56,7 +56,7 @@ def save(receipt: "Receipt", path: Path) -> None:
 
 def load(path: Path) -> "Receipt":
     """Return the receipt in a file, unchecked. Raises ReceiptInvalid if there is none."""
-    from securemedian.settings.receipts import Receipt
+    from securemedian.common.receipts import Receipt
 
     try:
         text = path.read_text("utf-8")
@@ -122,7 +122,7 @@ def signing_keys(paths: Sequence[Path]) -> list[str]:
 
 def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
     """Return the servers' signing keys in one file, with the name of the server."""
-    from securemedian.settings.keys import check_signing_key, key_places, load_signing_key
+    from securemedian.common.keys import check_signing_key, key_places, load_signing_key
 
     if path.suffix == ".toml":
         values = _toml(path)
@@ -144,13 +144,13 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
 
 def _clients(path: Path) -> dict[str, str]:
     """Return the names of the clients that a server's configuration lists, by key."""
-    from securemedian.settings.keys import key_places
+    from securemedian.common.keys import key_places
 
     places = key_places(_toml(path)) if path.suffix == ".toml" else []
     return {str(place.key): place.name for place in places if not place.signs}
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    from securemedian.settings.toml import read_toml
+    from securemedian.common.toml import read_toml
 
     return read_toml(path)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from securemedian.clients.upload import number_of
-from securemedian.mpc import wire
+from securemedian.common.receipts import SERVICE, Receipt, Record, differences, digest_of
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
     ConfigError,
@@ -20,11 +20,11 @@ from securemedian.mpc.errors import (
     TooFewClients,
     quoted,
 )
-from securemedian.mpc.optimiser import optimiser_from
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.registry import policy_from
-from securemedian.mpc.training import Training
-from securemedian.settings.receipts import SERVICE, Receipt, Record, differences, digest_of
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.optimiser import optimiser_from
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.mpc.rounds.run_state import Training
 
 # what a round starts from, and what it leads to
 _KEPT_TRAININGS = 2

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from securemedian.clients import upload
 from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
 from securemedian.clients.dealer import Dealer
-from securemedian.clients.memory import Memory, Submission, fingerprint
+from securemedian.clients.journal import Memory, Submission, fingerprint
 from securemedian.clients.upload import Round, ShareHalf
-from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import (
     BadUpload,
     DuplicateUpload,
@@ -21,7 +20,8 @@ from securemedian.mpc.errors import (
     RoundFailed,
     UnknownRound,
 )
-from securemedian.mpc.prg import Entropy
+from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.prg import Entropy
 
 # answers with which a server takes nothing more of a client for a round
 REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)

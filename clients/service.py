@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, Report, connect
+from securemedian.common.keys import load_keys
 from securemedian.mpc.errors import ChannelTimeout, ServerUnreachable
-from securemedian.mpc.params import RoundParams
-from securemedian.settings.keys import load_keys
+from securemedian.mpc.rounds.params import RoundParams
 
 T = TypeVar("T")
 

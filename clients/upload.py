@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import update as updates
-from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.dealing import Dealt
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.share import SeedUpload, WordsUpload
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.share import SeedUpload, WordsUpload
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
 
 # A client warns if more than this part of its values lies in the outermost buckets. Half: then not
 # even the middle one of its values counts with its size. With the default policy it was at most

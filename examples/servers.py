@@ -10,7 +10,7 @@ from pathlib import Path
 
 from securemedian.laboratory import daemons
 from securemedian.laboratory.processes import Processes
-from securemedian.scripts import keygen
+from securemedian.operating import keygen
 
 CLIENTS = 5
 CHECK_S = 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable
 

@@ -27,7 +27,7 @@ from securemedian.laboratory.worker_options import (
     network,
 )
 from securemedian.mpc.errors import ConfigError, SecureMedianError
-from securemedian.mpc.ranges.registry import policy_from
+from securemedian.mpc.rounds.ranges.registry import policy_from
 
 if TYPE_CHECKING:
     from rich.console import Console

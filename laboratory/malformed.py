@@ -10,11 +10,11 @@ from securemedian.clients.config import ClientConfig
 from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round
 from securemedian.laboratory.attacks import Attack
-from securemedian.mpc.dealing import Dealing, Dealt
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import Entropy
-from securemedian.mpc.share import WordsUpload
+from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.protocols.share import WordsUpload
+from securemedian.mpc.rounds.params import RoundParams
 
 
 class MalformedClient(Client):

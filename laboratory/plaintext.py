@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc import aggregators
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds import aggregators
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.params import RoundParams
 
 
 def published(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack
 from securemedian.laboratory.attacks.faults import Malformed
@@ -24,10 +24,10 @@ from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.ranges.registry import policy_from
-from securemedian.scripts import keygen
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.operating import keygen
 
 # this module is no verb of the command because it records updates in the clear
 WORKER = "securemedian.laboratory.worker"

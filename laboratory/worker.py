@@ -35,7 +35,7 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.errors import ConfigError, SecureMedianError
-from securemedian.mpc.exchange import Predictions
+from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
 WARM_UP = 5

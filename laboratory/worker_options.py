@@ -11,7 +11,7 @@ from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.exchange import EXCHANGES, Parameters, Predictions
+from securemedian.mpc.rounds.exchange import EXCHANGES, Parameters, Predictions
 
 if TYPE_CHECKING:
     from securemedian.laboratory.data import Dataset

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from securemedian.clients.client import Client
     from securemedian.clients.config import ClientConfig
-    from securemedian.clients.coordinator import Coordinator
     from securemedian.clients.public import PublicSet
     from securemedian.clients.update import flatten, unflatten
     from securemedian.clients.upload import RangeWarning, Round
+    from securemedian.coordinator.coordinator import Coordinator
     from securemedian.mpc.errors import SecureMedianError
-    from securemedian.mpc.exchange import Predictions
-    from securemedian.mpc.params import RoundParams
-    from securemedian.mpc.ranges.base import RangePolicy
+    from securemedian.mpc.rounds.exchange import Predictions
+    from securemedian.mpc.rounds.params import RoundParams
+    from securemedian.mpc.rounds.ranges.base import RangePolicy
 
 __version__ = "0.8.0"
 __all__ = [
@@ -43,13 +43,13 @@ __all__ = [
 _HOMES = {
     "Client": "clients.client",
     "ClientConfig": "clients.config",
-    "Coordinator": "clients.coordinator",
-    "Predictions": "mpc.exchange",
+    "Coordinator": "coordinator.coordinator",
+    "Predictions": "mpc.rounds.exchange",
     "PublicSet": "clients.public",
-    "RangePolicy": "mpc.ranges.base",
+    "RangePolicy": "mpc.rounds.ranges.base",
     "RangeWarning": "clients.upload",
     "Round": "clients.upload",
-    "RoundParams": "mpc.params",
+    "RoundParams": "mpc.rounds.params",
     "SecureMedianError": "mpc.errors",
     "flatten": "clients.update",
     "unflatten": "clients.update",
@@ -61,8 +61,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if not name.startswith("_"):
-        from securemedian.mpc.methods.registry import METHODS
-        from securemedian.mpc.ranges.registry import POLICIES
+        from securemedian.mpc.rounds.methods.registry import METHODS
+        from securemedian.mpc.rounds.ranges.registry import POLICIES
 
         for cls in (*METHODS.values(), *POLICIES.values()):
             if cls.__name__ == name:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 # Each module has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options.
 VERBS = {
     "the service": (
-        "securemedian.scripts.keygen",
-        "securemedian.scripts.doctor",
+        "securemedian.operating.keygen",
+        "securemedian.operating.doctor",
         "securemedian.servers.cli",
         "securemedian.clients.cli",
+        "securemedian.coordinator.cli",
         "securemedian.laboratory.cli",
         "securemedian.benchmarks.forecast",
     ),

@@ -7,15 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
+from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.keys import check_key_places, check_public_key, check_signing_key
+from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.options import check_one_of, check_whole
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
-from securemedian.settings.addresses import check_endpoint, host_and_port, ports_of
-from securemedian.settings.keys import check_key_places, check_public_key, check_signing_key
-from securemedian.settings.toml import read_toml
-from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from securemedian.mpc import wire
+from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.settings.trainings import DEFAULT_TRAINING, check_training
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES
 
 _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)

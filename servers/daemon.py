@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
+from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
-from securemedian.servers import control, logs, memory
+from securemedian.servers import allocator, control, logs
 from securemedian.servers.backends.registry import backend_of
 from securemedian.servers.backends.threads import SWITCH_S
 from securemedian.servers.config import ServerConfig, check_own_key
@@ -40,7 +41,6 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair, SigningKey, load_keys, load_signing_key
 
 if TYPE_CHECKING:
     from securemedian.servers.metrics import HttpServer, Monitor
@@ -282,7 +282,7 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     logs.start(config.name)
     # nobody else reads what is stored here
     os.umask(0o077)
-    memory.keep()
+    allocator.keep()
     sys.setswitchinterval(SWITCH_S)
     # Until the daemon's own handler is set there is nothing that has to be ended in order.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Checked, Cost, Outcome
-from securemedian.mpc.share import Upload
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome
 from securemedian.servers import logs
 from securemedian.servers.backends.base import Backend, Computation
 

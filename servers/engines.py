@@ -7,9 +7,9 @@ do has to be the same at both servers: only what one of them does, which its rou
 from collections.abc import Callable
 from functools import partial
 
+from securemedian.common.cohorts import DEFAULT_TRAINING
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.engine import Engine, Result
-from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # returns a new engine; it is given what says whether another engine computes
 Make = Callable[[Callable[[], bool]], Engine]

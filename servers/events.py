@@ -6,6 +6,7 @@ The table of `round_state` says which event does what in which state.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from securemedian.common.receipts import Receipt
 from securemedian.servers.control import (
     Again,
     Check,
@@ -19,7 +20,6 @@ from securemedian.servers.control import (
     Run,
     Uploaded,
 )
-from securemedian.settings.receipts import Receipt
 
 # The events of this server itself. Those of the peer are the messages of `control`.
 

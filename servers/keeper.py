@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 
 import securemedian
-from securemedian.mpc import ring
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.keys import SigningKey
+from securemedian.common.receipts import SERVICE, Receipt, Record, digest_of
 from securemedian.mpc.arrays import Float32s, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Outcome
-from securemedian.mpc.training import Training, finish
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome
+from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.servers.outcome import Result
 from securemedian.servers.register import Entry
-from securemedian.servers.results import Result
 from securemedian.servers.round_state import ServerRound
+from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store
-from securemedian.servers.training import begin
-from securemedian.settings.keys import SigningKey
-from securemedian.settings.receipts import SERVICE, Receipt, Record, digest_of
-from securemedian.settings.trainings import DEFAULT_TRAINING
 
 
 class TrainingKeeper:

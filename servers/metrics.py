@@ -23,14 +23,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import securemedian
+from securemedian.common.addresses import host_and_port, is_loopback
+from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.engines import Engines
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
-from securemedian.settings.addresses import host_and_port, is_loopback
-from securemedian.settings.states import LIVE, State
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import securemedian
-from securemedian.mpc import wire
 from securemedian.mpc.errors import (
     FrameError,
     NotStored,
@@ -18,8 +17,9 @@ from securemedian.mpc.errors import (
     UnknownTraining,
     cut,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.training import Training
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Bye, Hello, Message, Open, Resume, RoundMessage

@@ -5,10 +5,10 @@ from typing import Any
 
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
-from securemedian.mpc.exchange import EXCHANGES
-from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import Option, check_one_of, options_of
-from securemedian.mpc.params import ROUND_FIELDS, RoundParams
+from securemedian.mpc.rounds.exchange import EXCHANGES
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import ROUND_FIELDS, RoundParams
 
 # What a policy can limit besides the parameters of a round: the most values that are opened per
 # coordinate, and the rounds that have begun within the last hour, this one included.

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from securemedian.mpc.dealing import OPENING_BYTES
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
@@ -16,16 +15,17 @@ from securemedian.mpc.errors import (
     UnknownRound,
     quoted,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.prg import os_entropy
-from securemedian.mpc.training import Training
+from securemedian.mpc.protocols.dealing import OPENING_BYTES
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
 from securemedian.servers.database import UNBOUND, Bound, Row, SavedRound, Verdict
 from securemedian.servers.events import Action, Effect
-from securemedian.servers.results import Result
+from securemedian.servers.outcome import Result
 from securemedian.servers.round_facts import Limits
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import DEALING, Spool, Store

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import securemedian
-from securemedian.mpc import wire
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.states import State
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     BadUpload,
@@ -32,7 +34,8 @@ from securemedian.mpc.errors import (
     cut,
     quoted,
 )
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import is_round_id
@@ -40,9 +43,6 @@ from securemedian.servers.engines import Engines
 from securemedian.servers.register import Entry
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.rounds import Rounds, WhenStored
-from securemedian.settings.public_metrics import check_public_metrics
-from securemedian.settings.states import State
-from securemedian.settings.trainings import DEFAULT_TRAINING
 
 CLIENT, COORDINATOR = "client", "coordinator"
 _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -8,6 +8,9 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.receipts import Receipt
+from securemedian.common.states import LIVE, State
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -21,11 +24,8 @@ from securemedian.mpc.errors import (
     cut,
     quoted,
 )
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.control import SHA256_BYTES, Open, group_of
-from securemedian.settings.receipts import Receipt
-from securemedian.settings.states import LIVE, State
-from securemedian.settings.trainings import DEFAULT_TRAINING
 
 
 @dataclass(frozen=True)

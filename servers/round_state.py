@@ -49,6 +49,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ClientsDiffer,
@@ -99,7 +100,6 @@ from securemedian.servers.events import (
     is_message,
 )
 from securemedian.servers.round_facts import RoundFacts
-from securemedian.settings.states import LIVE, State
 
 # by the state of S0, the states in which S1 may be when they tell each other on a new link
 BESIDE: dict[str, tuple[str, ...]] = {

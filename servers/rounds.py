@@ -15,7 +15,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from securemedian.mpc import wire
+from securemedian.common.keys import SigningKey
+from securemedian.common.states import State
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import (
     LocalProtocolError,
@@ -25,9 +26,10 @@ from securemedian.mpc.errors import (
     RoundFailed,
     SecureMedianError,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.pipeline import Checked
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import (
@@ -62,8 +64,6 @@ from securemedian.servers.peer_control import PeerControl
 from securemedian.servers.register import Entry, Register, WhenOpened
 from securemedian.servers.runner import RoundRunner, event_of
 from securemedian.servers.store import DEALING, Store, sha256
-from securemedian.settings.keys import SigningKey
-from securemedian.settings.states import State
 
 WhenStored = Callable[[SecureMedianError | None], None]
 

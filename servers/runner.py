@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from securemedian.common.states import State
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
@@ -29,7 +30,6 @@ from securemedian.servers.engines import Engines
 from securemedian.servers.events import Action, Effect, Event, Failure, Interrupted
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.settings.states import State
 
 # how long an event waits that could not be stored
 AGAIN_S = 1.0

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.durable import lock_folder, replace_file, sync_folder
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
@@ -33,16 +34,15 @@ from securemedian.mpc.errors import (
     SecureMedianError,
     quoted,
 )
-from securemedian.mpc.optimiser import optimiser_from
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.mpc.ranges.registry import saved_policy
-from securemedian.mpc.share import Layout, SeedUpload, Upload
-from securemedian.mpc.training import Training
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
+from securemedian.mpc.rounds.optimiser import optimiser_from
+from securemedian.mpc.rounds.ranges.registry import saved_policy
+from securemedian.mpc.rounds.run_state import Training
 from securemedian.servers.control import SHA256_BYTES, is_round_id
 from securemedian.servers.database import Database, Row
-from securemedian.servers.results import Result
-from securemedian.settings.durable import lock_folder, replace_file, sync_folder
-from securemedian.settings.trainings import DEFAULT_TRAINING
+from securemedian.servers.outcome import Result
 
 # what earlier releases kept instead of a database
 _OLD_TRAINING = "training.npz"

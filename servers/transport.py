@@ -21,7 +21,8 @@ from typing import Protocol
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from securemedian.mpc import wire
+from securemedian.common.addresses import ports_of
+from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
@@ -29,11 +30,10 @@ from securemedian.mpc.errors import (
     FrameError,
     NoSocket,
 )
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.wire import Part
-from securemedian.servers import logs, memory
-from securemedian.settings.addresses import ports_of
-from securemedian.settings.keys import KeyPair
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.wire import Part
+from securemedian.servers import allocator, logs
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -235,7 +235,7 @@ class ClientPort:
             f"and {self._max_message_bytes:,} bytes (max_message_bytes) are taken"
         )
         if total > self._max_message_bytes:
-            memory.give_back()
+            allocator.give_back()
         self._log.event("request-refused", key, key=key, code=FrameError.code, reason=reason)
         fields = {"id": 0, "code": FrameError.code, "message": reason}
         self.send(address, wire.pack("error", fields))

@@ -24,19 +24,19 @@ import zmq
 from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.mpc import dealing, ring, share, wire
+from securemedian.common.keys import KeyPair, load_keys
+from securemedian.common.receipts import Record
+from securemedian.common.states import LIVE
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.dealing import Dealt
 from securemedian.mpc.errors import from_code
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.registry import policy_from
-from securemedian.scripts import keygen
+from securemedian.mpc.protocols import dealing, ring, share, wire
+from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.transport import ClientPort
-from securemedian.settings.keys import KeyPair, load_keys
-from securemedian.settings.receipts import Record
-from securemedian.settings.states import LIVE
 
 # the first start compiles
 START_S = 240.0

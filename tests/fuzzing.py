@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securemedian.mpc import wire
 from securemedian.mpc.errors import MAX_TEXT, SecureMedianError
+from securemedian.mpc.protocols import wire
 
 # A text may be cut, named and quoted in another one, and none of that may make it a long one.
 LONGEST_TEXT = 3 * MAX_TEXT

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from securemedian import cli
-from securemedian.mpc.training import Training
+from securemedian.common.receipts import Receipt, digest_of
+from securemedian.mpc.rounds.run_state import Training
 from securemedian.servers.keeper import TrainingKeeper
 from securemedian.servers.requests import Answer, Call, Desk
 from securemedian.servers.round_state import ServerRound
-from securemedian.settings.receipts import Receipt, digest_of
 
 LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
 

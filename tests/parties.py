@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.dealing import DealtUpload, deal
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.ot import ferret
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party, Session
-from securemedian.mpc.pipeline import Outcome, run_round
-from securemedian.mpc.prg import Entropy, Stream, os_entropy
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.dealing import DealtUpload, deal
+from securemedian.mpc.protocols.ot import ferret
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, run_round
 
 # A silent OT that runs through many iterations in no time, also where nothing is compiled; far too
 # small to be secure, and nothing but a test can choose it.

@@ -13,16 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 import securemedian
-from securemedian.mpc import wire
-from securemedian.mpc.dealing import Dealing
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.keys import SigningKey
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Checked, Cost
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.share import Upload
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost
 from securemedian.servers import config, control, database
 from securemedian.servers.control import Done, Hello, Message, Open, Opened, RoundMessage
 from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
@@ -33,8 +35,6 @@ from securemedian.servers.register import Entry
 from securemedian.servers.requests import Desk
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from securemedian.settings.keys import SigningKey
-from securemedian.settings.trainings import DEFAULT_TRAINING
 
 # a machine does not crash within a test, and waiting for its disk takes most of the time
 database.SYNCHRONOUS = "OFF"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 # of the plaintext functionalities that they share
 pytest.importorskip("torch")
 
-from securemedian.mpc.aggregators import AGGREGATORS
 from securemedian.mpc.errors import InputError
+from securemedian.mpc.rounds.aggregators import AGGREGATORS
 
 DIM = 40
 ROBUST = [name for name in AGGREGATORS if name != "mean"]

@@ -1,48 +1,42 @@
-"""The arrows of the architecture: who may import what, and the order in which mpc is read."""
+"""The arrows of the architecture: who may import what."""
 
 import ast
-import re
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
-
-from securemedian import mpc
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "securemedian."
 THIRD_PARTY = {
     "mpc": {"zmq", "argparse", "tomllib", "torch", "rich", "sklearn", "pickle"},
-    "settings": {"torch", "sklearn", "rich", "pickle"},
+    "common": {"torch", "sklearn", "rich", "pickle"},
     "servers": {"torch", "sklearn", "pickle"},
     "clients": {"torch", "sklearn", "pickle"},
-    "scripts": {"torch", "sklearn", "pickle"},
+    "coordinator": {"torch", "sklearn", "pickle"},
+    "operating": {"torch", "sklearn", "pickle"},
     "laboratory": {"pickle"},
     "benchmarks": {"torch", "pickle"},
-    "flower": {"torch", "sklearn", "pickle"},
-    "flare": {"torch", "sklearn", "pickle"},
+    "plugins": {"torch", "sklearn", "pickle"},
 }
 # The floors from below: a folder imports those before it, and itself.
 FLOORS = [
     "mpc",
-    "settings",
+    "common",
     "servers",
     "clients",
-    "scripts",
+    "coordinator",
+    "operating",
     "laboratory",
     "benchmarks",
-    "flower",
-    "flare",
+    "plugins",
 ]
-# the folders that are imported by another name
-NAMES = {"flare": "nvflare"}
 # Beyond what the floors say: servers and clients meet on the wire alone, and so do the plug-ins.
 FORBIDDEN = {
     "clients": {"servers"},
-    "flower": {"servers", "scripts", "laboratory", "benchmarks"},
-    "flare": {"servers", "scripts", "laboratory", "benchmarks", "flower"},
+    "coordinator": {"servers"},
+    "plugins": {"servers", "operating", "laboratory", "benchmarks"},
 }
 
 
@@ -62,14 +56,19 @@ def imports(path: Path) -> set[str]:
 def test_imports_go_down_only(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
-    refused_floors = {*FLOORS[FLOORS.index(package) + 1 :], *FORBIDDEN.get(package, ()), "cli"}
-    above = {NAMES.get(floor, floor) for floor in refused_floors}
+    above = {*FLOORS[FLOORS.index(package) + 1 :], *FORBIDDEN.get(package, ()), "cli"}
     for path in files:
         names = imports(path)
         roots = {name.split(".")[0] for name in names}
         refused = roots & (THIRD_PARTY[package] | {"tests"})
         refused |= {name for name in names if name.startswith(OURS) and name.split(".")[1] in above}
         assert not refused, f"{path.relative_to(ROOT)} imports {sorted(refused)}"
+
+
+def test_protocols_know_nothing_of_what_a_round_computes() -> None:
+    for path in sorted((ROOT / "mpc" / "protocols").rglob("*.py")):
+        above = {name for name in imports(path) if name.startswith("securemedian.mpc.rounds")}
+        assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
 
 
 def test_our_folders_are_imported_under_one_name_only() -> None:
@@ -138,7 +137,7 @@ def test_no_module_takes_anothers_underscore_names(package: str) -> None:
 @pytest.mark.parametrize(
     ("line", "taken"),
     [
-        ("from securemedian.mpc.ring import _x", ["_x"]),
+        ("from securemedian.mpc.protocols.ring import _x", ["_x"]),
         ("from securemedian.mpc import ring\nring._x()", ["ring._x"]),
         ("class A(B):\n    def f(self): return self._x", ["self._x"]),
         ("def f(party): return party.pool._sent", ["party.pool._sent"]),
@@ -155,35 +154,6 @@ def test_the_search_for_underscore_names_finds_them(line: str, taken: list[str])
     assert strangers(line) == taken
 
 
-def test_mpc_is_documented_in_dependency_order() -> None:
-    """Each module imports only those named before it, and every module is named."""
-    assert mpc.__doc__
-    order = re.findall(r"`([a-z0-9_.]+)`", mpc.__doc__)
-    files = {
-        path.relative_to(ROOT / "mpc").with_suffix("").as_posix().replace("/", "."): path
-        for path in (ROOT / "mpc").rglob("*.py")
-    }
-    modules = {
-        name: path
-        for name, path in files.items()
-        if not name.endswith("__init__") and not name.startswith("kernels.")
-    }
-    assert sorted(order) == sorted([*modules, "kernels"])
-    for position, name in enumerate(order):
-        paths = (ROOT / "mpc" / "kernels").glob("*.py") if name == "kernels" else [modules[name]]
-        for path in paths:
-            for imported in imports(path):
-                inner = imported.removeprefix("securemedian.mpc.")
-                later = [
-                    other
-                    for other in order[position + 1 :]
-                    if inner == other or inner.startswith(other + ".")
-                ]
-                assert not (imported.startswith("securemedian.mpc.") and later), (
-                    f"{name} imports {later}, which stands after it"
-                )
-
-
 def test_the_service_needs_no_torch() -> None:
     """Importing the command, servers and clients loads neither torch nor scikit-learn."""
     program = (
@@ -192,23 +162,3 @@ def test_the_service_needs_no_torch() -> None:
         "sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
-
-
-def sources() -> list[Path]:
-    """Return every Python file of the repository, each by its real path."""
-    folders = [*FLOORS, "tests"]
-    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return found + sorted((ROOT / "securemedian").glob("*.py"))
-
-
-def test_comments_stand_above_the_line() -> None:
-    machine = ("# noqa", "# type: ignore", "# pragma")
-    behind = []
-    for path in sources():
-        with tokenize.open(path) as file:
-            for token in tokenize.generate_tokens(file.readline):
-                code = token.line[: token.start[1]].strip()
-                ours = token.type == tokenize.COMMENT and not token.string.startswith(machine)
-                if code and ours:
-                    behind.append(f"{path.relative_to(ROOT)}:{token.start[0]}")
-    assert not behind

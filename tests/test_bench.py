@@ -18,11 +18,11 @@ from securemedian.benchmarks import fig12, lanes, links, points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
-from securemedian.mpc.kernels import native
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.kernels import native
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.transport import ZmqLink
 
 COUNTED = {

@@ -6,19 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import pipeline, ring, share
 from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
-from securemedian.mpc.methods import bounds
-from securemedian.mpc.methods.base import FixedPoint, Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Checked, check_values, cut_check, fill, run_round
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.methods import bounds
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, check_values, cut_check, fill, run_round
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 

@@ -12,10 +12,10 @@ from securemedian import cli
 from securemedian.clients import client, files
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.registry import METHODS
 from securemedian.mpc.options import options_of
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("securemedian.scripts.keygen.make_all", interrupted)
+    monkeypatch.setattr("securemedian.operating.keygen.make_all", interrupted)
     assert cli.main(["keygen", "unused", "--clients", "2"]) == 130
 
 

@@ -18,8 +18,9 @@ import zmq
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.connection import Connection
-from securemedian.clients.coordinator import Coordinator
-from securemedian.mpc import encode, ring, share, wire
+from securemedian.common.keys import KeyPair, SigningKey
+from securemedian.common.receipts import SERVICE, Receipt, Record
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
     ChannelTimeout,
@@ -32,12 +33,12 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.training import Training
+from securemedian.mpc.protocols import ring, share, wire
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
-from securemedian.settings.keys import KeyPair, SigningKey
-from securemedian.settings.receipts import SERVICE, Receipt, Record
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow

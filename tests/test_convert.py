@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from securemedian.mpc import ring
 from securemedian.mpc.arrays import Ring, RingShare, Words
-from securemedian.mpc.boolean import unpack_bits
-from securemedian.mpc.convert import from_bits, from_bits_demand, to_bits, to_bits_demand
-from securemedian.mpc.methods import descent
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.boolean import unpack_bits
+from securemedian.mpc.protocols.convert import from_bits, from_bits_demand, to_bits, to_bits_demand
+from securemedian.mpc.rounds.methods import descent
 from tests.parties import additive, make_parties, run_both
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.client import Client
-from securemedian.clients.coordinate import Journal, Training, TrainingPlan
-from securemedian.clients.coordinator import Coordinator
+from securemedian.common.receipts import Receipt
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.coordinator.unattended import Journal, Training, TrainingPlan
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -24,8 +25,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.settings.receipts import Receipt
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import ROOT, WAIT_S, Pair, running
 from tests.test_receipts import RECORD
 

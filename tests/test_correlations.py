@@ -6,22 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import boolean, ring
-from securemedian.mpc.correlations.base import Demand, Ends, Half, Kind
-from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.plane_ots import PlaneOts
-from securemedian.mpc.correlations.random_ots import RandomOts
-from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.kernels import planes
-from securemedian.mpc.ot.extension import BLOCK
-from securemedian.mpc.ot.softspoken import (
-    SoftSpokenReceiver,
-    SoftSpokenSender,
-)
-from securemedian.mpc.party import Party, Session
-from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.protocols import boolean, ring
+from securemedian.mpc.protocols.correlations.base import Demand, Ends, Half, Kind
+from securemedian.mpc.protocols.correlations.dabits import DaBits
+from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.kernels import planes
+from securemedian.mpc.protocols.ot.extension import BLOCK
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from tests.parties import make_parties, run_both
 
 

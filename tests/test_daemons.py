@@ -12,8 +12,7 @@ import pytest
 import zmq
 
 import securemedian
-from securemedian.mpc import encode, share, wire
-from securemedian.mpc.encode import UniformBuckets
+from securemedian.common.keys import KeyPair, load_signing_key
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
@@ -29,12 +28,14 @@ from securemedian.mpc.errors import (
     TooFewClients,
     UnknownRound,
 )
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.protocols import share, wire
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.servers import config
 from securemedian.servers.register import ENVELOPE_BYTES
-from securemedian.settings.keys import KeyPair, load_signing_key
 from tests.daemons import SETTINGS, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow

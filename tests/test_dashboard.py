@@ -24,15 +24,15 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients import receipts
-from securemedian.clients.coordinate import LINES
-from securemedian.clients.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
-from securemedian.mpc import wire
+from securemedian.common.receipts import Receipt
+from securemedian.common.states import LIVE
+from securemedian.coordinator.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
+from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
-from securemedian.scripts import keygen
+from securemedian.mpc.protocols import wire
+from securemedian.operating import keygen
 from securemedian.servers.control import Dealt, Held, Uploaded
 from securemedian.servers.requests import NO_ROUND
-from securemedian.settings.receipts import Receipt
-from securemedian.settings.states import LIVE
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 from tests.test_receipts import PUBLIC, RECORD, signed
@@ -383,7 +383,7 @@ def served(view: Callable[[], bytes], local: bool = True) -> Iterator[str]:
     """Serve the page on a thread, and yield its address."""
     uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
-    from securemedian.clients.dashboard.app import make_app
+    from securemedian.coordinator.dashboard.app import make_app
 
     settings = uvicorn.Config(make_app(view, local), port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(settings)

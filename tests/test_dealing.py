@@ -12,21 +12,28 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from securemedian.mpc import dealing, ring, share
 from securemedian.mpc.canonical import digest
-from securemedian.mpc.channel import local_pair
-from securemedian.mpc.dealing import Dealing, DealtUpload, Permutation, check, counts, deal
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
     LocalProtocolError,
     PeerProtocolError,
 )
-from securemedian.mpc.kernels import vectors
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import Stream, os_entropy
-from securemedian.mpc.share import SeedUpload, Upload, WordsUpload
+from securemedian.mpc.protocols import dealing, ring, share
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.dealing import (
+    Dealing,
+    DealtUpload,
+    Permutation,
+    check,
+    counts,
+    deal,
+)
+from securemedian.mpc.protocols.kernels import vectors
+from securemedian.mpc.protocols.prg import Stream, os_entropy
+from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds, shared
 from tests.test_privacy import Recorder, recorders

@@ -23,7 +23,7 @@ from securemedian.mpc.errors import (
     NotAllowed,
     SecureMedianError,
 )
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import Pair, running, wait_until
 
 pytestmark = pytest.mark.slow

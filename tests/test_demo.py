@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from securemedian import cli
-from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.rounds.methods.radix import Radix
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -23,7 +23,7 @@ pytest.importorskip("sklearn")
 from securemedian.laboratory import data, models, processes, training_run
 from securemedian.laboratory.attacks import NO_ATTACK
 from securemedian.laboratory.training_run import Scenario, TrainingRun
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.params import RoundParams
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from securemedian import cli
-from securemedian.clients.coordinate import TrainingPlan
+from securemedian.coordinator.unattended import TrainingPlan
 from tests.daemons import ROOT, START_S, free_ports, wait_until
 
 DEPLOY = ROOT / "deploy"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from securemedian.mpc.params import RoundParams
+from securemedian.common.states import State
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.peer import Change
 from securemedian.servers.policy import Policy
-from securemedian.settings.states import State
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploying.md").read_text("utf-8")

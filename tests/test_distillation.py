@@ -25,9 +25,9 @@ from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.models.base import Model
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.exchange import Predictions
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.exchange import Predictions
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 pytestmark = pytest.mark.slow

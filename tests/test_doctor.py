@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from securemedian import cli
-from securemedian.scripts import doctor, keygen
-from securemedian.scripts.doctor import Level
+from securemedian.operating import doctor, keygen
+from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
 from tests.daemons import Pair, running
 

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import wire
+from securemedian.common.states import State
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, NotStored
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, Outcome
 from securemedian.servers import control
 from securemedian.servers.control import Again, Bye, Hello, RoundMessage
 from securemedian.servers.database import MIGRATIONS, Database
 from securemedian.servers.round_state import ServerRound
-from securemedian.settings.states import State
 from tests.servers_alone import DEALT, DIM, PARAMS, Server
 
 KINDS = [

@@ -32,12 +32,12 @@ from securemedian.laboratory.experiments.collaborators import Collaborators  # n
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
 from securemedian.laboratory.experiments.runs import Collaboration, Record, Run  # noqa: E402
 from securemedian.laboratory.experiments.service import Service  # noqa: E402
-from securemedian.mpc.clusters import exposed  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
-from securemedian.mpc.methods.reclustered import Reclustered  # noqa: E402
-from securemedian.mpc.optimiser import Adam, Momentum, NoOptimiser  # noqa: E402
-from securemedian.mpc.ranges.coordinate import CoordinateRange  # noqa: E402
-from securemedian.mpc.ranges.mean import MeanRange  # noqa: E402
+from securemedian.mpc.rounds.clusters import exposed  # noqa: E402
+from securemedian.mpc.rounds.methods.reclustered import Reclustered  # noqa: E402
+from securemedian.mpc.rounds.optimiser import Adam, Momentum, NoOptimiser  # noqa: E402
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange  # noqa: E402
+from securemedian.mpc.rounds.ranges.mean import MeanRange  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

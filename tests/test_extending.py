@@ -14,8 +14,8 @@ from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.experiments.aggregation import SECURE
 from securemedian.laboratory.models import MODELS
-from securemedian.mpc.aggregators import AGGREGATORS
-from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.rounds.aggregators import AGGREGATORS
+from securemedian.mpc.rounds.methods.registry import METHODS
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from securemedian.scripts import keygen
+from securemedian.operating import keygen
 from tests.daemons import ROOT
 
 pytestmark = pytest.mark.slow

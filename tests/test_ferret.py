@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.random_ots import RandomOts
-from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
-from securemedian.mpc.kernels import extension as kernels
-from securemedian.mpc.ot import ferret, softspoken
-from securemedian.mpc.ot.extension import ALIGN, BLOCK, blocks_of
-from securemedian.mpc.ot.hash import Hash
-from securemedian.mpc.ot.scratch import Scratch
-from securemedian.mpc.prg import os_entropy
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.correlations.dabits import DaBits
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.kernels import extension as kernels
+from securemedian.mpc.protocols.ot import ferret, softspoken
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, blocks_of
+from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.ot.scratch import Scratch
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import (
     SMALL,
     SMALL_SETUP,

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import zmq
 
-from securemedian.mpc import encode, wire
+from securemedian.common.keys import KeyPair, load_keys
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds import encode
 from securemedian.servers import config
-from securemedian.settings.keys import KeyPair, load_keys
 from tests.daemons import SETTINGS, Pair, wait_until
 
 pytestmark = pytest.mark.slow

@@ -36,7 +36,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
 from securemedian.flower.records import ARRAYS, CLIENT
 from securemedian.mpc.errors import ConfigError, InputError

@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 
 from securemedian.clients import files
 from securemedian.clients.config import ClientConfig
-from securemedian.mpc import wire
+from securemedian.common.keys import SigningKey, load_keys, load_signing_key
+from securemedian.common.receipts import Receipt, Record
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.registry import POLICIES, policy_from
-from securemedian.scripts import keygen
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
+from securemedian.operating import keygen
 from securemedian.servers import config, control
 from securemedian.servers.backends import shards
-from securemedian.settings.keys import SigningKey, load_keys, load_signing_key
-from securemedian.settings.receipts import Receipt, Record
 from tests.fuzzing import DESCRIPTIONS, changed, damaged, fuzz, refused_or_taken
 
 pytestmark = pytest.mark.slow

@@ -20,14 +20,15 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securemedian.mpc import errors, wire
+from securemedian.mpc import errors
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.optimiser import OPTIMISERS, optimiser_from
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, Outcome
-from securemedian.mpc.ranges.registry import POLICIES, policy_from
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.optimiser import OPTIMISERS, optimiser_from
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, Outcome
+from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.servers import control
 from securemedian.servers.control import (
     Again,

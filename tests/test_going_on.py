@@ -22,7 +22,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import DuplicateUpload, InputError, ServerUnreachable
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, running, wait_until
 
 pytestmark = pytest.mark.slow

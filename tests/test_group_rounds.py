@@ -15,17 +15,17 @@ from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
-from securemedian.clients.coordinate import Training, TrainingPlan
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.coordinator.unattended import Training, TrainingPlan
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.malformed import MalformedClient
 from securemedian.mpc.errors import BadUpload, ConfigError, DuplicateUpload, InputError, NotAllowed
-from securemedian.mpc.methods.base import Method
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import SETTINGS, Pair, in_background, running
 
 pytestmark = pytest.mark.slow

@@ -12,21 +12,21 @@ from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicBits, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods import bucketed
-from securemedian.mpc.methods.base import Method
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.optimiser import Momentum
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, check_values, demand, run_round
-from securemedian.mpc.plan import predict
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.ranges.follow import FollowRange
-from securemedian.mpc.training import Training, finish
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods import bucketed
+from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.optimiser import Momentum
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, check_values, demand, run_round
+from securemedian.mpc.rounds.plan import predict
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store
-from securemedian.servers.training import begin
 from tests.parties import make_parties, run_both, run_rounds, shared
 
 DIM = 300

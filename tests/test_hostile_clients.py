@@ -13,8 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.laboratory import plaintext
-from securemedian.mpc import dealing, ring, share
-from securemedian.mpc.dealing import Dealt
 from securemedian.mpc.errors import (
     BadUpload,
     DuplicateUpload,
@@ -22,8 +20,10 @@ from securemedian.mpc.errors import (
     RoundClosed,
     UnknownRound,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.share import WordsUpload
+from securemedian.mpc.protocols import dealing, ring, share
+from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.share import WordsUpload
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import Pair, running, wait_until
 
 pytestmark = pytest.mark.slow

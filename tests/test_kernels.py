@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import ring
-from securemedian.mpc.kernels import extension, lpn, packing, planes, searching, tables, vectors
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.kernels import (
+    extension,
+    lpn,
+    packing,
+    planes,
+    searching,
+    tables,
+    vectors,
+)
 from tests import reference
 
 RNG = np.random.default_rng(5)

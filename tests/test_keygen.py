@@ -8,11 +8,7 @@ import zmq.auth
 
 from securemedian import cli
 from securemedian.clients.config import ClientConfig
-from securemedian.mpc.errors import ConfigError
-from securemedian.scripts import exchange, keygen
-from securemedian.scripts.keygen import LOOPBACK
-from securemedian.servers import config as server_config
-from securemedian.settings.keys import (
+from securemedian.common.keys import (
     SigningKey,
     fingerprint,
     is_public_key,
@@ -20,6 +16,10 @@ from securemedian.settings.keys import (
     load_keys,
     load_signing_key,
 )
+from securemedian.mpc.errors import ConfigError
+from securemedian.operating import keygen, public_keys
+from securemedian.operating.keygen import LOOPBACK
+from securemedian.servers import config as server_config
 
 
 def mode(path: Path) -> int:
@@ -158,8 +158,8 @@ SIGNING_KEYS = {
 }
 
 
-def handed(role: str, name: str, key: str, signing_key: str = "") -> exchange.PublicKey:
-    return exchange.PublicKey(role, name, key, signing_key or SIGNING_KEYS.get(role, ""))
+def handed(role: str, name: str, key: str, signing_key: str = "") -> public_keys.PublicKey:
+    return public_keys.PublicKey(role, name, key, signing_key or SIGNING_KEYS.get(role, ""))
 
 
 def alone(directory: Path, role: str, name: str) -> Path:
@@ -286,16 +286,16 @@ def test_a_key_that_is_there_is_never_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = alone(tmp_path, "client", "a")
-    exchange.join(path, [handed("s0", "s0", KEYS[0])])
+    public_keys.join(path, [handed("s0", "s0", KEYS[0])])
     before = path.read_bytes()
-    exchange.join(path, [handed("s0", "s0", KEYS[0])])
+    public_keys.join(path, [handed("s0", "s0", KEYS[0])])
     assert path.read_bytes() == before
     with pytest.raises(ConfigError) as caught:
-        exchange.join(path, [handed("s1", "s1", KEYS[2]), handed("s0", "s0", KEYS[1])])
+        public_keys.join(path, [handed("s1", "s1", KEYS[2]), handed("s0", "s0", KEYS[1])])
     assert fingerprint(KEYS[0]) in str(caught.value) and fingerprint(KEYS[1]) in str(caught.value)
     assert path.read_bytes() == before
     with pytest.raises(ConfigError, match="another signing_key of s0"):
-        exchange.join(path, [handed("s0", "s0", KEYS[0], SIGNING_KEYS["s1"])])
+        public_keys.join(path, [handed("s0", "s0", KEYS[0], SIGNING_KEYS["s1"])])
     assert path.read_bytes() == before
 
 
@@ -316,7 +316,7 @@ def test_a_configuration_of_another_form_is_left_alone(
     path = tmp_path / "s0.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        exchange.join(path, [handed("s1", "s1", KEYS[0])])
+        public_keys.join(path, [handed("s1", "s1", KEYS[0])])
     assert path.read_text() == text
 
 
@@ -417,7 +417,7 @@ def test_files_of_an_earlier_release_get_a_signing_key(
     with pytest.raises(ConfigError, match=f"--add-signing {secret}"):
         load_signing_key(secret)
     with pytest.raises(ConfigError, match="--add-signing"):
-        exchange.read_public_keys([str(public)])
+        public_keys.read_public_keys([str(public)])
     capsys.readouterr()
     assert cli.main(["keygen", "--add-signing", str(secret)]) == 0
     signing = load_signing_key(secret)
@@ -425,7 +425,7 @@ def test_files_of_an_earlier_release_get_a_signing_key(
     assert line in capsys.readouterr().out.splitlines()
     assert load_keys(secret) == curve and (mode(secret), mode(public)) == (0o600, 0o644)
     assert signing.secret in secret.read_text() and signing.secret not in public.read_text()
-    assert [key.line for key in exchange.read_public_keys([str(public)])] == [line]
+    assert [key.line for key in public_keys.read_public_keys([str(public)])] == [line]
     # a second time, for a client, and for another file
     client = alone(tmp_path / "a", "client", "a").with_suffix(".key_secret")
     for file, said in (
@@ -447,7 +447,7 @@ def test_a_configuration_of_an_earlier_release_gets_the_signing_keys(tmp_path: P
     )
     with pytest.raises(ConfigError, match=r"\[s0\] and \[s1\] without signing_key.*--join"):
         ClientConfig.load(path)
-    exchange.join(path, [handed("s0", "s0", KEYS[0]), handed("s1", "s1", KEYS[1])])
+    public_keys.join(path, [handed("s0", "s0", KEYS[0]), handed("s1", "s1", KEYS[1])])
     config = ClientConfig.load(path)
     assert (config.s0.signing_key, config.s1.signing_key) == tuple(SIGNING_KEYS.values())
     assert f'public_key = "{KEYS[0]}" # as of May\nsigning_key = ' in path.read_text()

@@ -14,16 +14,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from securemedian.mpc import share, wire
-from securemedian.mpc.channel import local_pair
-from securemedian.mpc.dealing import Dealing, deal
 from securemedian.mpc.errors import ChannelClosed, LocalProtocolError
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Outcome
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.share import Upload, WordsUpload
+from securemedian.mpc.protocols import share, wire
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.dealing import Dealing, deal
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.share import Upload, WordsUpload
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers import engine
 from securemedian.servers.backends.threads import ThreadBackend
 from securemedian.servers.engine import MOST_ABANDONED, Engine

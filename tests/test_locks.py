@@ -6,11 +6,11 @@ from typing import Protocol
 
 import pytest
 
-from securemedian.clients.coordinate import Journal
-from securemedian.clients.memory import Memory
+from securemedian.clients.journal import Memory
+from securemedian.common.durable import is_locked
+from securemedian.coordinator.unattended import Journal
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers.store import Store
-from securemedian.settings.durable import is_locked
 
 
 class Closable(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from securemedian.mpc import wire
+from securemedian.mpc.protocols import wire
 from securemedian.servers import control, logs
 from tests.servers_alone import Server
 

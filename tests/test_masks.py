@@ -27,18 +27,19 @@ import numpy as np
 import pytest
 
 from securemedian import mpc
-from securemedian.mpc import arrays, ring
-from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.kernels import jit, native
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.reclustered import PAIRWISE, RADIX, Reclustered
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.ot.extension import ALIGN
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import os_entropy
+from securemedian.mpc import arrays
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.kernels import jit, native
+from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reclustered import PAIRWISE, RADIX, Reclustered
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests import test_dealing as dealings
 from tests import test_output_shares as shares

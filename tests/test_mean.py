@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
-from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import run_round
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import run_round
 from tests.daemons import Pair, running
 from tests.parties import make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders

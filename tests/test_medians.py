@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import InputError
-from securemedian.mpc.methods import bucketed, pairwise
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Outcome, demand, run_round
-from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods import bucketed, pairwise
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, demand, run_round
 from tests import reference
 from tests.parties import (
     additive,

@@ -12,30 +12,30 @@ import pytest
 
 from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
-from securemedian.mpc import compare
-from securemedian.mpc.aggregators import AGGREGATORS
-from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.correlations.pool import Pool
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.base import WARM_UP_CLIENTS, Method, Published, Weighted
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.reclustered import HIDDEN
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean, dropped
-from securemedian.mpc.methods.zeno import Zeno
 from securemedian.mpc.options import options_of
-from securemedian.mpc.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.pipeline import Cost, check_values, fill, run_round
-from securemedian.mpc.plan import predict
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.base import RangePolicy, UniformRange
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.ranges.follow import FollowRange
-from securemedian.mpc.ranges.log import LogRange
-from securemedian.mpc.ranges.registry import POLICIES, policy_from, saved_policy
-from securemedian.mpc.training import Training, finish
+from securemedian.mpc.protocols import compare
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.correlations.pool import Pool
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.aggregators import AGGREGATORS
+from securemedian.mpc.rounds.methods.base import WARM_UP_CLIENTS, Method, Published, Weighted
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reclustered import HIDDEN
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean, dropped
+from securemedian.mpc.rounds.methods.zeno import Zeno
+from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, check_values, fill, run_round
+from securemedian.mpc.rounds.plan import predict
+from securemedian.mpc.rounds.ranges.base import RangePolicy, UniformRange
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.log import LogRange
+from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from, saved_policy
+from securemedian.mpc.rounds.run_state import Training, finish
 from securemedian.servers.store import Store
 from tests.parties import make_parties, run_both, shared
 
@@ -295,7 +295,7 @@ def test_a_round_whose_chunks_fit_is_not_cut() -> None:
 def test_a_cut_round_is_planned_to_the_byte() -> None:
     params = RoundParams(Pairwise(ring_bits=16, fraction_bits=4), 130, MANY)
     protocol = ProtocolParams(lanes=2, batch=BATCH)
-    from securemedian.mpc import share
+    from securemedian.mpc.protocols import share
 
     uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
     lanes = make_parties(2)

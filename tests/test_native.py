@@ -17,21 +17,21 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numba.core.errors import TypingError
 
-from securemedian.mpc import ring, share
-from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.kernels import lpn, native, packing, vectors
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.ot import ferret
-from securemedian.mpc.ot.extension import ALIGN
-from securemedian.mpc.ot.hash import Hash
-from securemedian.mpc.ot.leaves import Leaves, NativeLeaves, PortableLeaves, expander
-from securemedian.mpc.ot.scratch import Scratch
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Session
-from securemedian.mpc.pipeline import Outcome, run_round
-from securemedian.mpc.prg import Stream, expand
-from securemedian.mpc.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.kernels import lpn, native, packing, vectors
+from securemedian.mpc.protocols.ot import ferret
+from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.ot.leaves import Leaves, NativeLeaves, PortableLeaves, expander
+from securemedian.mpc.protocols.ot.scratch import Scratch
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import Stream, expand
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.servers import daemon
 from securemedian.servers.store import Store
 from tests import reference
@@ -499,7 +499,7 @@ def test_other_processors(processor: str, tmp_path: Path) -> None:
         pytest.skip("this processor lacks these instructions")
     program = f"""
 import re, pytest
-from securemedian.mpc.kernels import native, packing
+from securemedian.mpc.protocols.kernels import native, packing
 assert (native.LANES, native.GFNI) == ({lanes}, {gfni}), (native.LANES, native.GFNI)
 assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", {KERNELS!r}, {__file__!r}]) == 0
 (assembly,) = native.hash_columns.inspect_asm().values()
@@ -513,7 +513,7 @@ assert ("gf2p8affineqb" in assembly) == {gfni}
 def test_the_cache_tells_processors_apart(tmp_path: Path) -> None:
     """Code for one processor is loaded on it again, and never on another."""
     program = """
-from securemedian.mpc.kernels import native, packing
+from securemedian.mpc.protocols.kernels import native, packing
 native.round_keys(bytes(16))
 found = native.schedule.stats
 print(sum(found.cache_hits.values()), sum(found.cache_misses.values()))

@@ -53,10 +53,10 @@ from nvflare.private.fed.client.client_runner import (
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
 from nvflare.private.privacy_manager import Scope
 
-from securemedian.clients.plugins import Rounds
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.ranges.mean import MeanRange
+from securemedian.mpc.rounds.ranges.mean import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
+from securemedian.plugins.rounds import Rounds
 from tests import wrong
 from tests.daemons import ROOT, Pair, running
 

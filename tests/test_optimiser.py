@@ -10,15 +10,21 @@ import pytest
 
 from securemedian.clients import flags
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.encode import to_fixed
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.optimiser import OPTIMISERS, Adam, Momentum, NoOptimiser, optimiser_from
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.training import Training, finish
+from securemedian.mpc.rounds.encode import to_fixed
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.optimiser import (
+    OPTIMISERS,
+    Adam,
+    Momentum,
+    NoOptimiser,
+    optimiser_from,
+)
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store
-from securemedian.servers.training import begin
 
 DIM = 6
 MODEL = np.array([1.0, -2.0, 3.0, 0.0, 1e6, -1e-6], np.float32)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from nacl import bindings as sodium
 
-from securemedian.mpc import ring
-from securemedian.mpc.channel import local_pair
-from securemedian.mpc.correlations.random_ots import RandomOts
 from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
-from securemedian.mpc.kernels import packing
-from securemedian.mpc.ot.base import BaseOtReceiver, BaseOtSender
-from securemedian.mpc.ot.extension import ALIGN, BLOCK, bit_planes
-from securemedian.mpc.ot.softspoken import (
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, bit_planes
+from securemedian.mpc.protocols.ot.softspoken import (
     SoftSpokenReceiver,
     SoftSpokenSender,
     receiver_setup,

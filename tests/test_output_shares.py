@@ -17,27 +17,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import boolean, compare, convert, equal, millionaire, ring, share, square
 from securemedian.mpc.arrays import PublicWords, RingShare, XorBits
-from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.correlations.base import Kind
-from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.plane_ots import PlaneOts
-from securemedian.mpc.correlations.random_ots import RandomOts
-from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.correlations.triples import Triples
-from securemedian.mpc.kernels import planes
-from securemedian.mpc.methods import descent, order, pairwise, radix, reveal, trimmed_mean
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.reclustered import Reclustered
-from securemedian.mpc.methods.zeno import Zeno
-from securemedian.mpc.ot import base, ferret, softspoken
-from securemedian.mpc.ot.extension import ALIGN
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party, Session
-from securemedian.mpc.pipeline import run_round
-from securemedian.mpc.prg import os_entropy
-from securemedian.mpc.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
+from securemedian.mpc.protocols import (
+    boolean,
+    compare,
+    convert,
+    equal,
+    millionaire,
+    ring,
+    share,
+    square,
+)
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.correlations.base import Kind
+from securemedian.mpc.protocols.correlations.dabits import DaBits
+from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.kernels import planes
+from securemedian.mpc.protocols.ot import base, ferret, softspoken
+from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
+from securemedian.mpc.rounds.methods import descent, order, pairwise, radix, reveal, trimmed_mean
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.reclustered import Reclustered
+from securemedian.mpc.rounds.methods.zeno import Zeno
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import run_round
 from tests.parties import run_both
 from tests.test_privacy import Recorder
 from tests.uniformity import (

@@ -27,9 +27,9 @@ from securemedian.mpc.errors import (
     RoundClosed,
     ServerUnreachable,
 )
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 PAGE = (ROOT / "docs" / "own-model.md").read_text("utf-8")
@@ -161,7 +161,7 @@ def test_an_error_of_a_library_is_one_line_and_status_1(
     def fails(*_: object) -> None:
         raise RuntimeError("of two\nlines")
 
-    monkeypatch.setattr("securemedian.scripts.keygen.make_all", fails)
+    monkeypatch.setattr("securemedian.operating.keygen.make_all", fails)
     assert cli.main(["keygen", "unused", "--clients", "2"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("securemedian: RuntimeError: of two lines (PYTHONDEVMODE=1 ")

@@ -165,9 +165,9 @@ def test_a_wheel_is_imported_next_to_a_users_own_folders(
     program = (
         "import clients, securemedian\n"
         "from securemedian import *\n"
-        "import securemedian.cli, securemedian.servers.daemon, securemedian.mpc.ring\n"
+        "import securemedian.cli, securemedian.servers.daemon, securemedian.mpc.protocols.ring\n"
         "assert clients.MINE\n"
-        f"assert securemedian.mpc.ring.__file__.startswith({str(installed)!r})\n"
+        f"assert securemedian.mpc.protocols.ring.__file__.startswith({str(installed)!r})\n"
     )
     done = run(program, folder, installed)
     assert done.returncode == 0, done.stderr

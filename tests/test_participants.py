@@ -13,8 +13,8 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
-from securemedian.mpc import wire
+from securemedian.common.receipts import Receipt
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -22,10 +22,10 @@ from securemedian.mpc.errors import (
     ReceiptInvalid,
     UnknownRound,
 )
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import MAX_CLIENTS
 from securemedian.servers.control import Close, Failed, Held, Open, Opened, Ready, Run, Uploaded
-from securemedian.settings.receipts import Receipt
 from tests.daemons import Pair, wait_until
 from tests.servers_alone import PARAMS, START, Server, held
 

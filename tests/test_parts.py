@@ -11,9 +11,9 @@ import pytest
 from securemedian import cli
 from securemedian.benchmarks import parts, settings
 from securemedian.benchmarks.work import Point
-from securemedian.mpc.kernels import extension, native
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.ot import ferret, leaves
+from securemedian.mpc.protocols.kernels import extension, native
+from securemedian.mpc.protocols.ot import ferret, leaves
+from securemedian.mpc.rounds.methods.registry import METHODS
 
 
 def burn(seconds: float) -> None:

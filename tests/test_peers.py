@@ -12,7 +12,7 @@ from securemedian import cli
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.peers import processes
 from securemedian.benchmarks.work import Point, run_point
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow

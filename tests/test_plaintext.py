@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
-from securemedian.mpc.encode import UniformBuckets
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])

@@ -11,19 +11,19 @@ import pytest
 from securemedian import cli
 from securemedian.benchmarks import forecast, harness
 from securemedian.benchmarks.work import Point, round_params
-from securemedian.mpc import dealing, share
-from securemedian.mpc.dealing import DealtUpload
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.ot import ferret
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, Meter, Shard, check_values, run_round, shards
-from securemedian.mpc.plan import predict, predict_shards
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import dealing, share
+from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.ot import ferret
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, Meter, Shard, check_values, run_round, shards
+from securemedian.mpc.rounds.plan import predict, predict_shards
 from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.lease import Lease
-from securemedian.clients.plugins import RoundOptions, Rounds, listed, same_form, submit
+from securemedian.coordinator.lease import Lease
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
@@ -22,10 +21,11 @@ from securemedian.mpc.errors import (
     RoundFailed,
     ServerUnreachable,
 )
+from securemedian.plugins.rounds import RoundOptions, Rounds, listed, same_form, submit
 from tests.daemons import ROOT, Pair, running
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
-SHARED = ("clients/plugins.py", "clients/lease.py", "mpc/encode.py")
+SHARED = ("plugins/rounds.py", "coordinator/lease.py", "mpc/rounds/encode.py")
 
 
 def literals(source: str) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.control import Failed, Open, Opened
 from securemedian.servers.policy import Policy
 from securemedian.servers.register import HOUR_S

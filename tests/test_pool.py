@@ -15,29 +15,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from securemedian.mpc import share
-from securemedian.mpc.channel import local_pair
-from securemedian.mpc.correlations.base import Demand
-from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.plane_ots import PlaneOts
-from securemedian.mpc.correlations.random_ots import RandomOts
-from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.correlations.triples import Triples
 from securemedian.mpc.errors import PeerProtocolError, SecureMedianError
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.ot.softspoken import (
-    SoftSpokenReceiver,
-    SoftSpokenSender,
-)
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Checked, Cost, Outcome, fill, run_round
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.correlations.dabits import DaBits
+from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, fill, run_round
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.servers.backends.threads import ThreadBackend
 from securemedian.servers.engine import Coin, Engine
 from securemedian.servers.engines import Engines

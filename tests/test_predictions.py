@@ -17,23 +17,23 @@ import pytest
 from securemedian import Client, Coordinator, PublicSet, cli
 from securemedian.clients import files
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.coordinate import TrainingPlan
 from securemedian.clients.upload import Round, encode_update
+from securemedian.coordinator.unattended import TrainingPlan
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.exchange import Predictions, public_digest
-from securemedian.mpc.methods.base import Method
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.optimiser import Adam
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import run_round
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.training import Training, finish
-from securemedian.servers.training import begin
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.exchange import Predictions, public_digest
+from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.optimiser import Adam
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import run_round
+from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.servers.run_start import begin
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
 from tests.parties import make_parties, run_both, shared
 

@@ -17,30 +17,30 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc import boolean, ring, share
 from securemedian.mpc.arrays import PublicBits, PublicWords, XorBits
-from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.correlations.base import Half, Kind
-from securemedian.mpc.correlations.dabits import DaBits
-from securemedian.mpc.correlations.plane_ots import PlaneOts
-from securemedian.mpc.correlations.pool import Pool
-from securemedian.mpc.correlations.random_ots import RandomOts
-from securemedian.mpc.correlations.tables import Tables
-from securemedian.mpc.correlations.triples import Triples
-from securemedian.mpc.dealing import Dealing, check, deal
-from securemedian.mpc.exchange import Predictions
-from securemedian.mpc.methods import bucketed, pairwise, radix
-from securemedian.mpc.methods.base import FixedPoint
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.reclustered import Reclustered
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import check_values
-from securemedian.mpc.prg import Entropy, Stream, os_entropy
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import boolean, ring, share
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.correlations.base import Half, Kind
+from securemedian.mpc.protocols.correlations.dabits import DaBits
+from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
+from securemedian.mpc.protocols.correlations.pool import Pool
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.dealing import Dealing, check, deal
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.exchange import Predictions
+from securemedian.mpc.rounds.methods import bucketed, pairwise, radix
+from securemedian.mpc.rounds.methods.base import FixedPoint
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reclustered import Reclustered
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import check_values
 from tests import reference
 from tests.parties import (
     deterministic_entropy,

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from securemedian.mpc import boolean, compare, equal, millionaire, ring
 from securemedian.mpc.arrays import XorBits
-from securemedian.mpc.methods.reveal import open_bits, open_ring
-from securemedian.mpc.party import Party
-from securemedian.mpc.protocol import OT_EXTENSIONS
+from securemedian.mpc.protocols import boolean, compare, equal, millionaire, ring
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS
+from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 from tests.parties import additive, make_parties, run_both
 
 RNG = np.random.default_rng(3)

@@ -9,13 +9,9 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
+from securemedian.common.public_metrics import LONGEST_NAME, MOST_METRICS, check_public_metrics
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import InputError, NotStored, PeerProtocolError
-from securemedian.settings.public_metrics import (
-    LONGEST_NAME,
-    MOST_METRICS,
-    check_public_metrics,
-)
 from tests.daemons import Pair, running
 from tests.servers_alone import Server
 

@@ -6,20 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import PublicValues, XorWords
-from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods import bucketed, pairwise, radix, trimmed_mean
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Outcome, run_round
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods import bucketed, pairwise, radix, trimmed_mean
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, run_round
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 

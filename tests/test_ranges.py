@@ -16,22 +16,22 @@ from securemedian.clients.flags import add_range_options, range_policy
 from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.experiments.aggregation import FINE
-from securemedian.mpc import encode
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.encode import UnevenBuckets
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges import follow
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.ranges.follow import FollowRange
-from securemedian.mpc.ranges.log import LogRange
-from securemedian.mpc.ranges.mean import MeanRange
-from securemedian.mpc.ranges.registry import POLICIES, policy_from
-from securemedian.mpc.training import Training, finish
-from securemedian.servers.training import begin
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import UnevenBuckets
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges import follow
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.log import LogRange
+from securemedian.mpc.rounds.ranges.mean import MeanRange
+from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
+from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.servers.run_start import begin
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]

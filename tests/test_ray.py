@@ -19,8 +19,8 @@ pytest.importorskip("ray", reason="the extra ray is not installed: scripts/test 
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ParametersDiffer
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import SETTINGS, Pair, wait_until
 from tests.processes import workers_below
 from tests.test_methods import GIVEN

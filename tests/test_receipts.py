@@ -14,9 +14,10 @@ import pytest
 from securemedian import cli
 from securemedian.clients import receipts, results
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
+from securemedian.common.keys import SigningKey
+from securemedian.common.receipts import Receipt, Record, differences, digest_of
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
-from securemedian.mpc import ring, wire
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
     ConfigError,
@@ -25,18 +26,17 @@ from securemedian.mpc.errors import (
     RoundFailed,
     TooFewClients,
 )
-from securemedian.mpc.methods.base import Method
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.optimiser import Adam, Momentum
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.training import Training, finish
-from securemedian.settings.keys import SigningKey
-from securemedian.settings.receipts import Receipt, Record, differences, digest_of
+from securemedian.mpc.protocols import ring, wire
+from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.optimiser import Adam, Momentum
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.run_state import Training, finish
 from tests.daemons import WAIT_S, Pair
 
 SIGNING = SigningKey.new(), SigningKey.new()
@@ -512,7 +512,7 @@ def test_one_server_is_enough_to_get_a_result(played: Round) -> None:
 def test_a_receipt_is_shown_and_verified_without_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from securemedian.settings.keys import load_signing_key
+    from securemedian.common.keys import load_signing_key
 
     keys = tmp_path / "keys"
     assert cli.main(["keygen", str(keys), "--clients", "2"]) == 0
@@ -543,8 +543,8 @@ def test_a_receipt_is_shown_and_verified_without_a_server(
 def test_a_server_s_configuration_names_the_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from securemedian.common.keys import load_signing_key
     from securemedian.servers import config
-    from securemedian.settings.keys import load_signing_key
 
     assert cli.main(["keygen", str(tmp_path), "--clients", "2"]) == 0
     listed = config.load(tmp_path / "s0.toml").clients

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from securemedian.laboratory import plaintext
-from securemedian.mpc import dealing, ring, share
-from securemedian.mpc.aggregators import AGGREGATORS
-from securemedian.mpc.clusters import Exposure, draw, exposed
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods import reclustered
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.reclustered import (
+from securemedian.mpc.protocols import dealing, ring, share
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.share import SLICE_ALIGN
+from securemedian.mpc.rounds.aggregators import AGGREGATORS
+from securemedian.mpc.rounds.clusters import Exposure, draw, exposed
+from securemedian.mpc.rounds.methods import reclustered
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.reclustered import (
     FEWEST,
     MEAN,
     MEDIAN,
@@ -25,13 +29,9 @@ from securemedian.mpc.methods.reclustered import (
     TRIMMED_MEAN,
     Reclustered,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Outcome, check_values, run_round
-from securemedian.mpc.plan import predict
-from securemedian.mpc.prg import os_entropy
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.share import SLICE_ALIGN
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, check_values, run_round
+from securemedian.mpc.rounds.plan import predict
 from securemedian.servers.control import Checked, Held, Ready, Resume, Uploaded
 from tests.daemons import Pair, running
 from tests.parties import deterministic_entropy, make_parties, run_both

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import zmq
 
+from securemedian.common.keys import load_keys
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, NotAllowed, UnknownRound
-from securemedian.mpc.pipeline import Cost, Outcome
-from securemedian.scripts import keygen
+from securemedian.mpc.rounds.pipeline import Cost, Outcome
+from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.config import (
     Caller,
@@ -28,7 +29,6 @@ from securemedian.servers.config import (
 from securemedian.servers.control import Held, Ready, Uploaded
 from securemedian.servers.policy import Policy
 from securemedian.servers.reload import CHANGEABLE, Reload
-from securemedian.settings.keys import load_keys
 from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
 from tests.servers_alone import DIM, SAMPLES, Server, held
 

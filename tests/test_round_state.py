@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from securemedian.mpc import wire
+from securemedian.common.keys import SigningKey
+from securemedian.common.receipts import Receipt, Record
+from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import (
     MAX_TEXT,
     BadUpload,
@@ -31,9 +33,10 @@ from securemedian.mpc.errors import (
     RoundClosed,
     SecureMedianError,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.prg import SEED_BYTES
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import control
 from securemedian.servers.control import (
     Again,
@@ -73,9 +76,6 @@ from securemedian.servers.events import (
 from securemedian.servers.peer import Change, PeerWatch, differences
 from securemedian.servers.round_facts import Limits
 from securemedian.servers.round_state import LATE, TABLE, ServerRound, Transition, always
-from securemedian.settings.keys import SigningKey
-from securemedian.settings.receipts import Receipt, Record
-from securemedian.settings.states import LIVE, State
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}

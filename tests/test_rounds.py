@@ -17,7 +17,7 @@ import pytest
 from zmq.utils import z85
 
 from securemedian.clients.results import receipt_of
-from securemedian.mpc import pipeline, wire
+from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
     MAX_TEXT,
@@ -27,9 +27,11 @@ from securemedian.mpc.errors import (
     RoundBusy,
     SecureMedianError,
 )
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import control, logs
 from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
 from securemedian.servers.control import (
@@ -53,7 +55,6 @@ from securemedian.servers.peer_control import HELLO_S
 from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
 from securemedian.servers.rounds import Rounds
 from securemedian.servers.store import Store
-from securemedian.settings.receipts import Receipt, digest_of
 from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, SIGNING, START, Server, held, hello
 
 

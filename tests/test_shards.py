@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from securemedian.mpc import pipeline, ring, share, wire
-from securemedian.mpc.dealing import Dealing, deal
+from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ChannelClosed,
     ConfigError,
@@ -22,14 +21,17 @@ from securemedian.mpc.errors import (
     NoWorker,
     PeerProtocolError,
 )
-from securemedian.mpc.methods.base import Method
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.trimmed_mean import TrimmedMean
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, Outcome, Shard
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.share import SeedUpload, Upload, WordsUpload
+from securemedian.mpc.protocols import ring, share, wire
+from securemedian.mpc.protocols.dealing import Dealing, deal
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, Outcome, Shard
 from securemedian.servers import logs
 from securemedian.servers.backends import ray, shards
 from securemedian.servers.backends.shards import (
@@ -46,7 +48,6 @@ from securemedian.servers.backends.slices import for_check, for_shard
 from securemedian.servers.backends.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.config import EngineConfig
 from securemedian.servers.control import encode
-from securemedian.settings.keys import KeyPair
 from tests.daemons import free_ports
 from tests.parties import make_parties, run_both, shared
 from tests.test_methods import variants
@@ -197,7 +198,7 @@ def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
 def test_verdicts_on_dealings_are_joined(
     servers: ShardedServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("securemedian.mpc.dealing.PART", 128)
+    monkeypatch.setattr("securemedian.mpc.protocols.dealing.PART", 128)
     shape = Dealing(512, 4, 4)
     assert len(shape.parts) == 4
     dealt = [deal(shape) for _ in range(CLIENTS)]
@@ -265,7 +266,7 @@ def test_words_travel_in_parcels_of_a_bounded_size(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("securemedian.mpc.dealing.PART", 256)
+    monkeypatch.setattr("securemedian.mpc.protocols.dealing.PART", 256)
     params = RoundParams(Bucketed(buckets=4), 1024, CLIENTS)
     uploads = inputs(params)
     whole = alone(params, uploads)[0].values

@@ -10,7 +10,7 @@ import pytest
 
 import securemedian
 from securemedian import cli
-from securemedian.mpc.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.registry import METHODS
 from tests.daemons import ROOT
 
 pytest.importorskip("mkdocs")

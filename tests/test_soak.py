@@ -30,11 +30,11 @@ from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
 from securemedian.benchmarks.soak.rounds import reference
 from securemedian.benchmarks.soak.run import Soak
 from securemedian.benchmarks.soak.service import TRAININGS
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
+from securemedian.common.states import State
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.control import Held
-from securemedian.settings.states import State
 from tests.daemons import wait_until
 from tests.servers_alone import Server
 

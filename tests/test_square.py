@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from securemedian.mpc import ring
-from securemedian.mpc.correlations.random_ots import RandomOts
-from securemedian.mpc.square import square, square_demand
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.square import square, square_demand
 from tests.parties import additive, make_parties, run_both
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import pipeline
 from securemedian.mpc.errors import LocalProtocolError, PeerUnavailable
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import pipeline
 from securemedian.servers.backends.threads import ThreadBackend
 from securemedian.servers.control import Hello
 from securemedian.servers.engine import Engine

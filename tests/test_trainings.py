@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 from zmq.utils import z85
 
-from securemedian.mpc import wire
+from securemedian.common.states import State
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, NotStored
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Cost, Outcome
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Cost, Outcome
 from securemedian.servers import config, control
 from securemedian.servers.config import Caller, TrainingTable
 from securemedian.servers.control import Failed, Open
 from securemedian.servers.events import Use
 from securemedian.servers.register import KEPT_ROUNDS, Entry, Register
 from securemedian.servers.requests import COORDINATOR, OPS
-from securemedian.settings.states import State
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import UnknownRound, UnknownTraining
-from securemedian.mpc.params import RoundParams
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import Pair, in_background, wait_until
 
 pytestmark = pytest.mark.slow

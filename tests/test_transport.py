@@ -21,13 +21,15 @@ import zmq.utils.monitor
 from numpy.typing import DTypeLike, NDArray
 from zmq.utils.garbage import gc as collector
 
-from securemedian.mpc import dealing, plan, wire
-from securemedian.mpc.channel import Channel, frame_size
-from securemedian.mpc.dealing import MAX_BUCKETS, PART, Dealing
+from securemedian.common.keys import KeyPair, load_keys
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import cut
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import dealing, wire
+from securemedian.mpc.protocols.channel import Channel, frame_size
+from securemedian.mpc.protocols.dealing import MAX_BUCKETS, PART, Dealing
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import plan
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import cut
 from securemedian.servers import transport
 from securemedian.servers.daemon import Daemon
 from securemedian.servers.descriptors import Descriptors
@@ -41,7 +43,6 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair, load_keys
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow

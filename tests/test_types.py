@@ -17,8 +17,8 @@ import pytest
 from securemedian import mpc
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = Path(mpc.__file__).parent / "methods"
@@ -32,11 +32,11 @@ HOLDERS = {"Party", "Chunk", "Upload"}
 SETTING = """\
 from securemedian.mpc import boolean, compare, equal, share
 from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits, XorWords
-from securemedian.mpc.methods import radix
-from securemedian.mpc.methods.base import Method, Published
-from securemedian.mpc.methods.reveal import open_bits, open_ring
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Outcome
+from securemedian.mpc.rounds.methods import radix
+from securemedian.mpc.rounds.methods.base import Method, Published
+from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds.pipeline import Outcome
 
 def shown(values: PublicValues) -> str:
     return f"{values}"

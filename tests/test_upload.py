@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from securemedian.clients import upload
 from securemedian.clients.upload import RangeWarning, Round, ShareHalf
-from securemedian.mpc import ring, share
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.coordinate import CoordinateRange
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 
 # neither a multiple of a word nor of a block
 D = 700

@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securemedian.mpc import encode, ring, share
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.encode import UniformBuckets
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.prg import Stream
-from securemedian.mpc.ranges.registry import policy_from
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.prg import Stream
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.registry import policy_from
 from tests import reference
 
 

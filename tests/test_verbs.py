@@ -14,16 +14,16 @@ import pytest
 from securemedian import cli
 from securemedian.clients import files
 from securemedian.clients.client import Client
-from securemedian.clients.coordinator import Coordinator
 from securemedian.clients.upload import RangeWarning
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import RoundFailed
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.follow import FollowRange
-from securemedian.mpc.ranges.mean import MeanRange
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.mean import MeanRange
 from tests.daemons import WAIT_S, Pair, running
 
 pytestmark = pytest.mark.slow

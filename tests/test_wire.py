@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securemedian.mpc import wire
-from securemedian.mpc.channel import frame_size, local_pair
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
@@ -17,6 +15,8 @@ from securemedian.mpc.errors import (
     LocalProtocolError,
     PeerProtocolError,
 )
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.channel import frame_size, local_pair
 
 GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
 

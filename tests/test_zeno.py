@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc import ring, share
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods import zeno
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.zeno import Zeno
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party
-from securemedian.mpc.pipeline import Outcome, check_values, fill, run_round
-from securemedian.mpc.plan import predict
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods import zeno
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.zeno import Zeno
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
+from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
 from tests.parties import make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders

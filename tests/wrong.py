@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.clients.plugins import Arrays
+from securemedian.plugins.rounds import Arrays
 
 # what a site makes of the model, and what the refusal says
 UPDATES: list[tuple[Callable[[Arrays], Arrays], str]] = [

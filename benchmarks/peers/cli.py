@@ -13,7 +13,7 @@ from securemedian.benchmarks.peers import processes
 from securemedian.benchmarks.peers.processes import HERE, PeerFailed
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import report
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import ProtocolParams
 
 Row = dict[str, Any]
 

@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from securemedian.settings.trainings import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_TRAINING
 
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")

@@ -17,7 +17,7 @@ from typing import Any, Self
 from securemedian.benchmarks.soak.audit import Audit, training_of
 from securemedian.benchmarks.soak.proxy import CALM, Proxy, Trouble
 from securemedian.benchmarks.soak.service import SERVERS, TRAININGS, Service
-from securemedian.settings.states import State
+from securemedian.common.states import State
 
 # the pause between two faults of one saboteur, seconds
 PAUSE_S = 0.3, 3.0

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from securemedian.benchmarks.soak.audit import Audit, Ended
 from securemedian.benchmarks.soak.client import digest_of, update
 from securemedian.benchmarks.soak.service import SERVERS, Service
-from securemedian.clients.coordinator import Coordinator
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
     SecureMedianError,
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.methods.mean import Mean
-from securemedian.mpc.methods.pairwise import Pairwise
-from securemedian.mpc.methods.radix import Radix
-from securemedian.mpc.params import RoundParams
-from securemedian.settings.trainings import DEFAULT_TRAINING
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.params import RoundParams
 
 # how many values the model of each training has
 DIMS = {DEFAULT_TRAINING: 3000, "stroke": 2000}

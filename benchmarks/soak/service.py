@@ -13,9 +13,9 @@ from securemedian.benchmarks.soak.disk import Disk
 from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import Proxies, Proxy
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.coordinator import Coordinator
-from securemedian.scripts import keygen
-from securemedian.settings.trainings import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.operating import keygen
 
 SERVERS = ("s0", "s1")
 # how many clients of its own each training has

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.laboratory.experiments import spectral
-from securemedian.mpc import clusters
-from securemedian.mpc.aggregators import AGGREGATORS, mean, trimmed_mean
-from securemedian.mpc.dealing import MAX_BUCKETS
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.methods.reclustered import HIDDEN, MEDIAN, TRIMMED_MEAN
-from securemedian.mpc.methods.registry import METHODS
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.mpc.ranges.base import RangePolicy
-from securemedian.mpc.ranges.constant import ConstantRange
-from securemedian.mpc.ranges.coordinate import CoordinateRange
-from securemedian.mpc.ranges.follow import FollowRange
-from securemedian.mpc.ranges.log import LogRange
+from securemedian.mpc.protocols.dealing import MAX_BUCKETS
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.rounds import clusters
+from securemedian.mpc.rounds.aggregators import AGGREGATORS, mean, trimmed_mean
+from securemedian.mpc.rounds.methods.reclustered import HIDDEN, MEDIAN, TRIMMED_MEAN
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.constant import ConstantRange
+from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.log import LogRange
 
 # the policy of a method without buckets, on whose results it has no influence
 CONSTANT = ConstantRange()

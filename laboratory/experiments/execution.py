@@ -18,10 +18,10 @@ from securemedian.laboratory.experiments.service import Service
 from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.exchange import Predictions
-from securemedian.mpc.prg import SEED_BYTES
-from securemedian.mpc.training import Training
-from securemedian.scripts import keygen
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.rounds.exchange import Predictions
+from securemedian.mpc.rounds.run_state import Training
+from securemedian.operating import keygen
 
 # called with the record so far, first and after every round
 ShowRecord = Callable[[Record], None]

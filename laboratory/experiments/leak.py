@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from securemedian.laboratory import plots
 from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.plots import Line, Panel
-from securemedian.mpc import share
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.channel import Channel, local_pair
-from securemedian.mpc.clusters import Members, exposed
-from securemedian.mpc.methods.base import Published
-from securemedian.mpc.methods.reclustered import Reclustered
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import SESSION_BYTES, Session
-from securemedian.mpc.pipeline import Outcome, run_round
-from securemedian.mpc.prg import os_entropy
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.party import SESSION_BYTES, Session
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.clusters import Members, exposed
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.reclustered import Reclustered
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, run_round
 
 if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design

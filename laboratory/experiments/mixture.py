@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from securemedian.laboratory import plots
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.methods.trimmed_mean import dropped
-from securemedian.mpc.ring import median_rank
+from securemedian.mpc.protocols.ring import median_rank
+from securemedian.mpc.rounds.methods.trimmed_mean import dropped
 
 if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design

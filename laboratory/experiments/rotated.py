@@ -23,9 +23,9 @@ from securemedian.laboratory.data.rotate import rotate
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.methods.bucketed import Bucketed
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.training import Training
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training
 
 if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design

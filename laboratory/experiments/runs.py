@@ -9,9 +9,9 @@ from typing import Any
 from securemedian.laboratory import models
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models import Model
-from securemedian.mpc.optimiser import NoOptimiser, Optimiser
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.ranges.base import RangePolicy
+from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
 
 # for all clients of a round to train and upload
 UPLOADS_LIMIT_S = 6 * 3600.0

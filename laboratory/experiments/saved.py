@@ -15,7 +15,7 @@ import numpy as np
 
 from securemedian.laboratory.experiments.runs import Record, Run
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.training import Training
+from securemedian.mpc.rounds.run_state import Training
 
 
 def prepare(folder: Path) -> None:

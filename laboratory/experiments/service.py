@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.coordinator import Coordinator
 from securemedian.clients.public import PublicSet
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.experiments.runs import ServerCost
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.training import Training
-from securemedian.scripts import keygen
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import Training
+from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.store import Store
 

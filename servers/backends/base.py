@@ -7,10 +7,10 @@ at the same time, with a backend of the same kind.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from securemedian.mpc.dealing import Dealing
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.pipeline import Checked, Cost, Outcome, Progress
-from securemedian.mpc.share import Upload
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress
 
 
 class Computation(Protocol):

@@ -18,15 +18,15 @@ from functools import cached_property
 from typing import Any
 
 import securemedian
+from securemedian.common.addresses import host_and_port
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ConfigError, NoWorker, cut
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.servers import logs, memory
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.servers import allocator, logs
 from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
 from securemedian.servers.backends.threads import OpenLane
 from securemedian.servers.backends.worker import ShardWorker
 from securemedian.servers.config import NEEDS_RAY, EngineConfig
-from securemedian.settings.addresses import host_and_port
 
 # What Ray reads of its environment when it is imported. It would tell its makers about this
 # machine, and warn of GPUs, which nobody asks for.
@@ -129,7 +129,7 @@ class RayWorkers:
             scheduling_strategy="SPREAD",
             max_restarts=-1,
             # Ray has threads before a worker's own code runs, and then it is too late for that
-            runtime_env={"env_vars": memory.environment()},
+            runtime_env={"env_vars": allocator.environment()},
             # what was lost is done anew together with the other server
             max_task_retries=0,
             # should one worker alone be left, it has all shards

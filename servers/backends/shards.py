@@ -29,10 +29,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 import zmq
 
-from securemedian.mpc import pipeline, wire
+from securemedian.common.addresses import check_endpoint
+from securemedian.common.keys import KeyPair, check_public_key
 from securemedian.mpc.arrays import Result, RingShare, XorBits
-from securemedian.mpc.channel import Channel
-from securemedian.mpc.dealing import Dealing
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
@@ -42,16 +41,18 @@ from securemedian.mpc.errors import (
     cut,
     from_code,
 )
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import SESSION_BYTES
-from securemedian.mpc.pipeline import Checked, Cost, Outcome, Progress, Shard
-from securemedian.mpc.share import Upload
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
 from securemedian.servers import control, logs
 from securemedian.servers.backends.slices import Keep, Parcels, for_check, for_shard
 from securemedian.servers.backends.worker import Broken, Meeting
 from securemedian.servers.transport import ZmqLink
-from securemedian.settings.addresses import check_endpoint
-from securemedian.settings.keys import KeyPair, check_public_key
 
 # how often a shard may be taken up in one step; then the round is tried again as a whole
 MOST_ATTEMPTS = 4

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.dealing import Dealing, DealtUpload
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.pipeline import Shard
-from securemedian.mpc.share import Layout, SeedUpload, Upload, words_of
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
+from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload, words_of
+from securemedian.mpc.rounds.pipeline import Shard
 
 
 class Kept(Protocol):

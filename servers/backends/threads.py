@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Sequence
 
-from securemedian.mpc import pipeline
 from securemedian.mpc.arrays import RingShare, XorBits
-from securemedian.mpc.channel import Channel
-from securemedian.mpc.dealing import Dealing
-from securemedian.mpc.params import RoundParams
-from securemedian.mpc.party import Party, Session
-from securemedian.mpc.pipeline import Checked, Cost, Outcome, Progress, Shard
-from securemedian.mpc.protocol import ProtocolParams
-from securemedian.mpc.share import Upload
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
 from securemedian.servers import logs
 from securemedian.servers.transport import ZmqLink
 

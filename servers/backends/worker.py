@@ -14,9 +14,10 @@ from typing import Any
 import zmq
 
 import securemedian
-from securemedian.mpc import pipeline
+from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import ChannelClosed, SecureMedianError
-from securemedian.mpc.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import pipeline
 from securemedian.servers.backends.threads import SWITCH_S, ThreadComputation
 from securemedian.servers.transport import (
     PEER_DOMAIN,
@@ -25,7 +26,6 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
-from securemedian.settings.keys import KeyPair
 
 # how long what is dropped may take to stop: a thread stops at its next message, and may first have
 # to finish the computation of a chunk

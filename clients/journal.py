@@ -1,0 +1,381 @@
+"""What a client has made for rounds, and what it keeps of its own between them.
+
+An upload is kept until both servers have acknowledged it, so that what is sent again is the same:
+two sharings of one update, or two rotations by one dealing, must never be mixed. With a folder all
+of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of three
+states:
+
+    dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
+    upload   both halves of the update. They take the place of the dealing's secret before the first
+             of them is sent, so that no dealing can rotate a second update.
+    sent     what the round's result has to fit, in place of the halves, which both servers have.
+             There are at most as many of these as servers keep results.
+
+The file `own` holds the arrays that the caller keeps (`Client.keep`). A file is the SHA-256 of its
+content, and then the content: the parts of one frame (`mpc.wire`) as a msgpack list. Together the
+halves are the update, so all files are for their owner alone (mode 0600).
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+import securemedian
+from securemedian.clients.upload import ShareHalf
+from securemedian.common.durable import lock_folder, replace_file
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import (
+    ConfigError,
+    FrameError,
+    LocalProtocolError,
+    PeerProtocolError,
+    quoted,
+)
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
+
+SECRET_BYTES = 32
+# the rounds whose results a client can ask for: servers keep no more of them
+KEPT_ROUNDS = 4
+_SUFFIX = ".kept"
+_OWN = "own"
+_DIGEST_BYTES = 32
+# what an id may be that names a file
+_NAME = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The secret from which a client's dealing for one round is drawn."""
+
+    # the digest of the parameters that it is for
+    params: bytes
+    # the client's position in S0's list, which decides on which server gets the seed
+    index: int
+    secret: bytes = field(repr=False)
+
+    def entropy(self) -> Entropy:
+        """Return a source of randomness that gives the same bytes each time.
+
+        Each draw is a SHA-256 under the secret, and tells nothing about the others.
+        """
+        draws = 0
+
+        def entropy(count: int) -> bytes:
+            nonlocal draws
+            block = digest("client randomness", self.secret, draws)
+            draws += 1
+            if count > len(block):
+                raise LocalProtocolError(f"{count} bytes are more than one draw has")
+            return block[:count]
+
+        return entropy
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The halves of one update for one round, as they were made the first time."""
+
+    round_id: str
+    # the digest of the parameters that the update was encoded for
+    params: bytes
+    # the digest of the training run that it was trained from
+    start: bytes
+    # `fingerprint` of the update
+    update: bytes
+    # for S0 and for S1
+    halves: tuple[ShareHalf, ShareHalf]
+    # the group that the update is for, 0-based; None if an earlier release has not kept it
+    group: int | None = 0
+    # the group that both servers are told: this one where groups are visible, 0 otherwise
+    told: int = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a client knows of an upload of its own that both servers have."""
+
+    round_id: str
+    # the digest of the training run that it was trained from
+    start: bytes
+    # the group that it is for, as in `Submission`
+    group: int | None
+    # later uploads have greater ones
+    order: int
+
+
+def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
+    """Return what tells one flat update, for a group, from another."""
+    data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
+    if group:
+        data.update(group.to_bytes(8, "little"))
+    return data.digest()
+
+
+class Memory:
+    """Keeps a client's dealings and uploads by round, and what the caller keeps.
+
+    That is in a folder, unless it is None. The folder is for one process at a time. Raises
+    ConfigError if it cannot be used, if another process uses it, or if a file in it is damaged.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._lock: IO[bytes] | None = None
+        self._draws: dict[str, Draw] = {}
+        self._submissions: dict[str, Submission] = {}
+        self._sent: dict[str, Sent] = {}
+        self._own = wire.Message(_OWN, {}, {})
+        # the rounds whose file has what is kept here
+        self._written: set[str] = set()
+        if folder is None:
+            return
+        try:
+            self._lock = _lock(folder)
+            for unfinished in folder.glob("*.new"):
+                unfinished.unlink()
+            for path in sorted(folder.glob(f"*{_SUFFIX}")):
+                self._load(path)
+            self._load_own()
+        except OSError as error:
+            self.close()
+            raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the folder up, so that another process can use it."""
+        if self._lock:
+            self._lock.close()
+
+    @property
+    def rounds(self) -> list[str]:
+        """Return the ids of the rounds for which something is kept that servers lack."""
+        return [*self._draws, *self._submissions]
+
+    @property
+    def sent(self) -> list[Sent]:
+        """Return the latest uploads that both servers have, the oldest first."""
+        return sorted(self._sent.values(), key=lambda sent: sent.order)
+
+    @property
+    def own(self) -> wire.Message:
+        """Return what the caller has kept last: fields and arrays, which nobody must change."""
+        return self._own
+
+    def submission(self, round_id: str) -> Submission | None:
+        """Return the upload for this round, if it was made and is not with both servers yet."""
+        return self._submissions.get(round_id)
+
+    def confirmed(self, round_id: str) -> Sent | None:
+        """Return what is known of the upload for this round, if both servers have it."""
+        return self._sent.get(round_id)
+
+    def draw(self, round_id: str, params: bytes, index: int) -> Draw:
+        """Return the draw of this client's dealing for a round, always that of the first call.
+
+        Raises PeerProtocolError if the first one was for other parameters, because two dealings
+        from one secret give it away, and ConfigError if it cannot be written.
+        """
+        if round_id in self._submissions:
+            raise LocalProtocolError("a dealing rotates one update only, and this one has")
+        made = Draw(params, index, os_entropy(SECRET_BYTES))
+        kept = self._draws.setdefault(round_id, made)
+        if kept.params != params:
+            raise PeerProtocolError(
+                f"S0 gives round {round_id} other parameters than before: nothing was sent"
+            )
+        fields = {"params": kept.params, "index": kept.index, "release": securemedian.__version__}
+        self._write(round_id, "dealing", fields, {"secret": np.frombuffer(kept.secret, np.uint8)})
+        return kept
+
+    def keep(self, submission: Submission) -> None:
+        """Keep an upload, and forget the secret of the dealing that it rotates.
+
+        Raises LocalProtocolError if another one is kept for the round, and ConfigError if it cannot
+        be written. It may be sent once this returns.
+        """
+        round_id = submission.round_id
+        if self._submissions.setdefault(round_id, submission) is not submission:
+            raise LocalProtocolError(f"there is another upload for round {round_id}")
+        if self._draws.pop(round_id, None):
+            self._written.discard(round_id)
+        one, other = submission.halves
+        fields = {
+            "params": submission.params,
+            "start": submission.start,
+            "update": submission.update,
+            "forms": [one.form, other.form],
+            "chosen": submission.group,
+            "group": submission.told,
+        }
+        self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
+
+    def confirm(self, submission: Submission) -> None:
+        """Keep of an upload, which both servers have, what its result has to fit, and no more."""
+        round_id = submission.round_id
+        self._submissions.pop(round_id, None)
+        order = 1 + max((sent.order for sent in self._sent.values()), default=0)
+        self._sent[round_id] = Sent(round_id, submission.start, submission.group, order)
+        fields = {"start": submission.start, "chosen": submission.group, "order": order}
+        was_written = round_id in self._written
+        self._written.discard(round_id)
+        try:
+            self._write(round_id, "sent", fields, {})
+        except ConfigError:
+            # the halves must go in any case; the next process knows nothing of this upload
+            if was_written:
+                self._path(round_id).unlink(missing_ok=True)
+        for old in self.sent[:-KEPT_ROUNDS]:
+            del self._sent[old.round_id]
+            self._delete(old.round_id)
+
+    def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep fields and arrays of the caller in place of those before.
+
+        They are copied. Raises ConfigError if they cannot be written.
+        """
+        copies = {name: np.array(array) for name, array in arrays.items()}
+        for copy in copies.values():
+            copy.flags.writeable = False
+        own = wire.Message(_OWN, dict(fields), copies)
+        if self._folder:
+            self._replace(self._folder / _OWN, own)
+        self._own = own
+
+    def forget(self, round_id: str) -> None:
+        """Delete what is kept for a round that servers lack: it has ended, or they refuse it."""
+        self._draws.pop(round_id, None)
+        self._submissions.pop(round_id, None)
+        self._delete(round_id)
+
+    def _delete(self, round_id: str) -> None:
+        """Delete the file of a round, if it has one."""
+        if round_id in self._written:
+            self._written.discard(round_id)
+            # what cannot be deleted now is found by the next process
+            self._path(round_id).unlink(missing_ok=True)
+
+    def _path(self, round_id: str) -> Path:
+        """Return the file of a round. Raises PeerProtocolError if its id is no name for a file."""
+        assert self._folder is not None
+        if not _NAME.fullmatch(round_id):
+            raise PeerProtocolError(f"S0 calls a round {quoted(round_id)}, which is no id")
+        return self._folder / f"{round_id}{_SUFFIX}"
+
+    def _write(
+        self,
+        round_id: str,
+        kind: str,
+        fields: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Replace the file of a round in one step, unless it has this content already."""
+        if self._folder is None or round_id in self._written:
+            return
+        message = wire.Message(kind, dict(fields), dict(arrays))
+        self._replace(self._path(round_id), message, ". Nothing was sent")
+        self._written.add(round_id)
+
+    def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
+        """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
+        parts = wire.pack(message.type, message.fields, message.arrays)
+        content = msgpack.packb([bytes(part) for part in parts])
+        try:
+            replace_file(path, (hashlib.sha256(content).digest(), content))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the state folder {self._folder}: {error.strerror}{then}"
+            ) from error
+
+    def _load(self, path: Path) -> None:
+        """Take what the file of a round has. Raises ConfigError if it is damaged."""
+        round_id = path.name.removesuffix(_SUFFIX)
+        try:
+            message = wire.unpack(_parts(path.read_bytes()))
+            if message.type == "dealing":
+                draw = _draw(message)
+                # another release may draw another dealing from the same secret
+                if message.fields["release"] != securemedian.__version__:
+                    path.unlink()
+                    return
+                self._draws[round_id] = draw
+            elif message.type == "sent":
+                fields = message.fields
+                self._sent[round_id] = Sent(
+                    round_id, fields["start"], fields["chosen"], fields["order"]
+                )
+            else:
+                self._submissions[round_id] = _submission(round_id, message)
+        except (FrameError, KeyError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is damaged: remove it. If round {round_id} is still open, this client is "
+                "left out of it"
+            ) from error
+        self._written.add(round_id)
+
+    def _load_own(self) -> None:
+        """Take what the caller has kept. Raises ConfigError if the file is damaged."""
+        assert self._folder is not None
+        path = self._folder / _OWN
+        if not path.exists():
+            return
+        try:
+            self._own = wire.unpack(_parts(path.read_bytes()))
+        except (FrameError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is damaged: remove it. What this client kept of its own is lost"
+            ) from error
+
+
+def _draw(message: wire.Message) -> Draw:
+    """Return the draw in the file of a round."""
+    fields = message.fields
+    return Draw(fields["params"], fields["index"], message.arrays["secret"].tobytes())
+
+
+def _submission(round_id: str, message: wire.Message) -> Submission:
+    """Return the upload in the file of a round."""
+    one, other = message.fields["forms"]
+    return Submission(
+        round_id,
+        message.fields["params"],
+        message.fields["start"],
+        message.fields["update"],
+        (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
+        message.fields.get("chosen"),
+        message.fields["group"],
+    )
+
+
+def _parts(data: bytes) -> Sequence[bytes]:
+    """Return the parts of the frame in a file. Raises FrameError if the file is damaged."""
+    content = data[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
+        raise FrameError("the content has another digest")
+    parts: list[bytes] = msgpack.unpackb(content)
+    return parts
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Make the folder, for its owner alone, and lock it for this process.
+
+    Raises ConfigError if others may look into it, or another process has it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        raise ConfigError(
+            f"others may look into the state folder {folder}, which holds updates until both "
+            f"servers have them: run chmod 700 {folder}"
+        )
+    return lock_folder(
+        folder, f"another process runs on the state folder {folder}: one process per key"
+    )

@@ -1,0 +1,190 @@
+"""The receipt of a round: the record of what was computed, which both servers sign.
+
+Both servers make the same `Record` of a round that has a result, and each signs it with its Ed25519
+key. With both signatures it is the round's `Receipt`, which proves to anybody who knows the two
+public signing keys what the servers vouch for, and needs no server.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Self
+
+import msgpack
+
+from securemedian.common.keys import SERVERS, SigningKey, is_signature
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.canonical import build, flat
+from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut, quoted
+
+SERVICE = "securemedian"
+# What is signed begins with this, so that a signature of a record is none of anything else.
+_DOMAIN = b"securemedian receipt 1\0"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What both servers vouch for. Clients are named by their public keys, sorted."""
+
+    service: str
+    # the release that both servers run
+    version: str
+    training: str
+    # the round's id and number
+    round: str
+    number: int
+    # `RoundParams.digest`
+    params: bytes
+    # those whose updates were computed on
+    included: list[str]
+    # those of whom a server holds an upload, or that failed a check, and that were left out all the
+    # same, by the reason for it
+    left_out: dict[str, list[str]]
+    # `Training.digest` of what the round started from, which S0 knows and S1 was told beforehand
+    start: bytes
+    # `digest_of` the opened values; empty where the result is for the clients alone
+    opened: bytes
+    # the group of each of those in `included`, where groups are visible
+    groups: list[int] = field(default_factory=list)
+    # those whom the coordinator let take part; empty if that was the whole training
+    participants: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lists = [self.included, self.participants, *self.left_out.values()]
+        if not all(type(group) is int for group in self.groups):
+            raise ConfigError("`groups` lists something that is no number")
+        if not all(isinstance(keys, list) for keys in lists) or not all(
+            isinstance(text, str)
+            for text in [*self.left_out, *(key for keys in lists for key in keys)]
+        ):
+            raise ConfigError("a list of clients has something in it that is not a key")
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes: the msgpack map of the fields, in their order.
+
+        Where there are no `participants` it lacks them, as those of earlier releases do.
+        """
+        values = flat(self)
+        if not self.participants:
+            del values["participants"]
+        encoded: bytes = msgpack.packb(values)
+        return encoded
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Self:
+        """Return the record with these bytes.
+
+        Raises ReceiptInvalid if they are not those that `encode` makes of one.
+        """
+        try:
+            record = build(cls, msgpack.unpackb(encoded), "the record of a receipt")
+        except (ConfigError, TypeError, ValueError, msgpack.UnpackException) as error:
+            raise ReceiptInvalid(f"this is no record of a round: {cut(str(error))}") from error
+        if record.encode() != encoded:
+            raise ReceiptInvalid("this is no record of a round: its bytes are not canonical")
+        return record
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A record in its canonical bytes, and its signatures by the name of the server."""
+
+    encoded: bytes
+    signatures: Mapping[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def record(self) -> Record:
+        """The record. Raises ReceiptInvalid if the bytes are none."""
+        return Record.decode(self.encoded)
+
+    def signed(self, server: str, key: SigningKey) -> Self:
+        """Return the receipt with the signature of a server."""
+        return self.with_signature(server, key.sign(_DOMAIN + self.encoded))
+
+    def with_signature(self, server: str, signature: bytes) -> Self:
+        """Return the receipt with this signature, which is not checked."""
+        return replace(self, signatures={**self.signatures, server: signature})
+
+    def is_signed(self, server: str, signing_key: str) -> bool:
+        """Return whether it has a server's signature that fits this public signing key."""
+        signature = self.signatures.get(server, b"")
+        return is_signature(signing_key, _DOMAIN + self.encoded, signature)
+
+    def check(self, signing_keys: Sequence[str]) -> None:
+        """Check that it is a record that both servers have signed.
+
+        `signing_keys` are the public ones of S0 and S1. Raises ReceiptInvalid, which names the
+        server whose signature is missing or does not fit.
+        """
+        wrong = [
+            server
+            for server, key in zip(SERVERS, signing_keys, strict=True)
+            if not self.is_signed(server, key)
+        ]
+        if wrong:
+            raise ReceiptInvalid(
+                f"the receipt of round {quoted(self.record.round)} is not signed by "
+                f"{' and '.join(wrong)}: the record was changed, or the signing key here is not "
+                "that of the server"
+            )
+
+    # As a map of plain texts and numbers: in JSON, in msgpack, and in files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record's fields and the signatures, with bytes as hex digits."""
+        record = {name: _plain(value) for name, value in flat(self.record).items()}
+        return {
+            "record": record,
+            "signatures": {name: signature.hex() for name, signature in self.signatures.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: object) -> Self:
+        """Return the receipt that `to_dict` took apart. Raises ReceiptInvalid if there is none."""
+        try:
+            if not isinstance(values, dict) or set(values) != {"record", "signatures"}:
+                raise ConfigError("expected `record` and `signatures`")
+            hexes = {each.name for each in fields(Record) if each.type is bytes}
+            given = {
+                name: bytes.fromhex(value) if name in hexes else value
+                for name, value in dict(values["record"]).items()
+            }
+            record = build(Record, given, "record")
+            signatures = {
+                str(name): bytes.fromhex(value)
+                for name, value in dict(values["signatures"]).items()
+            }
+            return cls(record.encode(), signatures)
+        except (ConfigError, OverflowError, TypeError, ValueError) as error:
+            raise ReceiptInvalid(f"this is no receipt: {cut(str(error))}") from error
+
+    def to_json(self) -> str:
+        """Return the text of a receipt file."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the receipt in the text of a file. Raises ReceiptInvalid if there is none."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except ValueError as error:
+            raise ReceiptInvalid(f"this is no receipt: {error}") from error
+
+
+def digest_of(opened: Words) -> bytes:
+    """Return the SHA-256 of opened values as they are sent: packed, in little-endian words."""
+    return hashlib.sha256(opened.astype("<u8", copy=False).tobytes()).digest()
+
+
+def differences(one: Record, other: Record) -> str:
+    """Return the names of the fields in which two records differ."""
+    names = [
+        each.name for each in fields(Record) if getattr(one, each.name) != getattr(other, each.name)
+    ]
+    return ", ".join(names)
+
+
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,1 @@
+"""The coordinator: opens rounds, runs a training unattended, and shows it on a dashboard."""

@@ -1,0 +1,320 @@
+"""The coordinator's verbs: `round`, `coordinate` and `dashboard`.
+
+What a verb needs is imported when it runs, so that --help needs nothing.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from securemedian.clients import files
+from securemedian.clients.cli import add_receipt, say_result, tell
+from securemedian.clients.flags import (
+    add_exchange_options,
+    add_method,
+    add_method_options,
+    add_optimiser_options,
+    add_range_options,
+    add_training,
+    exchange_of,
+    optimiser,
+    range_policy,
+    round_params,
+)
+from securemedian.mpc.errors import UnknownRound
+
+if TYPE_CHECKING:
+    from securemedian.coordinator.coordinator import Coordinator
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+# `round open` warns of a round of fewer clients
+FEW_CLIENTS = 5
+
+
+def add_verbs(subparsers: "Verbs") -> None:
+    """Add this package's verbs to the `securemedian` command."""
+    _add_round(subparsers)
+    _add_coordinate(subparsers)
+    _add_dashboard(subparsers)
+
+
+def _add_round(subparsers: "Verbs") -> None:
+    verb = subparsers.add_parser(
+        "round",
+        help="open, watch and end rounds (coordinator)",
+        description="Open, watch and end rounds, as the coordinator.",
+    )
+    actions = verb.add_subparsers(required=True, metavar="ACTION")
+    _add_open(actions)
+    for name, act, summary in (
+        ("status", _status, "print a round's state, clients and cost as JSON"),
+        ("metrics", _metrics, "print the public metrics that clients have sent, as JSON"),
+        ("close", _close, "close a round now and compute with the complete uploads"),
+        ("abort", _abort, "fail a round on purpose"),
+        ("result", _result, "wait for a round's result and write it"),
+    ):
+        action = actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+        )
+        action.add_argument("config", help="coordinator.toml")
+        add_training(action)
+        action.add_argument(
+            "--round", default="", metavar="ID", help="which round (default: the latest)"
+        )
+        action.set_defaults(run=_as_coordinator(act))
+        if name == "abort":
+            action.add_argument(
+                "--reason",
+                default="aborted by the coordinator",
+                help="the reason that everybody is told (default: %(default)s)",
+            )
+        elif name == "result":
+            action.add_argument(
+                "result",
+                type=Path,
+                metavar="file",
+                help="the .npy file to write: the model as one float32 vector, or one row per rank "
+                "or group",
+            )
+            add_receipt(action)
+
+
+def _add_open(actions: "Verbs") -> None:
+    action = actions.add_parser(
+        "open",
+        help="open a round",
+        description="Open a round and print its id. Options not given keep their defaults.",
+    )
+    action.add_argument("config", help="coordinator.toml")
+    add_training(action)
+    action.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE.npy",
+        help="start a new training run from this flat model, or from one per group as rows "
+        "(default: go on with the last run)",
+    )
+    action.add_argument(
+        "--reset", action="store_true", help="start a new training run from the model that S0 has"
+    )
+    action.add_argument(
+        "--keep-range",
+        action="store_true",
+        help="go on with the last run, its range and its number, from the model given",
+    )
+    action.add_argument(
+        "--dim", type=int, help="values of an update (default: those of the model, given or kept)"
+    )
+    action.add_argument(
+        "--max-clients",
+        type=int,
+        required=True,
+        help="the round closes by itself when this many uploads are complete",
+    )
+    action.add_argument(
+        "--participants",
+        type=lambda text: text.split(","),
+        metavar="NAME,..",
+        help="only these clients take part (default: all of the training)",
+    )
+    action.add_argument(
+        "--min-clients", type=int, help="the servers refuse to compute with fewer (default: 2)"
+    )
+    action.add_argument(
+        "--deadline-s",
+        type=float,
+        metavar="SECONDS",
+        help="when the round closes at the latest (default: 600)",
+    )
+    add_exchange_options(action)
+    add_method(action)
+    add_method_options(action)
+    add_range_options(action)
+    add_optimiser_options(action)
+    action.set_defaults(run=_open)
+
+
+def _as_coordinator(
+    act: Callable[["Coordinator", argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], None]:
+    """Return a function that connects as the coordinator of `options.config`, and then acts."""
+
+    def run(options: argparse.Namespace) -> None:
+        from securemedian.coordinator.coordinator import Coordinator
+
+        with Coordinator.from_config(options.config, options.training, report=tell) as coordinator:
+            act(coordinator, options)
+
+    return run
+
+
+def _open(options: argparse.Namespace) -> None:
+    """Open a round. Mistakes in its options are reported before anything connects."""
+    model = files.read_models(options.model) if options.model else None
+    exchange = exchange_of(options)
+    dim = options.dim if options.dim is not None or model is None else model.shape[-1]
+    dim = exchange.get("dim", dim)
+    # until S0 is asked for the size, any size does for the check of the other options
+    others = {"dim": 1 if dim is None else dim} | exchange
+    params, policy = round_params(options, **others), range_policy(options)
+    chosen = optimiser(options)
+
+    def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
+        asked = params if dim is not None else replace(params, dim=coordinator.dim())
+        round_id = coordinator.open(
+            asked,
+            model,
+            policy,
+            options.reset,
+            chosen,
+            keep_range=options.keep_range,
+            participants=options.participants,
+        )
+        most = min(asked.max_clients, len(options.participants or []) or asked.max_clients)
+        if most < FEW_CLIENTS:
+            print(
+                f"securemedian: warning: the result of at most {most} clients tells "
+                "much about single updates (the median of two is the smaller value): "
+                f"take {FEW_CLIENTS} or more where you can",
+                file=sys.stderr,
+            )
+        print(round_id)
+
+    _as_coordinator(act)(options)
+
+
+def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+    print(json.dumps(coordinator.status(options.round), indent=2))
+
+
+def _metrics(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+    print(json.dumps(coordinator.public_metrics(_round(coordinator, options)), indent=2))
+
+
+def _close(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+    coordinator.close_round(_round(coordinator, options))
+
+
+def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+    coordinator.abort(_round(coordinator, options), options.reason)
+
+
+def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
+    for path in (options.result, options.receipt):
+        if path:
+            files.check_writable(path)
+    round_id = _round(coordinator, options)
+    results = coordinator.results(round_id)
+    files.write(options.result, results if len(results) > 1 else results[0])
+    say_result(coordinator, round_id, options)
+
+
+def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
+    round_id = options.round or str(coordinator.status()["round"])
+    if not round_id:
+        raise UnknownRound("there has been no round yet: `securemedian round open` opens one")
+    return round_id
+
+
+_COORDINATE = """Run a training unattended, from its first round to its last: open each round, close
+it when its quorum is there, try failed ones again, and write what comes out. TRAINING.toml says
+what to do (docs/samples/training.toml). In the folder that it names are then, for each published
+round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
+the result is another vector than that model (with an optimiser, or of several ranks),
+result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
+The same command goes on with a training that was interrupted, also with a round that is still
+open."""
+
+
+def _add_coordinate(subparsers: "Verbs") -> None:
+    verb = subparsers.add_parser(
+        "coordinate",
+        help="run a training, unattended from its first round to its last (coordinator)",
+        description=_COORDINATE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument("training", type=Path, metavar="TRAINING.toml", help="what to do")
+    verb.add_argument(
+        "--evaluate",
+        metavar="MODULE:FUNCTION",
+        help=(
+            "call this function of yours with each new model, a flat float32 vector: it returns a "
+            "number or numbers by name, which go into rounds.jsonl"
+        ),
+    )
+    verb.set_defaults(run=_coordinate)
+
+
+def _coordinate(options: argparse.Namespace) -> None:
+    from securemedian.coordinator.coordinator import Coordinator
+    from securemedian.coordinator.unattended import Training, TrainingPlan
+
+    plan = TrainingPlan.load(options.training)
+    if options.evaluate:
+        plan = replace(plan, evaluate=options.evaluate)
+    with (
+        Coordinator.from_config(plan.coordinator, plan.training) as coordinator,
+        _narration() as (report, show),
+        closing(Training(plan, coordinator, report, show)) as training,
+    ):
+        training.run()
+
+
+def _add_dashboard(subparsers: "Verbs") -> None:
+    verb = subparsers.add_parser(
+        "dashboard",
+        help="show the service in a browser (coordinator)",
+        description=(
+            "Show in a browser what the two servers do: the round under way, who is in it, what "
+            "rounds cost. It asks them with the coordinator's key, together once a second however "
+            "many look, and can change nothing."
+        ),
+    )
+    verb.add_argument("config", help="coordinator.toml")
+    verb.add_argument(
+        "--listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="where browsers find it (default: %(default)s, for this machine alone)",
+    )
+    add_training(verb)
+    verb.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="the `output` of `securemedian coordinate`: its earlier rounds, and what it measured",
+    )
+    verb.set_defaults(run=_dashboard)
+
+
+def _dashboard(options: argparse.Namespace) -> None:
+    from securemedian.clients.config import ClientConfig
+    from securemedian.coordinator.dashboard.app import serve
+
+    serve(
+        ClientConfig.load(options.config, options.training),
+        options.listen,
+        options.output,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+
+
+@contextmanager
+def _narration() -> Iterator[tuple[Callable[[str], object], Callable[[str], object]]]:
+    """Yield what prints a line, and what shows the state of things in place, on a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: print(text, flush=True), lambda text: None
+        return
+    with console.status("") as status:
+        yield lambda text: console.print(escape(text)), lambda text: status.update(escape(text))

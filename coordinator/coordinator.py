@@ -1,0 +1,127 @@
+"""The coordinator's Python interface: `Coordinator` opens rounds, and watches and ends them."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.member import Member
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.rounds.optimiser import Optimiser
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+
+
+class Coordinator(Member):
+    """The coordinator's access to the service. It asks S0, which leads and tells S1."""
+
+    def open(
+        self,
+        params: RoundParams,
+        model: NDArray[Any] | None = None,
+        range_policy: RangePolicy | None = None,
+        reset: bool = False,
+        optimiser: Optimiser | None = None,
+        request: str = "",
+        keep_range: bool = False,
+        participants: Sequence[str] | None = None,
+    ) -> str:
+        """Open a round and return its id.
+
+        If S0 is away for a while, it is asked again, and opens one round only. With a `request`, 32
+        hex digits that the caller draws and keeps, the caller can do so, too, when there was no
+        answer, or after its own restart: S0 answers a request in the same way each time.
+
+        A `model` (flat) starts a new training run, and so does `reset`; without them the last
+        training run goes on. With `keep_range` it goes on as well, with the `model` in place of its
+        own. Without a `range_policy` or an `optimiser` the current one is kept.
+        The optimiser makes the next round's model of this one's result.
+
+        `participants` are the names of clients, as S0 has them. Only they can take part then, and
+        the round closes by itself once all of them have uploaded. Raises ConfigError if S0 does not
+        know all of them, or if they are fewer than the round or a server asks for.
+        """
+        if participants is not None and not participants:
+            raise ConfigError("`participants` is empty: leave it out for a round of all clients")
+        arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
+        fields = {
+            "params": params.to_dict(),
+            "range": range_policy.to_dict() if range_policy else {},
+            "optimiser": optimiser.to_dict() if optimiser else {},
+            "reset": reset,
+            "keep_range": keep_range,
+            "request": request or os.urandom(16).hex(),
+            "participants": list(participants or ()),
+        }
+        answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
+        return str(answer.fields["round"])
+
+    def dim(self) -> int:
+        """Return how many values the model has that S0 keeps, or otherwise the latest round.
+
+        Raises ConfigError if S0 has neither.
+        """
+        dim = int(self.servers[0].ask("info").fields["dim"])
+        if not dim:
+            raise ConfigError(
+                "S0 keeps no model: say how many values an update has, "
+                "or give the model to start from (--dim N or --model FILE.npy)"
+            )
+        return dim
+
+    def status(self, round_id: str = "") -> dict[str, Any]:
+        """Return what S0 says about a round, by default the latest.
+
+        This is its state and the reason for it, who is included and left out, progress and cost
+        (docs/wire.md).
+        """
+        return self.servers[0].ask("status", {"round": round_id}).fields
+
+    def close_round(self, round_id: str) -> None:
+        """Close a round before its deadline, so that it runs with the complete uploads."""
+        self.servers[0].ask("close", {"round": round_id})
+
+    def abort(self, round_id: str, reason: str) -> None:
+        """Fail a round on purpose. Everybody is told the reason."""
+        self.servers[0].ask("abort", {"round": round_id, "reason": reason})
+
+    def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
+        """Wait for a round's result and return it: the published model, or one row per group.
+
+        Raises RoundFailed, with the reason, if there will be none.
+        """
+        limit = self.service.limit(timeout_s)
+        params = self.service.params(round_id, limit.left_s)
+        fetched = np.asarray(self.outcomes.fetch(round_id, limit, params), np.float32)
+        model: NDArray[np.float32] = fetched if params.method.groups > 1 else fetched[0]
+        return model
+
+    def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
+        """Wait for all results of a round and return them, shape (ranks or groups, d).
+
+        They are in the order in which the ranks were asked for, or in that of the groups. Otherwise
+        this is `result`.
+        """
+        limit = self.service.limit(timeout_s)
+        fetched = self.outcomes.fetch(round_id, limit, self.service.params(round_id, limit.left_s))
+        return np.asarray(fetched, np.float32)
+
+    def outcome(
+        self, round_id: str, timeout_s: float | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Wait for a round's result, and return the model that the next round starts from with it.
+
+        The model has shape (d,). It is the first of the results, shape (ranks, d), unless the round
+        has an optimiser. With several groups both have a row per group. Raises what `results`
+        raises, and ConfigError where the round exchanges no parameters.
+        """
+        limit = self.service.limit(timeout_s)
+        after, published = self.outcomes.finish(
+            round_id, limit, self.service.params(round_id, limit.left_s)
+        )
+        models = after.models
+        if not models:
+            raise ConfigError(f"round {round_id} has no model: ask for its results")
+        return np.stack(models) if after.groups else models[0].copy(), published.copy()

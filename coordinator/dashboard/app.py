@@ -1,0 +1,161 @@
+"""The dashboard's web server: one page, and what it shows as JSON. It changes nothing.
+
+Nothing the page needs comes from elsewhere, and the browser is told to load nothing else: the
+`Content-Security-Policy` allows the page's own script and style by their hashes. On loopback only
+requests to a name of this host are answered, so that a page of somebody else's, under a name that
+leads here, cannot read the answers.
+"""
+
+import base64
+import hashlib
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import connect
+from securemedian.common.addresses import host_and_port, is_loopback
+from securemedian.common.keys import load_keys
+from securemedian.coordinator.dashboard.watch import ANSWER_S, Watch
+from securemedian.mpc.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+# the requests that are answered at a time, and how long the last ones may take at the end
+MOST_REQUESTS, END_S = 32, 2
+
+
+def page() -> tuple[bytes, dict[str, str]]:
+    """Return the page and the headers of everything that is answered."""
+    text = files("securemedian.coordinator.dashboard").joinpath("page.html").read_text("utf-8")
+    script, style = (
+        f"'sha256-{_digest(part)}'"
+        for tag in ("script", "style")
+        for part in re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    )
+    policy = {
+        "default-src": "'none'",
+        "script-src": script,
+        "style-src": style,
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return text.encode(), {
+        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+
+
+def _digest(part: str) -> str:
+    return base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+
+
+def make_app(view: Callable[[], bytes], local: bool) -> "Starlette":
+    """Return the application.
+
+    `view` returns what the page shows, as JSON. If it is `local`, only requests to a name of this
+    host are answered. Raises ConfigError if starlette is not installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.responses import PlainTextResponse, Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise _missing() from error
+    html, headers = page()
+
+    def guarded(make: "Callable[[], Response]") -> "Callable[[Request], Response]":
+        def answer(request: "Request") -> "Response":
+            if local and not is_loopback(_name_in(request.headers.get("host", ""))):
+                text = "this dashboard is for programs on its own host: ask for localhost\n"
+                return PlainTextResponse(text, 421, headers)
+            return make()
+
+        return answer
+
+    return Starlette(
+        routes=[
+            Route("/", guarded(lambda: Response(html, 200, headers, "text/html"))),
+            Route("/state", guarded(lambda: Response(view(), 200, headers, "application/json"))),
+        ]
+    )
+
+
+def _name_in(host: str) -> str:
+    """Return the name or address in a Host header, without the port."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdecimal() else host).strip("[]")
+
+
+def _missing() -> ConfigError:
+    return ConfigError(
+        "the dashboard needs starlette and uvicorn: pip install 'securemedian[dashboard]'"
+    )
+
+
+def serve(
+    config: ClientConfig, listen: str, output: Path | None, report: Callable[[str], Any]
+) -> None:
+    """Serve the dashboard until Ctrl-C or SIGTERM; `report` is told where it is.
+
+    Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise _missing() from error
+    if output and not output.is_dir():
+        raise InputError(f"there is no folder {output}: it is the `output` of a training")
+    host, port = host_and_port(listen)
+    app = make_app((watch := _watch(config, output)).view, is_loopback(host))
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {listen}: {error.strerror or error}") from error
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=MOST_REQUESTS,
+            timeout_graceful_shutdown=END_S,
+        )
+    )
+    # uvicorn ends in order, and then raises the signal again
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    shown = f"[{host}]" if ":" in host else host
+    if not is_loopback(host):
+        report(
+            f"securemedian: warning: everybody who reaches {shown} sees the dashboard, names of "
+            "clients included: it asks for no password"
+        )
+    with bound, watch:
+        report(f"the dashboard is at http://{shown}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
+        server.run(sockets=[bound])
+
+
+def _watch(config: ClientConfig, output: Path | None) -> Watch:
+    """Return a watch that asks with the coordinator's key."""
+    return Watch(
+        connect(config, load_keys(config.key_file), ANSWER_S),
+        [config.s0.signing_key, config.s1.signing_key],
+        output,
+    )

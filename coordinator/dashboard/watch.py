@@ -1,0 +1,444 @@
+"""The watch over a service: what both servers say, and the rounds that were seen, bounded.
+
+One thread per server asks `status`, all together at most once a second, however many look at it.
+Once a round is published, S0 is asked for its receipt in place of one `status`. Rounds of a
+training that `coordinate` runs come from its folder too, with their receipts and what was measured
+of their models.
+"""
+
+import calendar
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from securemedian.clients import receipts, results
+from securemedian.clients.start import in_one_line
+from securemedian.common.receipts import Receipt
+from securemedian.common.states import LIVE
+from securemedian.coordinator.unattended import LINES, attempts
+from securemedian.mpc.errors import ReceiptInvalid, SecureMedianError, UnknownRound
+from securemedian.mpc.protocols import wire
+
+# The time between two requests to S0 and to S1: 0.8 and 0.2 per second.
+PERIODS_S = (1.25, 5.0)
+# how long a server may take to answer
+ANSWER_S = 5.0
+# the rounds that are shown, and the most that are remembered
+KEPT_ROUNDS = 50
+# how long the end of a thread is waited for
+END_S = 2.0
+
+# What a client is in a round, by letter: a sign, a word and what it means.
+KINDS = {
+    "i": ("✓", "in", "its update is part of the result"),
+    "s": ("●", "sent", "both servers have its upload"),
+    "d": ("◔", "dealt", "both servers have its dealing; its upload is still to come"),
+    "w": ("·", "waiting", "nothing has come from it"),
+    "o": ("◐", "one server", "only one server has its upload or dealing"),
+    "l": ("–", "late", "neither server had its upload or dealing when the round closed"),
+    "x": ("✕", "left out", "what it sent was not taken into the result"),
+}
+
+
+# what a line of `coordinate`, or a server of another release, may leave out of a status
+_UNSAID: Mapping[str, Any] = {
+    "number": 0,
+    "state": "unknown",
+    "reason": "",
+    "included": [],
+    "left_out": {},
+    "clients": {},
+    "cost": {},
+    "deadline_in_s": 0.0,
+}
+
+
+class Server(Protocol):
+    """What a watch needs of `clients.connection.Connection`."""
+
+    @property
+    def address(self) -> str: ...
+
+    def ask(self, op: str, fields: Mapping[str, Any]) -> wire.Message:
+        """Return the answer to one request."""
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def kind_of(name: str, status: Mapping[str, Any]) -> str:
+    """Return what a client is in a round, as a letter of `KINDS`."""
+    why = str(status["left_out"].get(name, ""))
+    if "reached only" in why:
+        return "o"
+    if why:
+        return "l" if "reached neither" in why else "x"
+    if name in status["included"] and status["state"] != "failed":
+        return "i"
+    upload = status["clients"].get(name, "none")
+    dealing = status.get("dealt", {}).get(name, "none")
+    if upload == "both":
+        return "s"
+    if upload != "none" or dealing not in ("none", "both"):
+        return "o"
+    return "d" if dealing == "both" else "w"
+
+
+@dataclass(frozen=True)
+class Vouching:
+    """Says whether both servers vouch for a round, as far as its receipt is known."""
+
+    # None where the receipt cannot be had any more
+    valid: bool | None
+    says: str
+    # the SHA-256 of the opened values, in hex digits
+    opened: str = ""
+
+
+def vouching(receipt: Receipt, signing_keys: Sequence[str], status: Mapping[str, Any]) -> Vouching:
+    """Return what a receipt says, once it is verified, of the round with this status."""
+    try:
+        receipt.check(signing_keys)
+        record = receipt.record
+        about = record.round, len(record.included)
+        if about != (status["round"], len(status["included"])):
+            raise ReceiptInvalid(
+                f"it is that of round {record.round} of {len(record.included)} clients"
+            )
+    except ReceiptInvalid as error:
+        return Vouching(False, str(error))
+    says = f"both servers have signed it, for {len(record.included)} clients"
+    return Vouching(True, says, record.opened.hex())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A round as it was seen last. Times are seconds of Unix time."""
+
+    # the fields of `status`
+    status: Mapping[str, Any]
+    # when it was seen first, and when it was seen to have ended
+    began: float
+    ended: float | None = None
+    # what `coordinate` measured of its model: numbers, and texts where it could not
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    # when it takes no more uploads
+    closes: float | None = None
+    # what its receipt says, once that has been looked at
+    receipt: Vouching | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.status["state"] in LIVE
+
+    @property
+    def lacks_receipt(self) -> bool:
+        return self.status["state"] == "published" and self.receipt is None
+
+    def to_dict(self, clients: Sequence[str]) -> dict[str, Any]:
+        """Return what the page shows, with a letter for each of the clients or a blank."""
+        status = self.status
+        names = _names(status)
+        wanted = (
+            "round",
+            "number",
+            "state",
+            "reason",
+            "opened",
+            "left_out",
+            "phase",
+            "progress",
+            "attempt",
+            "attempts_left",
+            "cost",
+            "outermost",
+        )
+        return {name: status[name] for name in wanted if name in status} | {
+            "params": {
+                name: value for name, value in status.get("params", {}).items() if name != "weights"
+            },
+            "cells": "".join(kind_of(name, status) if name in names else " " for name in clients),
+            "began": self.began,
+            "ended": self.ended,
+            "closes": self.closes,
+            "evaluation": dict(self.evaluation),
+            "receipt": vars(self.receipt) if self.receipt else None,
+        }
+
+
+def _names(status: Mapping[str, Any]) -> dict[str, None]:
+    """Return the names of a round's clients, as a set that keeps their order."""
+    return dict.fromkeys([*status["clients"], *status["included"], *status["left_out"]])
+
+
+class History:
+    """The rounds that were seen, at most `KEPT_ROUNDS`. Used under the watch's lock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Seen] = {}
+
+    @property
+    def rounds(self) -> list[Seen]:
+        """The rounds in the order in which they began."""
+        return sorted(self._seen.values(), key=lambda seen: seen.began)
+
+    def live(self) -> list[str]:
+        """Return the ids of the rounds that have not been seen to end."""
+        return [round_id for round_id, seen in self._seen.items() if seen.live]
+
+    def without_receipt(self) -> list[str]:
+        """Return the ids of the published rounds whose receipts have not been looked at."""
+        return [round_id for round_id, seen in self._seen.items() if seen.lacks_receipt]
+
+    def find(self, round_id: str) -> Seen | None:
+        """Return a round, or None if it is not remembered."""
+        return self._seen.get(round_id)
+
+    def vouch(self, round_id: str, receipt: Vouching) -> None:
+        """Take what the receipt of a round says."""
+        if seen := self.find(round_id):
+            self._seen[round_id] = replace(seen, receipt=receipt)
+
+    def take(self, status: Mapping[str, Any], now: float) -> None:
+        """Take what S0 says of a round."""
+        round_id, status = status["round"], {**_UNSAID, **status}
+        before = self._seen.get(round_id, Seen(status, now))
+        seen = replace(
+            before,
+            status=status,
+            closes=now + status["deadline_in_s"] if status["state"] == "open" else None,
+        )
+        self._keep(round_id, seen if seen.live else replace(seen, ended=before.ended or now))
+
+    def lose(self, round_id: str, why: str, now: float) -> None:
+        """Take it that a round has ended, and that nobody knows how."""
+        if (seen := self._seen.get(round_id)) is None:
+            return
+        status = {**seen.status, "state": "failed", "reason": why}
+        self._seen[round_id] = replace(seen, status=status, ended=now, closes=None)
+
+    def remember(self, line: Mapping[str, Any], now: float) -> None:
+        """Take a line of `coordinate` about a round that has ended."""
+        ended = _seconds(str(line.get("time", ""))) or now
+        took = float(line.get("seconds", 0.0))
+        seen = self._seen.get(str(line["round"]), Seen({**_UNSAID, **line}, ended - took, ended))
+        measured = {
+            name: value if isinstance(value, str) or isfinite(value) else str(value)
+            for name, value in line.get("evaluation", {}).items()
+        }
+        self._keep(str(line["round"]), replace(seen, evaluation=measured))
+
+    def _keep(self, round_id: str, seen: Seen) -> None:
+        self._seen[round_id] = seen
+        if len(self._seen) > KEPT_ROUNDS:
+            del self._seen[min(self._seen, key=lambda each: self._seen[each].began)]
+
+
+def _seconds(stamp: str) -> float | None:
+    """Return the Unix time of a line of `coordinate`, or None if it is none."""
+    try:
+        return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Link:
+    """What is known of one server."""
+
+    name: str
+    address: str
+    # whether it has answered the last request; None before the first
+    answers: bool | None = None
+    # why it has not, or why it can open no round
+    problem: str = ""
+    # whether it sees the other server
+    linked: bool = False
+    # when it answered last, in seconds of Unix time
+    seen: float | None = None
+
+
+class Watch:
+    """Watches a service from a thread per server, between `with` and its end."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        signing_keys: Sequence[str],
+        folder: Path | None = None,
+        periods_s: Sequence[float] = PERIODS_S,
+    ) -> None:
+        """Prepare to watch S0 and S1, and the folder of a training that `coordinate` runs.
+
+        `signing_keys` are the public ones of S0 and S1, by which receipts are verified.
+        """
+        self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._history = History()
+        self._links = [Link(f"s{i}", server.address) for i, server in enumerate(servers)]
+        # what S0 is asked before its latest round again: requests, and the rounds they are about
+        self._errands: list[tuple[str, str]] = []
+        self._read: tuple[int, int] = (0, 0)
+        self._problem = ""
+        self._view: bytes | None = None
+        self._threads = [
+            threading.Thread(
+                target=self._watch, args=(party, period_s), name=f"watch-s{party}", daemon=True
+            )
+            for party, period_s in enumerate(periods_s)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        for server in self._servers:
+            server.cancel()
+        for thread in self._threads:
+            thread.join(END_S)
+
+    def view(self) -> bytes:
+        """Return all that is known, as JSON. It is made once per answer of a server."""
+        with self._lock:
+            if self._view is None:
+                self._view = json.dumps(self._all(), separators=(",", ":")).encode()
+            return self._view
+
+    def look(self, party: int) -> None:
+        """Ask one server once."""
+        op, round_id = self._errands.pop(0) if party == 0 and self._errands else ("status", "")
+        now = time.time()
+        try:
+            if op == "result":
+                self._look_at_receipt(round_id)
+            else:
+                status = self._servers[party].ask("status", {"round": round_id}).fields
+                with self._lock:
+                    self._take(party, round_id, status, now)
+        except UnknownRound as error:
+            with self._lock:
+                self._history.lose(round_id, str(error), now)
+        except SecureMedianError as error:
+            self._lose(party, str(error))
+        # an answer that this release does not understand
+        except Exception as error:
+            self._lose(party, in_one_line(error))
+        if party == 0:
+            self._read_training(now)
+        with self._lock:
+            self._view = None
+
+    def _look_at_receipt(self, round_id: str) -> None:
+        """Ask S0 for the receipt of a published round, and verify it."""
+        with self._lock:
+            seen = self._history.find(round_id)
+        if seen is None:
+            return
+        try:
+            answer = self._servers[0].ask("result", {"round": round_id, "values": False})
+            found = vouching(results.receipt_of(answer), self._signing_keys, seen.status)
+        # S0 keeps the latest rounds alone
+        except UnknownRound as error:
+            found = Vouching(None, str(error))
+        except ReceiptInvalid as error:
+            found = Vouching(False, str(error))
+        with self._lock:
+            self._history.vouch(round_id, found)
+
+    def _lose(self, party: int, problem: str) -> None:
+        with self._lock:
+            link = self._links[party]
+            self._links[party] = replace(link, answers=False, linked=False, problem=problem)
+
+    def _take(self, party: int, wanted: str, status: Mapping[str, Any], now: float) -> None:
+        self._links[party] = replace(
+            self._links[party],
+            answers=True,
+            linked=bool(status["peer_linked"]),
+            problem=str(status["peer_problem"]),
+            seen=now,
+        )
+        if party == 0 and status["round"]:
+            self._history.take(status, now)
+        if party == 0 and not wanted:
+            # rounds that were live when another one began: how did they end?
+            others = [each for each in self._history.live() if each != status["round"]]
+            self._errands = [("status", each) for each in others]
+            self._errands += [("result", each) for each in self._history.without_receipt()]
+
+    def _read_training(self, now: float) -> None:
+        """Read what `coordinate` has written, if it has written since the last time."""
+        if self._folder is None:
+            return
+        try:
+            found = (self._folder / LINES).stat()
+        # there has been no round yet
+        except OSError:
+            return
+        state = found.st_mtime_ns, found.st_size
+        if self._read == state:
+            return
+        problem = ""
+        with self._lock:
+            try:
+                for line in attempts(self._folder)[-KEPT_ROUNDS:]:
+                    self._history.remember(line, now)
+                    self._read_receipt(str(line["round"]))
+            except SecureMedianError as error:
+                problem = str(error)
+            # lines of another release
+            except Exception as error:
+                problem = f"{self._folder / LINES}: {in_one_line(error)}"
+            self._read, self._problem = state, problem
+
+    def _read_receipt(self, round_id: str) -> None:
+        """Verify the receipt that `coordinate` has kept of a round, if it has."""
+        assert self._folder
+        seen = self._history.find(round_id)
+        file = self._folder / f"receipt-{round_id.partition('-')[0]}.json"
+        if seen is None or not seen.lacks_receipt or not file.exists():
+            return
+        try:
+            found = vouching(receipts.load(file), self._signing_keys, seen.status)
+        except ReceiptInvalid as error:
+            found = Vouching(False, str(error))
+        self._history.vouch(round_id, found)
+
+    def _watch(self, party: int, period_s: float) -> None:
+        while not self._stopped.is_set():
+            begun = time.monotonic()
+            self.look(party)
+            self._stopped.wait(max(0.0, begun + period_s - time.monotonic()))
+        self._servers[party].close()
+
+    def _all(self) -> dict[str, Any]:
+        rounds = self._history.rounds
+        # the latest round's order first
+        names = dict.fromkeys(name for seen in reversed(rounds) for name in _names(seen.status))
+        clients = list(names)
+        return {
+            "kinds": KINDS,
+            "servers": [vars(link) for link in self._links],
+            "clients": clients,
+            "rounds": [seen.to_dict(clients) for seen in rounds],
+            "live": list(LIVE),
+            "training": {
+                "folder": str(self._folder) if self._folder else "",
+                "problem": self._problem,
+            },
+        }

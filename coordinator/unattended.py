@@ -1,0 +1,501 @@
+"""The coordination of a training, unattended from its first round to its last.
+
+What it leaves is in one folder. For each published round there are model-NUMBER.npy, the model that
+the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
+else than that model: with an optimiser, or of several ranks. Where predictions are exchanged there
+is predictions-NUMBER.npy in place of a model. rounds.jsonl has a line of JSON per attempt at a
+round, and open.json, while a round is under way, says where the next call goes on.
+"""
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients import files
+from securemedian.clients.public import PublicSet
+from securemedian.clients.start import function_of, in_one_line
+from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.durable import ANYBODY, lock_folder, replace_file
+from securemedian.common.toml import read_toml
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import (
+    ConfigError,
+    NotStored,
+    PeerUnavailable,
+    RoundBusy,
+    RoundClosed,
+    RoundFailed,
+    SecureMedianError,
+    ServerUnreachable,
+    UnknownRound,
+)
+from securemedian.mpc.rounds.optimiser import Optimiser, optimiser_from
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.registry import policy_from
+
+T = TypeVar("T")
+
+# the file of finished attempts at rounds in a training's folder
+LINES = "rounds.jsonl"
+# what passes by itself: a server that is away, has no room or still has another round
+_PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
+# the first and the longest wait before something is tried again
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A training as its file describes it. File names are relative to the file's folder."""
+
+    # the coordinator's own configuration
+    coordinator: str
+    # the rounds to publish
+    rounds: int
+    # the parameters of every round; `dim` may be left out where there is a model
+    round: dict[str, Any]
+    # the range policy and the optimiser with their options; {} for the default ones
+    range: dict[str, Any] = field(default_factory=dict)
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    # the names of the clients that take part in every round; [] for all of the training
+    participants: list[str] = field(default_factory=list)
+    # the training, as the servers call it
+    training: str = DEFAULT_TRAINING
+    # the folder of what the training leaves
+    output: str = "training"
+    # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
+    model: str = ""
+    # the folder of the public set, whose digest and size become parameters of the round (which then
+    # says `classes`); "" where parameters are exchanged
+    public: str = ""
+    # with so many complete uploads a round is closed; 0: when all are there, or at its deadline
+    quorum: int = 0
+    # how often a round is tried before the training stops
+    attempts: int = 3
+    # the wait before the second attempt; each further one is twice as long
+    retry_wait_s: float = 10.0
+    # how long servers may be away before the training stops
+    patience_s: float = 86400.0
+    # a function package.module:function of the flat model, whose numbers go into rounds.jsonl
+    evaluate: str = ""
+
+    def __post_init__(self) -> None:
+        check_training(self.training)
+        for name in ("rounds", "attempts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        for name in ("retry_wait_s", "patience_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} must be 0 or more and finite, not {getattr(self, name)}")
+        least = self.round.get("min_clients", 2)
+        if self.quorum and type(least) is int and self.quorum < least:
+            raise ConfigError(
+                f"quorum is {self.quorum}, and a round needs {least} clients (min_clients)"
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read and check a plan.
+
+        Raises ConfigError, which names the file and what is wrong in it.
+        """
+        plan = build(cls, read_toml(path), str(path))
+        folder = path.parent
+        return replace(
+            plan,
+            coordinator=str(folder / plan.coordinator),
+            output=str(folder / plan.output),
+            model=str(folder / plan.model) if plan.model else "",
+            public=str(folder / plan.public) if plan.public else "",
+        )
+
+    def start(self) -> NDArray[np.float32] | None:
+        """Return the model to start from, or one per group, if there is a file.
+
+        Raises InputError if it is none.
+        """
+        return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
+
+    def params(self, dim: int) -> RoundParams:
+        """Return the parameters of every round, for updates of `dim` values unless it says so."""
+        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
+
+    @cached_property
+    def exchange(self) -> dict[str, Any]:
+        """What is special to the parameters of rounds on a public set; {} if there is none."""
+        if not self.public:
+            return {}
+        return PublicSet.load(self.public).round(self.round.get("classes", 0))
+
+    @property
+    def policy(self) -> RangePolicy | None:
+        """Return the range policy, if there is a table for it."""
+        return policy_from(self.range) if self.range else None
+
+    @property
+    def step(self) -> Optimiser | None:
+        """Return the optimiser, if there is a table for it."""
+        return optimiser_from(self.optimiser) if self.optimiser else None
+
+
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """Return the finished attempts at rounds of a training in their order.
+
+    A last line that was cut short, as a crash leaves it, does not count. Raises ConfigError if
+    another one is no line of ours.
+    """
+    file = folder / LINES
+    if not file.exists():
+        return []
+    whole = file.read_text("utf-8").split("\n")[:-1]
+    try:
+        return [dict(json.loads(line)) for line in whole]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged: correct it, or choose another `output`") from error
+
+
+class Journal:
+    """What has happened in a training, on disk. It is for one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the journal in a folder, and make the folder if it is not there.
+
+        Raises ConfigError if the folder cannot be used, or another process uses it.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            refusal = f"another process coordinates the training in {folder}"
+            self._lock = lock_folder(folder, refusal)
+        except OSError as error:
+            raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
+        self.folder = folder
+        self._open = folder / "open.json"
+        self._lines = folder / LINES
+
+    def close(self) -> None:
+        """Give the folder up, so that another process can use it."""
+        self._lock.close()
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The finished attempts at rounds (`attempts`)."""
+        return attempts(self.folder)
+
+    @property
+    def under_way(self) -> dict[str, str]:
+        """The request with which a round was asked for, and its id once it is known; {} if none."""
+        if not self._open.exists():
+            return {}
+        try:
+            found = json.loads(self._open.read_text("utf-8"))
+            kept = {name: str(found[name]) for name in ("request", "round")}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"{self._open} is damaged: remove it, and abort the round that is open"
+            ) from error
+        # an end that was cut short between its two steps
+        ended = any(line["round"] == kept["round"] for line in self.rounds)
+        return {} if ended else kept
+
+    def begin(self, request: str, round_id: str = "") -> None:
+        """Note that a round is under way."""
+        found = json.dumps({"request": request, "round": round_id})
+        replace_file(self._open, [found.encode()], ANYBODY)
+
+    def withdraw(self) -> None:
+        """Forget a request that has opened no round."""
+        self._open.unlink(missing_ok=True)
+
+    def end(self, line: Mapping[str, Any]) -> None:
+        """Append what became of the round under way."""
+        whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
+        replace_file(self._lines, [whole.encode()], ANYBODY)
+        self._open.unlink(missing_ok=True)
+
+
+class Training:
+    """A training that goes on from where its journal ends, to be closed after use.
+
+    `report` gets a line per step, and `show` what the round under way does, each time anew.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        coordinator: Coordinator,
+        report: Callable[[str], object],
+        show: Callable[[str], object] = lambda text: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._plan, self._coordinator, self._sleep = plan, coordinator, sleep
+        self._report, self._show = report, show
+        self._start = plan.start()
+        # mistakes are found before anything is asked
+        self._policy, self._step = plan.policy, plan.step
+        params = plan.params(1 if self._start is None else self._start.shape[-1])
+        # the result is for the clients alone, and so is every model
+        self._private = params.result_to == "clients"
+        if self._private and plan.evaluate:
+            raise ConfigError(
+                f"{plan.evaluate} would have nothing to measure, because the result is for the "
+                "clients alone: leave `evaluate` out"
+            )
+        self._measure = function_of(plan.evaluate) if plan.evaluate else None
+        self._journal = Journal(Path(plan.output))
+
+    def close(self) -> None:
+        """Give the folder up."""
+        self._journal.close()
+
+    def run(self) -> int:
+        """Run all rounds that are still to be published, and return how many were published before.
+
+        Raises RoundFailed if a round fails as often as the plan allows, and what the servers answer
+        if they refuse a round. The next call tries again.
+        """
+        before = done = self._published
+        if before:
+            self._report(f"{before} of {self._plan.rounds} rounds are published already")
+        while done < self._plan.rounds:
+            self._publish(done + 1)
+            done += 1
+        self._report(f"all {self._plan.rounds} rounds are published: {self._journal.folder}")
+        return before
+
+    @property
+    def _published(self) -> int:
+        return sum(line["state"] == "published" for line in self._journal.rounds)
+
+    def _publish(self, which: int) -> None:
+        """Try a round until it is published."""
+        plan, wait_s = self._plan, self._plan.retry_wait_s
+        for attempt in range(1, plan.attempts + 1):
+            start = time.monotonic()
+            round_id = self._open_round(which)
+            status = self._end_of(which, round_id)
+            line = _line(round_id, status, time.monotonic() - start)
+            if line["state"] == "published":
+                line |= self._keep(round_id)
+                self._journal.end(line)
+                self._report(_sentence(which, plan.rounds, line))
+                return
+            self._journal.end(line)
+            again = attempt < plan.attempts
+            then = f"; attempt {attempt + 1} in {wait_s:g} s" if again else ""
+            self._report(f"round {round_id} failed: {line['reason']}{then}")
+            if again:
+                self._sleep(wait_s)
+                wait_s *= 2
+        raise RoundFailed(
+            f"round {which} of {plan.rounds} failed {plan.attempts} times, the last time because: "
+            f"{line['reason']}. Mend that, and run the same command to go on"
+        )
+
+    def _open_round(self, which: int) -> str:
+        """Return the id of the round under way, or open one.
+
+        A request that may have been lost is repeated under its own id, and then opens no second
+        round.
+        """
+        if round_id := self._journal.under_way.get("round"):
+            return round_id
+        # the first round begins a training run, whose model, range and optimiser S0 then keeps
+        first = self._published == 0
+        model = self._start if first else None
+
+        def ask() -> str:
+            dim = (self._plan.round | self._plan.exchange).get("dim") or (
+                self._coordinator.dim() if self._start is None else self._start.shape[-1]
+            )
+            request = self._journal.under_way.get("request") or os.urandom(16).hex()
+            self._journal.begin(request)
+            try:
+                round_id = self._coordinator.open(
+                    self._plan.params(dim),
+                    model,
+                    self._policy if first else None,
+                    optimiser=self._step if first else None,
+                    request=request,
+                    participants=self._plan.participants or None,
+                )
+            except ServerUnreachable:
+                raise
+            except SecureMedianError:
+                # it has been answered, and would be answered in the same way again
+                self._journal.withdraw()
+                raise
+            self._journal.begin(request, round_id)
+            return round_id
+
+        self._show(f"round {which} of {self._plan.rounds}: opening")
+        round_id = self._patiently(ask)
+        self._report(f"round {round_id} is open ({which} of {self._plan.rounds})")
+        return round_id
+
+    def _end_of(self, which: int, round_id: str) -> dict[str, Any]:
+        """Return the status of a round once it has ended, and close it when its quorum is there."""
+        closed = False
+        while True:
+            try:
+                status = self._patiently(lambda: self._coordinator.status(round_id))
+            except UnknownRound as error:
+                return {"state": "failed", "reason": str(error)}
+            complete = sum(where == "both" for where in status["clients"].values())
+            if status["state"] in ("published", "failed"):
+                return status
+            self._show(_progress(which, self._plan.rounds, status, complete))
+            ready = self._plan.quorum and complete >= self._plan.quorum
+            if ready and not closed and status["state"] == "open":
+                closed = True
+                self._close(round_id, complete)
+            self._sleep(self._coordinator.config.poll_interval_s)
+
+    def _close(self, round_id: str, complete: int) -> None:
+        try:
+            self._patiently(lambda: self._coordinator.close_round(round_id))
+            self._report(f"round {round_id} is closed: {complete} uploads are complete")
+        # it closed by itself at this moment
+        except RoundClosed:
+            pass
+
+    def _keep(self, round_id: str) -> dict[str, Any]:
+        """Write what a published round leaves, and return what its line says of that."""
+        number = round_id.partition("-")[0]
+        receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
+        self._write(f"receipt-{number}.json", receipt.to_json().encode())
+        metrics = self._patiently(lambda: self._coordinator.public_metrics(round_id))
+        kept: dict[str, Any] = {"public_metrics": metrics} if metrics else {}
+        if self._private:
+            return kept
+        if self._plan.public:
+            predictions = self._patiently(lambda: self._coordinator.result(round_id))
+            kept["predictions"] = self._write(f"predictions-{number}.npy", _npy(predictions))
+            return kept | self._evaluation(predictions)
+        model, found = self._patiently(lambda: self._coordinator.outcome(round_id))
+        kept["model"] = self._write(f"model-{number}.npy", _npy(model))
+        result = found if len(found) > 1 else found[0]
+        if not np.array_equal(result, model):
+            kept["result"] = self._write(f"result-{number}.npy", _npy(result))
+        return kept | self._evaluation(model)
+
+    def _write(self, name: str, data: bytes | memoryview) -> str:
+        """Write a file of the folder so that a crash leaves all of it or none; return its name."""
+        try:
+            replace_file(self._journal.folder / name, [data], ANYBODY)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {self._journal.folder / name}: {error.strerror}. "
+                "Mend that, and run the same command to go on"
+            ) from error
+        return name
+
+    def _evaluation(self, model: NDArray[np.float32]) -> dict[str, Any]:
+        """Return what the user's function measures of a model, if there is one."""
+        if self._measure is None:
+            return {}
+        try:
+            return {"evaluation": self._measured(model)}
+        # it is the user's code, and may raise anything; the training goes on without a figure
+        except Exception as error:
+            self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
+            return {"evaluation": {"error": in_one_line(error)}}
+
+    def _measured(self, model: NDArray[np.float32]) -> dict[str, float]:
+        """Return what the user's function measures of a model, or by group of one per group."""
+        assert self._measure is not None
+        if model.ndim == 1:
+            return _numbers(self._measure(model))
+        return {
+            f"{name}.{group}": value
+            for group, one in enumerate(model)
+            for name, value in _numbers(self._measure(one)).items()
+        }
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns, and try again while a server is away."""
+        deadline, wait_s, said = time.monotonic() + self._plan.patience_s, FIRST_WAIT_S, False
+        while True:
+            try:
+                found = act()
+            except _PASSING as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not said:
+                    self._report(f"{error}: trying again")
+                    said = True
+                self._sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            else:
+                if said:
+                    self._report("going on")
+                return found
+
+
+def _npy(array: NDArray[np.float32]) -> memoryview:
+    """Return the content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getbuffer()
+
+
+def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the line of an attempt at a round, from the last status of the round."""
+    wanted = (
+        "number",
+        "state",
+        "reason",
+        "included",
+        "left_out",
+        "opened",
+        "outermost",
+        "kept_groups",
+        "cost",
+    )
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "round": round_id,
+        "seconds": round(seconds, 3),
+    } | {name: status[name] for name in wanted if name in status}
+
+
+def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
+    """Return what people are told of a published round."""
+    left_out = [f"{name}: {why}" for name, why in line["left_out"].items()]
+    measured = [f"{name} {value:g}" for name, value in _measured(line).items()]
+    parts = [f"{len(line['included'])} clients", f"{line['seconds']:.1f} s", *measured]
+    sentence = f"round {line['round']} is published ({which} of {rounds}): {', '.join(parts)}"
+    if kept := line.get("kept_groups"):
+        numbers = ", ".join(map(str, kept))
+        sentence += f"; too few chose group {numbers}, whose model stays"
+    return f"{sentence}; left out: {'; '.join(left_out)}" if left_out else sentence
+
+
+def _measured(line: Mapping[str, Any]) -> dict[str, float]:
+    values = line.get("evaluation", {})
+    return {name: value for name, value in values.items() if not isinstance(value, str)}
+
+
+def _progress(which: int, rounds: int, status: Mapping[str, Any], complete: int) -> str:
+    done, total = status["progress"]
+    text = f"round {which} of {rounds}: {status['state']}"
+    if status["state"] == "open":
+        return f"{text}, {complete} complete uploads, {status['deadline_in_s']:.0f} s to go"
+    if not total:
+        return text
+    return f"{text}, {status['phase']} {100 * done // total} %"
+
+
+def _numbers(measured: Any) -> dict[str, float]:
+    """Return what a user's function measured: numbers by name, or one number."""
+    named = measured if isinstance(measured, Mapping) else {"value": measured}
+    return {str(name): float(value) for name, value in named.items()}

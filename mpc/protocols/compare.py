@@ -1,0 +1,50 @@
+"""Comparison of additively shared ring elements.
+
+See CrypTFlow2, Section 3, and protocols.md section 5 with the errata in 7.3. The top bit of z is
+
+    msb(z) = msb(z_0) ^ msb(z_1) ^ carry,
+    carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{y_1 > 2^(l-1) - 1 - y_0},    y_j = z_j mod 2^(l-1):
+
+one instance of the millionaires' problem on l - 1 bits. It is symmetric in the parties, so either
+may be the OT sender.
+"""
+
+import numpy as np
+
+from securemedian.mpc.arrays import RingPlanes, RingShare, XorBits
+from securemedian.mpc.protocols import millionaire, ring
+from securemedian.mpc.protocols.boolean import invert
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.party import Party
+
+
+def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
+    """Return shares of the top bit of each ring element, which is its sign."""
+    return msb_of_planes(party, RingPlanes(ring.split(shares, bits)))
+
+
+def msb_of_planes(party: Party, shares: RingPlanes) -> XorBits:
+    """Return shares of the top bit of ring elements that are given in bit planes, as `msb` does."""
+    y, top = shares[:-1], shares[-1]
+    sending, receiving = party.word_halves(top.size)
+    # y is less than 2^(l-1), so that 2^(l-1) - 1 - y is its complement
+    carry = millionaire.greater(party, np.ascontiguousarray(y[:, sending]), ~y[:, receiving])
+    return XorBits(carry ^ top)
+
+
+def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
+    """Return shares of 1{x > y} = msb(y - x).
+
+    x and y are signed, with |x| + |y| < 2^(l-1) (the paper's Theorem C.1).
+    """
+    return msb(party, RingShare(ring.reduce(y - x, bits)), bits)
+
+
+def at_least(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
+    """Return shares of 1{x >= y} = 1 ^ msb(x - y), under the condition of `greater`."""
+    return invert(party, msb(party, RingShare(ring.reduce(x - y, bits)), bits))
+
+
+def msb_demand(count: int, bits: int) -> Demand:
+    """Return the correlations of `msb` on `count` elements."""
+    return millionaire.greater_demand(count, bits - 1)

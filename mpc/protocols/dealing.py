@@ -1,0 +1,603 @@
+"""Uploads that cannot lie: random one-hot vectors, dealt ahead of the upload and checked.
+
+A client shares random one-hot vectors e_r of W slots over Z_2^l ahead of its upload, and later
+sends the rotation m = y - r mod W for each bucket y. Each server rotates its share of e_r by m and
+has one of e_y. Nothing of m can be malformed, and the two servers check the vectors between them:
+
+    deal    per coordinate one *kept* vector, and (B-1) N + g *others*, r uniform in 0..W-1. The
+            entries 0..W-2 are shared; the last is 1 minus their sum, so every vector sums to 1.
+    toss    when both servers hold the dealing, they commit to a random seed and open it. It gives
+            a random permutation of the others.
+    guards  the first g others are opened. Each must be a one-hot vector.
+    turns   the rest are *partners*, B-1 per kept vector in order. The position y(v) = sum_j j v_j
+            mod W is linear, because W divides 2^l. t = y(v) - y(v') mod W is opened per pair.
+    digests rot_t(v') - v must be 0 in every entry. Server 0 hashes its shares of all those
+            differences, server 1 the negatives of its own; the digests are equal if all are 0.
+            The hash is universal, and its keys come from the toss, too: see `Differences`.
+
+A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are no one-hot
+vectors, its dealing passes only if exactly their (B-1) k partners are wrong in the same way and no
+guard is; B is the smallest with which that has a chance of at most 2^-check_bits for every k. What
+a server sees of an honest client is uniform: t is a difference of fresh random positions, guards
+are thrown away, and the peer's digest is one that it can compute itself. This holds for servers
+that follow the protocol. One that opens a wrong t can test a guess of a difference against the
+peer's digest.
+
+A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import DTypeLike, NDArray
+
+from securemedian.mpc.arrays import Ring, RingShare, Words
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.kernels import packing, vectors
+from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout, SeedUpload, Upload, WordsUpload
+
+# The most buckets: a dealing grows with them, and B with it.
+MAX_BUCKETS = 32
+# Parts have at least this many coordinates, because B falls with their number.
+PART = 750_000
+# Bytes of what a server commits to and opens: a seed, and a nonce that hides it.
+OPENING_BYTES = 32
+DIGEST_WORDS = 4
+# Random words that a shuffle takes at a time.
+DRAWS = 1 << 13
+# The binary logarithm of about how many vectors a shuffle moves at random: they fit a core's cache.
+NEAR = 14
+# Vectors that are read, or hashed, at a time: they fit, too. A multiple of SLICE_ALIGN.
+CHUNK = 1 << 16
+# Clients whose messages are under way while one waits for the peer's.
+AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """Coordinates [start, stop) of a dealing, which are checked together.
+
+    Its vectors begin at word `first` of the dealing, each of `packed_bits` bits: the kept ones,
+    padded to whole AES blocks, and then the others, padded likewise.
+    """
+
+    start: int
+    stop: int
+    # partners per kept vector, B-1
+    partners: int
+    guards: int
+    packed_bits: int
+    first: int
+
+    @property
+    def kept(self) -> int:
+        """Return the number of kept vectors, one per coordinate."""
+        return self.stop - self.start
+
+    @property
+    def others(self) -> int:
+        """Return the number of other vectors: partners and guards."""
+        return self.partners * self.kept + self.guards
+
+    @property
+    def middle(self) -> int:
+        """Return the word where the others begin."""
+        return self.first + self._words(self.kept)
+
+    @property
+    def end(self) -> int:
+        """Return the word after the last."""
+        return self.middle + self._words(self.others)
+
+    def words_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return which words, [first, last), hold the kept vectors of coordinates [start, stop).
+
+        The coordinates are the part's, and `start` is a multiple of SLICE_ALIGN.
+        """
+        first = self.first + (start - self.start) * self.packed_bits // 64
+        return first, first + ring.packed_words(stop - start, self.packed_bits)
+
+    def _words(self, count: int) -> int:
+        words = ring.packed_words(count, self.packed_bits)
+        return -(-words // BLOCK_WORDS) * BLOCK_WORDS
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """The public shape of a client's dealing.
+
+    `bits` is l of the dealing ring, with 2^l >= W. A share of the dealing is one flat stream of
+    64-bit words, `layout`, so that whatever holds uploads holds it; the upload after training is
+    one rotation per coordinate, `rotations_layout`.
+    """
+
+    dim: int
+    buckets: int
+    bits: int
+    # SECURITY: a wrong dealing passes with a chance of at most 2^-check_bits
+    check_bits: int = 40
+
+    # vectors that are opened, per part
+    guards: ClassVar[int] = 64
+
+    @property
+    def slot_bits(self) -> int:
+        """Return w, the bits of a slot number."""
+        return (self.buckets - 1).bit_length()
+
+    @property
+    def slots(self) -> int:
+        """Return W, the entries of a vector: the smallest power of two with a slot per bucket."""
+        return 1 << self.slot_bits
+
+    @property
+    def per_word(self) -> int:
+        """Return how many entries of a vector share a machine word: a power of two."""
+        return min(self.slots, 1 << (64 // self.bits).bit_length() - 1)
+
+    @property
+    def packed_bits(self) -> int:
+        """Return the bits of a packed vector, of which the last entry is left out."""
+        return (self.slots - 1) * self.bits
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts, cut evenly at multiples of SLICE_ALIGN coordinates."""
+        count = max(1, self.dim // PART)
+        borders = [i * self.dim // count // SLICE_ALIGN * SLICE_ALIGN for i in range(count)]
+        parts: list[Part] = []
+        for start, stop in zip(borders, [*borders[1:], self.dim], strict=True):
+            first = parts[-1].end if parts else 0
+            partners = self.partners(stop - start)
+            parts.append(Part(start, stop, partners, self.guards, self.packed_bits, first))
+        return tuple(parts)
+
+    def partners(self, kept: int) -> int:
+        """Return B-1, the partners per vector in a part of N = `kept` coordinates.
+
+        It is the smallest for which k wrong vectors pass with a chance of 1 / C((B-1) N + g,
+        (B-1) k) <= 2^-check_bits for every k. The binomial is smallest at k = 1 or at k = N.
+        """
+        partners = 1
+        while self._placements(kept, partners) < 1 << self.check_bits:
+            partners += 1
+        return partners
+
+    def _placements(self, kept: int, partners: int) -> int:
+        """Return min_k C((B-1) N + g, (B-1) k): a cheat's wrong others must be at one of these."""
+        others = partners * kept + self.guards
+        return min(math.comb(others, partners), math.comb(others, self.guards))
+
+    @property
+    def layout(self) -> Layout:
+        """Return the shape of a share: one row of words."""
+        return Layout(1, self.parts[-1].end, 64)
+
+    @property
+    def rotations_layout(self) -> Layout:
+        """Return the shape of the upload after training: w bits per coordinate."""
+        return Layout(1, self.dim, self.slot_bits)
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Return the bytes of the half that is words, which one server gets ahead."""
+        return 8 * self.layout.words
+
+    @property
+    def bytes_after(self) -> int:
+        """Return the bytes of the rotations, which each server gets after training."""
+        return 8 * self.rotations_layout.words
+
+    def vectors(self, count: int) -> Ring:
+        """Return an array for `count` vectors, as `kernels.vectors` has them: shape (K, count)."""
+        dtype = np.uint32 if self.per_word * self.bits <= 32 else np.uint64
+        return np.empty((self.slots // self.per_word, count), dtype)
+
+    def unpack(self, words: Words, count: int, number: int) -> Ring:
+        """Return party `number`'s shares of `count` packed vectors, their last entries included."""
+        out = self.vectors(count)
+        slots = np.empty(count, np.uint8)
+        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count, slots)
+        return out
+
+    def entries(self, those: Ring) -> NDArray[np.uint64]:
+        """Return the entries of vectors, shape (W, count)."""
+        shifts = np.arange(0, self.per_word * self.bits, self.bits, dtype=np.uint64)
+        parts = those.astype(np.uint64)[:, None] >> shifts[:, None]
+        return (parts & np.uint64((1 << self.bits) - 1)).reshape(self.slots, those.shape[1])
+
+
+class Dealt:
+    """A client's own dealing: both halves, and the secret slots of its kept vectors."""
+
+    def __init__(
+        self, shape: Dealing, seeded: SeedUpload, words: WordsUpload, slots: NDArray[np.uint8]
+    ) -> None:
+        self.shape, self.seeded, self.words = shape, seeded, words
+        self._slots: NDArray[np.uint8] | None = slots
+
+    def __repr__(self) -> str:
+        return f"Dealt({self.shape}, <secrets>)"
+
+    def rotations(self, index: NDArray[Any]) -> Words:
+        """Return m = y - r mod W for the buckets `index` (d,), packed: shape (1, row words).
+
+        Both servers get the same. Raises InputError for an index that is no bucket or another
+        number of them, and LocalProtocolError at a second call, because two rotations by the same
+        r would tell how two updates differ.
+        """
+        shape = self.shape
+        if index.shape != (shape.dim,) or (index >= shape.buckets).any():
+            raise InputError(
+                f"{shape.dim} bucket indices below {shape.buckets} are needed to rotate a dealing"
+            )
+        if self._slots is None:
+            raise LocalProtocolError("a dealing rotates one update only: deal again")
+        turns = (index.astype(np.uint8) - self._slots) & np.uint8(shape.slots - 1)
+        self._slots = None
+        layout = shape.rotations_layout
+        packed = np.zeros((1, layout.row_words), np.uint64)
+        words = ring.pack(turns, layout.bits)
+        packed[0, : words.size] = words
+        return packed
+
+
+def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
+    """Deal random one-hot vectors, shared: a seed for one server, words for the other.
+
+    The slots come from a secret of their own, which neither half gives away. Each half alone is
+    uniform.
+    """
+    seeded = SeedUpload(shape.layout, entropy(SEED_BYTES))
+    secret = Stream(entropy(SEED_BYTES))
+    packed = np.zeros((1, shape.layout.row_words), np.uint64)
+    kept = np.empty(shape.dim, np.uint8)
+    tops = ring.top_bits(shape.bits)
+    for part in shape.parts:
+        for first, count in ((part.first, part.kept), (part.middle, part.others)):
+            drawn = secret.words(ring.packed_words(count, shape.slot_bits))
+            slots = ring.unpack(drawn, shape.slot_bits, count).astype(np.uint8, copy=False)
+            stop = first + ring.packed_words(count, shape.packed_bits)
+            section = packed[0, first:stop]
+            vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
+            packing.subtract_packed(seeded.words(0, first, stop), tops, section)
+            if first == part.first:
+                kept[part.start : part.stop] = slots
+    return Dealt(shape, seeded, WordsUpload(shape.layout, packed), kept)
+
+
+def check(
+    channel: Channel,
+    number: int,
+    shape: Dealing,
+    halves: Sequence[Upload],
+    progress: Callable[[int, int], None] | None = None,
+    entropy: Entropy = os_entropy,
+    coin: bytes | None = None,
+    parts: Sequence[int] | None = None,
+) -> list[bool]:
+    """Return which clients' dealings passed, while the other party does the same.
+
+    `halves` are this party's, of all clients in the order that both agreed on. Both must hold them
+    all before either calls this, because clients must not know the toss. Both get the same list.
+    `progress` takes the coordinates done and those in all. Raises PeerProtocolError if the peer
+    opens another seed than it committed to.
+
+    `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
+    that breaks off may be repeated under the same coin only, because turns under two permutations
+    tell the differences of kept vectors, and so of an honest client's updates.
+
+    `parts` are the numbers of the parts that are checked, by default all. A dealing has passed only
+    if all have; they may be checked apart, under the same coin.
+    """
+    seed = toss(channel, number, entropy) if coin is None else coin
+    verdicts = [_Verdict(seed) for _ in halves]
+    done = 0
+    waiting: deque[_Pairs] = deque()
+    spare = [_Pairs(channel, number, shape) for _ in halves[: AHEAD + 1]]
+    numbers = range(len(shape.parts)) if parts is None else parts
+    dim = sum(shape.parts[index].kept for index in numbers)
+    for index in numbers:
+        part = shape.parts[index]
+        order = Permutation.uniform(Stream(seed, nonce=index), part.others)
+        for half, verdict in zip(halves, verdicts, strict=True):
+            # the next clients' messages are under way while one waits for the peer's
+            if len(waiting) > AHEAD:
+                spare.append(waiting.popleft().finish())
+            waiting.append(spare.pop().send(part, order, half, verdict))
+            done += part.kept
+            if progress is not None:
+                progress(done, dim * len(halves))
+        while waiting:
+            spare.append(waiting.popleft().finish())
+    mine = np.frombuffer(b"".join(each.differences.digest() for each in verdicts), np.uint64)
+    theirs = channel.exchange("dealing.digests", mine)
+    equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
+    return [bool(same) and each.guarded for same, each in zip(equal, verdicts, strict=True)]
+
+
+def messages(
+    shape: Dealing, clients: int, parts: Sequence[int] | None = None
+) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `check`, in its order.
+
+    With the label, dtype and shape of each message, for `mpc.plan`. With `parts` nothing is tossed.
+    """
+    if parts is None:
+        yield from toss_messages()
+    for part in shape.parts if parts is None else [shape.parts[index] for index in parts]:
+        guards = shape.vectors(part.guards)
+        words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
+        pairs: list[tuple[str, DTypeLike, tuple[int, ...]]] = [
+            ("dealing.guards", guards.dtype, guards.shape),
+            ("dealing.turns", np.uint64, (words,)),
+        ]
+        for at in range(clients + AHEAD + 1):
+            if at > AHEAD:
+                yield from ((False, *message) for message in pairs)
+            if at < clients:
+                yield from ((True, *message) for message in pairs)
+    for sent in (True, False):
+        yield sent, "dealing.digests", np.uint64, (DIGEST_WORDS * clients,)
+
+
+def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
+    """Return a random seed that neither party chose, with the other party.
+
+    Each commits to its part and then opens it. Raises PeerProtocolError if the peer opens something
+    else.
+    """
+    opening = entropy(OPENING_BYTES)
+    committed = channel.exchange("toss.commit", _words(_commitment(number, opening)))
+    theirs = channel.exchange("toss.open", _words(opening)).tobytes()
+    if _commitment(1 - number, theirs) != committed.tobytes():
+        raise PeerProtocolError("the peer opened another seed than it had committed to")
+    openings = (opening, theirs) if number == 0 else (theirs, opening)
+    return digest("toss", *openings)[:SEED_BYTES]
+
+
+def toss_messages() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends and receives in `toss`, as `messages` does."""
+    for label in ("toss.commit", "toss.open"):
+        for sent in (True, False):
+            yield sent, label, np.uint64, (OPENING_BYTES // 8,)
+
+
+def _commitment(number: int, opening: bytes) -> bytes:
+    # the party is part of it, so that one cannot send the other's back
+    return digest("toss commitment", number, opening)
+
+
+def _words(data: bytes) -> Words:
+    return np.frombuffer(data, np.uint64)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A permutation of vectors in two steps, neither of which leaves the cache.
+
+    Vector i first goes to places[i], where vectors with the same label lie together. Item i of the
+    permutation is then what lies at order[i], which has the same label as what lies at i.
+    """
+
+    places: NDArray[np.uint32]
+    order: NDArray[np.uint32]
+
+    @classmethod
+    def uniform(cls, stream: Stream, count: int, near: int = NEAR) -> Self:
+        """Return a uniformly random permutation of `count` vectors.
+
+        Labels are uniform, and a Fisher-Yates shuffle permutes the vectors of each: all together
+        are then uniform (Rao, 1961; Sandelius, 1962). There are about 2^near vectors per label.
+        """
+        labels = stream.words(-(-count // 8)).view(np.uint8)[:count]
+        labels &= np.uint8(min(255, (1 << (count >> near).bit_length()) - 1))
+        borders = np.empty(257, np.uint32)
+        places, order = np.empty(count, np.uint32), np.arange(count, dtype=np.uint32)
+        vectors.places(labels, borders, places)
+        for first, stop in pairwise(borders.tolist()):
+            last = stop - 1
+            while last > first:
+                draws = stream.words(DRAWS).view(np.uint32)
+                last = vectors.shuffle(order, first, last, draws)
+        return cls(places, order)
+
+
+class Differences:
+    """A digest of one client's differences, under keys that the client could not know.
+
+    It hashes GHASH of all of them under `KEYS` keys, each as the tag of AES-GCM on associated data
+    alone. Strings of m blocks that differ, whatever anybody can compute, have the same GHASH with a
+    chance of at most (m + 1) / 2^128 per random key that they do not depend on; with two keys, less
+    than 2^-128 up to m = 2^63. The hash on top keeps what a server can learn from the peer's digest
+    of other differences than its own to testing guesses, one by one.
+    """
+
+    KEYS: ClassVar[int] = 2
+
+    def __init__(self, seed: bytes) -> None:
+        """Draw the keys from a tossed seed."""
+        keys = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(self.KEYS)]
+        # no nonce is needed where nobody has to be kept from forging tags
+        mode = modes.GCM(bytes(12))
+        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in keys]
+
+    def update(self, differences: Ring) -> None:
+        """Append the bytes of a contiguous array."""
+        for tag in self._tags:
+            tag.authenticate_additional_data(differences.data.cast("B"))
+
+    def digest(self) -> bytes:
+        """Return the digest of all that was appended, which ends here."""
+        for tag in self._tags:
+            tag.finalize()
+        return digest("dealing digest", *(tag.tag for tag in self._tags))
+
+
+class _Verdict:
+    """What is known of one client's dealing so far."""
+
+    def __init__(self, seed: bytes) -> None:
+        self.differences = Differences(seed)
+        self.guarded = True
+
+
+class _Pairs:
+    """The pairs of one client's part, whose turns and guards are opened."""
+
+    def __init__(self, channel: Channel, number: int, shape: Dealing) -> None:
+        self._channel, self._number, self._shape = channel, number, shape
+        # taken once for all parts, because new pages cost more than what is done with them
+        kept = max(part.kept for part in shape.parts)
+        others = max(part.others for part in shape.parts)
+        self._kept_memory, self._others_memory = shape.vectors(kept), shape.vectors(others)
+        self._kept_slots, self._other_slots = np.empty(kept, np.uint8), np.empty(others, np.uint8)
+
+    def send(self, part: Part, order: Permutation, half: Upload, verdict: _Verdict) -> Self:
+        """Send the shares of a client's guards and turns."""
+        shape, self._part, self._verdict = self._shape, part, verdict
+        self._kept = _first(self._kept_memory, part.kept)
+        self._others = _first(self._others_memory, part.others)
+        slots, others = self._kept_slots[: part.kept], self._other_slots[: part.others]
+        bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
+        for start, stop, words in _chunks(half, part.first, part.kept, part.packed_bits):
+            vectors.unpack(words, bits, per_word, one, self._kept, start, stop, slots[start:stop])
+        for start, stop, words in _chunks(half, part.middle, part.others, part.packed_bits):
+            to = order.places[start:stop]
+            vectors.scatter(words, bits, per_word, one, to, self._others, others)
+        guards, self._rest = np.split(order.order, [part.guards])
+        self._guards = shape.vectors(part.guards)
+        vectors.gather(self._others, guards, 0, self._guards)
+        # partner p of vector i stands at p N + i
+        self._turns = np.empty((part.partners, part.kept), np.uint8)
+        vectors.gather(others[None], self._rest, part.guards, self._turns.reshape(1, -1))
+        np.subtract(slots, self._turns, out=self._turns)
+        self._channel.send("dealing.guards", self._guards)
+        self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
+        return self
+
+    def finish(self) -> Self:
+        """Receive the peer's shares of guards and turns, and hash the differences."""
+        shape, part, channel = self._shape, self._part, self._channel
+        guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
+        self._verdict.guarded &= one_hot(
+            shape.entries(self._guards) + shape.entries(guards), shape.bits
+        )
+        words = (ring.packed_words(self._turns.size, shape.slot_bits),)
+        packed = channel.recv("dealing.turns", np.uint64, words)
+        theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
+        self._turns += theirs.reshape(self._turns.shape)
+        bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
+        orders = self._rest.reshape(self._turns.shape)
+        # chunk by chunk, so that a kept vector is in the cache for all its partners
+        for at in range(0, part.kept, CHUNK):
+            for partner, order in enumerate(orders):
+                some, by = order[at : at + CHUNK], self._turns[partner, at : at + CHUNK]
+                number, out = part.guards + partner * part.kept + at, shape.vectors(some.size)
+                vectors.differences(
+                    self._others, some, number, by, self._kept, at, bits, per_word, negated, out
+                )
+                self._verdict.differences.update(out)
+        return self
+
+
+def _first(memory: Ring, count: int) -> Ring:
+    """Return a contiguous array for `count` vectors in memory for at least as many."""
+    return memory.reshape(-1)[: len(memory) * count].reshape(-1, count)
+
+
+def _chunks(
+    half: Upload, first: int, count: int, packed_bits: int
+) -> Iterator[tuple[int, int, Words]]:
+    """Yield the words of a share of `count` packed vectors from word `first` on, by and by.
+
+    With them come the numbers of the first of their vectors, and of the one after the last.
+    """
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        begin = first + start * packed_bits // 64
+        words = half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))
+        yield start, stop, words
+
+
+def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
+    """Tell whether each column modulo 2^bits is one 1 among zeros."""
+    reduced = ring.reduce(values, bits)
+    return bool(((reduced == 1).sum(axis=0) == 1).all() and (reduced <= 1).all())
+
+
+@dataclass(frozen=True)
+class DealtUpload:
+    """What a server holds of a client whose dealing passed: an upload of rotations.
+
+    As an `Upload` it has the words of the rotations, which both servers got.
+    """
+
+    shape: Dealing
+    half: Upload
+    rotations: Upload = field(repr=False)
+
+    def words(self, row: int, start: int, stop: int) -> Words:
+        return self.rotations.words(row, start, stop)
+
+
+def counts(
+    number: int,
+    uploads: Sequence[DealtUpload],
+    weights: Sequence[int],
+    bits: int,
+    start: int,
+    stop: int,
+) -> RingShare:
+    """Return party `number`'s share of the cumulative histogram in the coordinates [start, stop).
+
+    H(y), the weight of the clients in the buckets 0..y, is in the ring of `bits` bits and has shape
+    (b-1, stop - start). The slots b..W-1 count as the last bucket, which has no count of its own.
+    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    """
+    shape = uploads[0].shape
+    if start % SLICE_ALIGN:
+        raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
+    histogram = np.zeros((shape.buckets - 1, stop - start), ring.dtype(bits))
+    for part in shape.parts:
+        for low in range(max(start, part.start), min(stop, part.stop), CHUNK):
+            high = min(low + CHUNK, stop, part.stop)
+            for weight in sorted(set(weights)):
+                members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
+                total = _sum(number, members, part, low, high)
+                vectors.add_cumulative(
+                    total,
+                    shape.bits,
+                    shape.per_word,
+                    histogram.dtype.type(weight & int(ring.mask(bits))),
+                    ring.mask(bits),
+                    low - start,
+                    histogram,
+                )
+    return RingShare(histogram)
+
+
+def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
+    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
+    shape = uploads[0].shape
+    first, last = part.words_of(start, stop)
+    first_turn = start * shape.slot_bits // 64
+    last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
+    total = shape.vectors(stop - start)
+    total[...] = 0
+    for upload in uploads:
+        kept = upload.half.words(0, first, last)
+        turns = upload.rotations.words(0, first_turn, last_turn)
+        vectors.add_turned(kept, turns, shape.bits, shape.per_word, int(number == 0), total)
+    return total

@@ -1,0 +1,190 @@
+"""The inner loops of OT extension, SoftSpokenOT's above all.
+
+They fold the leaves of GGM trees, correct the rows, transpose them to one 128-bit word per OT, and
+do the part of the hash that is not AES: sigma, the tweak and the XORs.
+
+Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows. Bit j of
+`rows[r, i]` belongs to OT 64 i + j.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.protocols.kernels.jit import kernel
+
+# Words of a row that are folded at once: all leaves of a tree stay in the first-level cache.
+_TILE = 256
+# Words of a row that are transposed at once: both tiles fit the first-level cache and do not evict
+# each other.
+_COLUMNS = 32
+
+
+@kernel
+def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
+    """Fold the leaves of one tree into one row per index bit, and into their sum.
+
+    leaves (q, w) with q = 2^k, overwritten; rows (k, w), written. rows[j] becomes the XOR of the
+    leaves whose index has bit j set, leaves[0] the XOR of all leaves.
+
+    Leaves are added in pairs, one index bit per level, so a leaf is read twice and not k times.
+    """
+    q, words = leaves.shape
+    for start in range(0, words, _TILE):
+        stop = min(start + _TILE, words)
+        half, j = q >> 1, 0
+        while half >= 1:
+            row = rows[j, start:stop]
+            for x in range(half):
+                even, odd, out = (
+                    leaves[2 * x, start:stop],
+                    leaves[2 * x + 1, start:stop],
+                    leaves[x, start:stop],
+                )
+                if x == 0:
+                    for i in range(stop - start):
+                        o = odd[i]
+                        row[i] = o
+                        out[i] = even[i] ^ o
+                else:
+                    for i in range(stop - start):
+                        o = odd[i]
+                        row[i] ^= o
+                        out[i] = even[i] ^ o
+            half >>= 1
+            j += 1
+
+
+@kernel
+def correct(
+    rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDArray[np.uint64]
+) -> None:
+    """Add the correction to the rows whose mask is set: rows[j] ^= masks[j] & correction.
+
+    Masks are all ones or zero: there is no branch on the secret bits that they come from.
+    """
+    for j in range(rows.shape[0]):
+        m = masks[j]
+        row = rows[j]
+        for i in range(row.shape[0]):
+            row[i] ^= correction[i] & m
+
+
+@kernel
+def _two_levels(
+    source: NDArray[np.uint64],
+    first: int,
+    start: int,
+    width: int,
+    out: NDArray[np.uint64],
+    shift: int,
+    wide: np.uint64,
+    narrow: np.uint64,
+) -> None:
+    """Do two levels of the 64x64 bit transpose on `width` matrices that lie side by side.
+
+    The levels are those of `shift` and of half of it; a word is read and written once for both. The
+    matrices begin at row `first` and column `start` of `source`; `out` may be `source`.
+    """
+    half = shift >> 1
+    s, t = np.uint64(shift), np.uint64(half)
+    for base in range(0, 64, 2 * shift):
+        for r in range(base, base + half):
+            in0 = source[first + r, start : start + width]
+            in1 = source[first + r + half, start : start + width]
+            in2 = source[first + r + shift, start : start + width]
+            in3 = source[first + r + shift + half, start : start + width]
+            out0, out1, out2, out3 = out[r], out[r + half], out[r + shift], out[r + shift + half]
+            for c in range(width):
+                w, x, y, z = in0[c], in1[c], in2[c], in3[c]
+                swap = ((w >> s) ^ y) & wide
+                w ^= swap << s
+                y ^= swap
+                swap = ((x >> s) ^ z) & wide
+                x ^= swap << s
+                z ^= swap
+                swap = ((w >> t) ^ x) & narrow
+                w ^= swap << t
+                x ^= swap
+                swap = ((y >> t) ^ z) & narrow
+                y ^= swap << t
+                z ^= swap
+                out0[c] = w
+                out1[c] = x
+                out2[c] = y
+                out3[c] = z
+
+
+@kernel
+def _transpose_tile(
+    rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]
+) -> None:
+    """Transpose `width` 64x64 matrices from row `first`, column `start` of `rows` into `tile`."""
+    _two_levels(
+        rows,
+        first,
+        start,
+        width,
+        tile,
+        32,
+        np.uint64(0x00000000FFFFFFFF),
+        np.uint64(0x0000FFFF0000FFFF),
+    )
+    _two_levels(
+        tile, 0, 0, width, tile, 8, np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F)
+    )
+    _two_levels(
+        tile, 0, 0, width, tile, 2, np.uint64(0x3333333333333333), np.uint64(0x5555555555555555)
+    )
+
+
+@kernel
+def transpose_and_tweak(
+    rows: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Transpose the rows to one 128-bit word per OT, and apply the hash's sigma and tweak.
+
+    rows (128, w); out (n, 2), out[i] = sigma(x) ^ tweak with x the 128-bit column of OT i and
+    tweak = (index + i, stream). sigma(L || R) = (L ^ R) || L is a linear orthomorphism: sigma and
+    x -> sigma(x) ^ x are both permutations.
+    """
+    words = rows.shape[1]
+    low = np.empty((64, _COLUMNS), np.uint64)
+    high = np.empty((64, _COLUMNS), np.uint64)
+    for start in range(0, words, _COLUMNS):
+        width = min(_COLUMNS, words - start)
+        _transpose_tile(rows, 0, start, width, low)
+        _transpose_tile(rows, 64, start, width, high)
+        for c in range(width):
+            at = (start + c) * 64
+            for r in range(64):
+                left = low[r, c]
+                out[at + r, 0] = left ^ high[r, c] ^ (index + np.uint64(at + r))
+                out[at + r, 1] = left ^ stream
+
+
+@kernel
+def sigma_and_tweak(
+    keys: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Do as `transpose_and_tweak` does on keys (n, 2) that are columns already; out (n, 2)."""
+    for i in range(keys.shape[0]):
+        out[i, 0] = keys[i, 0] ^ keys[i, 1] ^ (index + np.uint64(i))
+        out[i, 1] = keys[i, 0] ^ stream
+
+
+@kernel
+def xor_constant(
+    values: NDArray[np.uint64], low: np.uint64, high: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Set out[i] = values[i] ^ (low, high), both (n, 2)."""
+    for i in range(values.shape[0]):
+        out[i, 0] = values[i, 0] ^ low
+        out[i, 1] = values[i, 1] ^ high
+
+
+@kernel
+def xor_into(out: NDArray[np.uint64], values: NDArray[np.uint64]) -> None:
+    """Set out ^= values, both (n, 2)."""
+    for i in range(out.shape[0]):
+        out[i, 0] ^= values[i, 0]
+        out[i, 1] ^= values[i, 1]

@@ -1,0 +1,171 @@
+"""The packing of l-bit values into uint64 words, and back.
+
+Value i takes the bits [i l, (i+1) l) of the little-endian bit string.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.protocols.kernels.jit import kernel
+
+
+@kernel
+def pack_values(values: NDArray[Any], bits: int, words: NDArray[np.uint64]) -> None:
+    """Write the low `bits` bits (1..64) of each value into `words`, which must be zero before."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    position = 0
+    for i in range(values.shape[0]):
+        value = np.uint64(values[i]) & mask
+        word = position >> 6
+        offset = position & 63
+        words[word] |= value << np.uint64(offset)
+        if offset + bits > 64:
+            words[word + 1] |= value >> np.uint64(64 - offset)
+        position += bits
+
+
+@kernel
+def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) -> None:
+    """Undo `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    position = 0
+    for i in range(values.shape[0]):
+        word = position >> 6
+        offset = position & 63
+        value = words[word] >> np.uint64(offset)
+        if offset + bits > 64:
+            value |= words[word + 1] << np.uint64(64 - offset)
+        values[i] = value & mask
+        position += bits
+
+
+# The low bytes, pairs and fours of bytes of a word's halves, and every byte's lowest bit.
+_BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+_FOURS, _LOWEST = np.uint64(0x00000000FFFFFFFF), np.uint64(0x0101010101010101)
+
+
+@kernel
+def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) -> None:
+    """Do as `pack_values` does on bytes, a multiple of 8 of them, of which fewer than 8 bits count.
+
+    Eight at a time become one word, whose neighbours then move together, three times.
+    """
+    one, two, four = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits)
+    mask = _LOWEST * ((np.uint64(1) << one) - np.uint64(1))
+    for i in range(values.shape[0] >> 3):
+        x = np.uint64(0)
+        for j in range(8):
+            x |= np.uint64(values[8 * i + j]) << np.uint64(8 * j)
+        x &= mask
+        x = (x & _BYTES) | (((x >> np.uint64(8)) & _BYTES) << one)
+        x = (x & _PAIRS) | (((x >> np.uint64(16)) & _PAIRS) << two)
+        x = (x & _FOURS) | ((x >> np.uint64(32)) << four)
+        position = 8 * bits * i
+        word, offset = position >> 6, position & 63
+        words[word] |= x << np.uint64(offset)
+        if offset + 8 * bits > 64:
+            words[word + 1] |= x >> np.uint64(64 - offset)
+
+
+@kernel
+def unpack_bytes(words: NDArray[np.uint64], bits: int, eights: NDArray[np.uint64]) -> None:
+    """Undo `pack_bytes`: each word of `eights` is eight of the bytes."""
+    one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
+    fours = (unit << four) - unit
+    pairs = np.uint64(0x0000000100000001) * ((unit << two) - unit)
+    singles = np.uint64(0x0001000100010001) * ((unit << one) - unit)
+    for i in range(eights.shape[0]):
+        position = 8 * bits * i
+        word, offset = position >> 6, position & 63
+        x = words[word] >> np.uint64(offset)
+        if offset + 8 * bits > 64:
+            x |= words[word + 1] << np.uint64(64 - offset)
+        x = (x & fours) | (((x >> four) & fours) << np.uint64(32))
+        x = (x & pairs) | (((x >> two) & pairs) << np.uint64(16))
+        eights[i] = (x & singles) | (((x >> one) & singles) << np.uint64(8))
+
+
+@kernel
+def add_packed(
+    words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
+) -> None:
+    """Add packed values to packed totals modulo 2^l, without unpacking them.
+
+    `tops` are words, repeated as often as needed, that have the top bit of each value set. Top bits
+    are added without their carry, so no carry leaves its value; a value that spans two words passes
+    the carry within it on to the second.
+    """
+    carry, at = np.uint64(0), 0
+    for i in range(total.shape[0]):
+        one, other, top = total[i], words[i], tops[at]
+        at = at + 1 if at + 1 < tops.shape[0] else 0
+        low = one & ~top
+        added = low + (other & ~top)
+        result = added + carry
+        carry = np.uint64((added < low) | (result < added))
+        total[i] = result ^ ((one ^ other) & top)
+
+
+@kernel
+def subtract_packed(
+    words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
+) -> None:
+    """Subtract packed values from packed totals modulo 2^l, without unpacking them.
+
+    `tops` are as for `add_packed`. Top bits lend their values a 1, so no borrow leaves its value; a
+    value that spans two words passes the borrow within it on to the second.
+    """
+    borrow, at = np.uint64(0), 0
+    for i in range(total.shape[0]):
+        one, other, top = total[i], words[i], tops[at]
+        at = at + 1 if at + 1 < tops.shape[0] else 0
+        high, low = one | top, other & ~top
+        difference = high - low
+        result = difference - borrow
+        borrow = np.uint64((high < low) | (difference < borrow))
+        total[i] = result ^ ((one ^ ~other) & top)
+
+
+@kernel
+def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
+    """Set bit j of words[i] to bits[64 i + j]; missing bits are 0."""
+    count = bits.shape[0]
+    for i in range(words.shape[0]):
+        word = np.uint64(0)
+        for j in range(min(64, count - 64 * i)):
+            word |= np.uint64(bits[64 * i + j] & np.uint8(1)) << np.uint64(j)
+        words[i] = word
+
+
+@kernel
+def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
+    """Set bits[64 i + j] to bit j of words[i]."""
+    for i in range(words.shape[0]):
+        word = words[i]
+        for j in range(min(64, bits.shape[0] - 64 * i)):
+            bits[64 * i + j] = (word >> np.uint64(j)) & np.uint64(1)
+
+
+@kernel
+def gather(values: NDArray[np.uint64], bit: int) -> np.uint64:
+    """Return bit `bit` of each of 64 values, as one word.
+
+    The values stand side by side, so that all planes are taken from the registers.
+    """
+    word = np.uint64(0)
+    for j in range(64):
+        word |= ((values[j] >> np.uint64(bit)) & np.uint64(1)) << np.uint64(j)
+    return word
+
+
+@kernel
+def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+    """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
+    near = np.empty(64, np.uint64)
+    for i in range(planes.shape[1]):
+        for j in range(64):
+            near[j] = keys[64 * i + j, 0]
+        for k in range(planes.shape[0]):
+            planes[k, i] = gather(near, k)

@@ -1,0 +1,126 @@
+"""The correlation-robust hash of OT extension (Guo, Katz, Wang, Yu, S&P 2020).
+
+    H(t, x) = pi(sigma(x) ^ t) ^ sigma(x) ^ t,    pi = AES-128 under a public key.
+
+A tweak t = (index, stream) is used once per key: `tweak_stream` gives each lane and direction
+streams of its own, and whoever hashes counts the index up.
+
+Whoever sees N values of H under one key, each of an unknown input, can look for all of them at
+once: it compares every evaluation of pi with a table of the N values, and expects one hit after
+2^128 / N evaluations. So where values are given away by the thousand (`mpc.ot.ferret`), each key
+serves only a few of them.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Blocks, Words
+from securemedian.mpc.protocols.kernels import extension as kernels
+from securemedian.mpc.protocols.kernels import native
+from securemedian.mpc.protocols.ot.scratch import Scratch
+
+
+def tweak_stream(lane: int, direction: int) -> np.uint64:
+    """Return the upper word of the tweaks of a lane and direction.
+
+    It is below 2^32, because lanes have 16 bits.
+    """
+    return np.uint64(2 * lane + direction)
+
+
+class Hash:
+    """The hash H under one public key.
+
+    Its methods name the first index of the tweaks, the stream, and where the hashes go: arrays
+    (n, 2). With `native_aes`, and where the processor has the instructions, all of a hash is
+    computed in registers; otherwise AES is OpenSSL's. The hashes are the same.
+    """
+
+    def __init__(
+        self, scratch: Scratch, label: bytes, *parts: bytes, native_aes: bool = True
+    ) -> None:
+        """Derive the key from a label, which tells uses apart, and from `parts`.
+
+        `scratch` lends memory for AES's output, which hashes that take turns may share.
+        """
+        self.key = hashlib.sha256(label + b"".join(parts)).digest()[:16]
+        self._pi = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor().update_into
+        # None where AES is OpenSSL's
+        self.round_keys = native.round_keys(self.key)[0] if native.taken(native_aes) else None
+        self._scratch = scratch
+
+    def columns(self, rows: Words, index: int, stream: np.uint64, out: Blocks) -> None:
+        """Hash the columns of 128 rows of bits (128, n / 64)."""
+        first = np.uint64(index)
+        if self.round_keys is not None:
+            native.hash_columns(rows, first, stream, self.round_keys, out)
+        else:
+            kernels.transpose_and_tweak(rows, first, stream, out)
+            self.finish(out)
+
+    def column_pairs(
+        self,
+        rows: Words,
+        index: int,
+        stream: np.uint64,
+        difference: tuple[np.uint64, np.uint64],
+        out0: Blocks,
+        out1: Blocks,
+    ) -> None:
+        """Hash the columns to `out0`, and to `out1` those whose sigma has this difference."""
+        first = np.uint64(index)
+        if self.round_keys is not None:
+            native.hash_column_pairs(rows, first, stream, self.round_keys, out0, *difference, out1)
+        else:
+            kernels.transpose_and_tweak(rows, first, stream, out0)
+            self._finish_pairs(difference, out0, out1)
+
+    def blocks(self, blocks: Blocks, index: int, stream: np.uint64, out: Blocks) -> None:
+        """Hash blocks (n, 2)."""
+        first = np.uint64(index)
+        if self.round_keys is not None:
+            native.hash_blocks(blocks, first, stream, self.round_keys, out)
+        else:
+            kernels.sigma_and_tweak(blocks, first, stream, out)
+            self.finish(out)
+
+    def block_pairs(
+        self,
+        blocks: Blocks,
+        index: int,
+        stream: np.uint64,
+        difference: tuple[np.uint64, np.uint64],
+        out0: Blocks,
+        out1: Blocks,
+    ) -> None:
+        """Hash blocks to `out0`, and to `out1` those whose sigma has this difference."""
+        first = np.uint64(index)
+        if self.round_keys is not None:
+            native.hash_block_pairs(blocks, first, stream, self.round_keys, out0, *difference, out1)
+        else:
+            kernels.sigma_and_tweak(blocks, first, stream, out0)
+            self._finish_pairs(difference, out0, out1)
+
+    def _finish_pairs(
+        self, difference: tuple[np.uint64, np.uint64], out0: Blocks, out1: Blocks
+    ) -> None:
+        kernels.xor_constant(out0, *difference, out1)
+        self.finish(out0)
+        self.finish(out1)
+
+    def finish(self, blocks: Blocks) -> Blocks:
+        """Turn sigma(x) ^ t into H(t, x), in place, with OpenSSL."""
+        # one block more than is written, because `update_into` asks for the room
+        images = self._scratch.array("images", len(blocks) + 1, 2)
+        self._pi(as_bytes(blocks), as_bytes(images))
+        kernels.xor_into(blocks, images[:-1])
+        return blocks
+
+
+def as_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the memory of a contiguous array, as ciphers take it."""
+    return array.data.cast("B")

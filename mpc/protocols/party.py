@@ -1,0 +1,179 @@
+"""A party on one lane, and the session that keeps the base OTs of a pair of servers."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.correlations.pool import Pool
+from securemedian.mpc.protocols.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
+from securemedian.mpc.protocols.ot.softspoken import (
+    SoftSpokenReceiver,
+    SoftSpokenSender,
+    receiver_setup,
+    sender_setup,
+)
+from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+
+SESSION_BYTES = 16
+
+
+class Party:
+    """What a protocol function works with: one lane of one party, used by one thread.
+
+    `number` is 0 or 1. `randomness` makes the masks of this party alone. `uploads_seconds` is the
+    time spent in `reading_uploads`.
+    """
+
+    def __init__(self, number: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
+        self.number = number
+        self.channel = channel
+        self.pool = pool
+        self.randomness = randomness
+        self.uploads_seconds = 0.0
+
+    @contextmanager
+    def reading_uploads(self) -> Iterator[None]:
+        """Time what a server does with the clients' shares by itself, before the protocol."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.uploads_seconds += time.perf_counter() - start
+
+    def halves(self, count: int) -> tuple[slice, slice]:
+        """Return where in a batch of `count` this party is the OT sender, and where the receiver.
+
+        Party 0 is the sender in the first half. The border is at a whole word of bits.
+        """
+        first, second = slice(0, _border(count)), slice(_border(count), count)
+        return (first, second) if self.number == 0 else (second, first)
+
+    def word_halves(self, words: int) -> tuple[slice, slice]:
+        """Return `halves` of a batch that is packed in so many words."""
+        sending, receiving = self.halves(64 * words)
+        return _in_words(sending), _in_words(receiving)
+
+    def roles(self, count: int) -> tuple[int, int]:
+        """Return how many of `count` items this party sends, and how many it receives."""
+        zero, one = half_counts(count)
+        return (zero, one) if self.number == 0 else (one, zero)
+
+
+def _in_words(half: slice) -> slice:
+    return slice(half.start // 64, half.stop // 64)
+
+
+def _border(count: int) -> int:
+    return min(count, (count + 127) // 128 * 64)
+
+
+def half_counts(count: int) -> tuple[int, int]:
+    """Return how many items of a batch party 0 sends, and how many party 1."""
+    return _border(count), count - _border(count)
+
+
+class Session:
+    """The base OTs of both directions, from which lanes are made.
+
+    Both parties drop the session after any failure, because their counters may no longer agree.
+    """
+
+    def __init__(
+        self,
+        party_id: int,
+        session_id: bytes,
+        receiver_leaves: list[list[bytes]],
+        delta: NDArray[np.uint8],
+        sender_leaves: list[list[bytes]],
+        entropy: Entropy,
+        silent: bool = False,
+        native_aes: bool = True,
+    ) -> None:
+        self._party_id, self._session_id, self._entropy = party_id, session_id, entropy
+        self._receiver_leaves, self._delta, self._sender_leaves = (
+            receiver_leaves,
+            delta,
+            sender_leaves,
+        )
+        self._silent, self._native_aes = silent, native_aes
+        self._lanes: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"Session({self._session_id.hex()}, <secrets>)"
+
+    @classmethod
+    def establish(
+        cls,
+        party_id: int,
+        channel: Channel,
+        session_id: bytes,
+        params: ProtocolParams,
+        entropy: Entropy = os_entropy,
+    ) -> Self:
+        """Make the base OTs of both directions, while the other party does the same.
+
+        `session_id` is 16 bytes that both agreed on and that no earlier session had. Raises
+        LocalProtocolError for another length or party.
+        """
+        if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
+            raise LocalProtocolError(
+                f"a party is 0 or 1 and a session id has {SESSION_BYTES} bytes"
+            )
+        terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
+        terms |= {"silent": True} if params.silent else {}
+        bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
+        given = params.ot_field_bits, entropy, params.native_aes
+        # the direction is named by the party that is the extension's sender
+        for direction in (0, 1):
+            tag = bound + bytes([direction])
+            if direction == party_id:
+                delta, sender_leaves = sender_setup(channel, tag, *given)
+            else:
+                receiver_leaves = receiver_setup(channel, tag, *given)
+        return cls(
+            party_id,
+            bound,
+            receiver_leaves,
+            delta,
+            sender_leaves,
+            entropy,
+            params.silent,
+            params.native_aes,
+        )
+
+    def party(self, lane: int, channel: Channel) -> Party:
+        """Make the party of one lane, with streams and tweaks of its own.
+
+        Raises LocalProtocolError for a lane that was made before, because its correlations would
+        repeat.
+        """
+        if lane in self._lanes or not 0 <= lane < 1 << 16:
+            raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
+        self._lanes.add(lane)
+        randomness = Stream(self._entropy(16))
+        sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._party_id
+        receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._party_id
+        ends = extensions(self._silent, sending, receiving, self._native_aes)
+        pool = Pool(self._party_id, channel, *ends, randomness)
+        return Party(self._party_id, channel, pool, randomness)
+
+
+def extensions(
+    silent: bool,
+    sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
+    receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
+    native_aes: bool,
+) -> tuple[RandomOtSender, RandomOtReceiver]:
+    """Make a lane's ends of OT extension in both directions, silent or not."""
+    if silent:
+        return FerretSender(*sending, native_aes), FerretReceiver(*receiving, native_aes)
+    return SoftSpokenSender(*sending, native_aes), SoftSpokenReceiver(*receiving, native_aes)

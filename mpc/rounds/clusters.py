@@ -1,0 +1,73 @@
+"""Random partitions of clients into clusters, their sums, and what these sums tell.
+
+A partition of n clients into c clusters is drawn from a seed that was tossed for. In matrix form
+the sums over the clusters of R partitions are A X, for the updates X (n, d) and the R c x n matrix
+A of zeros and ones. A row that A's rows can be combined to is known to who knows the sums: if e_i
+is one, client i's update is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.protocols.dealing import Permutation
+from securemedian.mpc.protocols.prg import Stream
+
+# per cluster of a partition, the places of its clients
+Members = list[NDArray[np.intp]]
+# eigenvalues, and distances of projections from 1, that are rounding errors
+_TOLERANCE = 1e-9
+
+
+def draw(seed: bytes, clients: int, clusters: int, partitions: int) -> list[Members]:
+    """Return who is in each cluster of each partition, drawn uniformly from a seed of 16 bytes.
+
+    The first `clients` mod `clusters` clusters have one client more than the others.
+    """
+    orders = [
+        Permutation.uniform(Stream(seed, nonce=number), clients).order.astype(np.intp)
+        for number in range(partitions)
+    ]
+    return [[order[cluster::clusters] for cluster in range(clusters)] for order in orders]
+
+
+def sums_over(rows: NDArray[Any], partitions: Sequence[Members]) -> NDArray[Any]:
+    """Return the sums of rows (n, d) over the clusters, shape (c, R, d), modulo their dtype."""
+    return np.stack(
+        [
+            [rows[those].sum(axis=0, dtype=rows.dtype) for those in members]
+            for members in partitions
+        ],
+        axis=1,
+    )
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What the sums over all clusters tell who knows them."""
+
+    # of the R c x n matrix
+    rank: int
+    # the places of the clients whose updates follow
+    clients: list[int]
+
+
+@lru_cache(maxsize=16)
+def exposed(seed: bytes, clients: int, clusters: int, partitions: int) -> Exposure:
+    """Return whose updates follow from the sums over the clusters drawn from `seed`.
+
+    The projection onto the space of the rows of A, A^+ A, leaves e_i as it is exactly if e_i is in
+    it. It is made of the eigenvectors of A^T A, which is n x n, with eigenvalues above 0.
+    """
+    gram = np.zeros((clients, clients))
+    for members in draw(seed, clients, clusters, partitions):
+        for those in members:
+            gram[np.ix_(those, those)] += 1
+    values, vectors = np.linalg.eigh(gram)
+    known = vectors[:, values > _TOLERANCE * values[-1]]
+    projected = (known**2).sum(axis=1)
+    return Exposure(known.shape[1], np.flatnonzero(projected > 1 - _TOLERANCE).tolist())

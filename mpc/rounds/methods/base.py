@@ -1,0 +1,563 @@
+"""What a method is: all that depends on which result a round computes, in one class per method.
+
+A method is a frozen dataclass. Its fields are its options. Its functions say what clients encode,
+what the two parties do, what that takes, what is opened, and what the result must be. A new method
+is a module next to this one and a line in `registry`; docs/extending.md shows how.
+
+`Weighted`, `Counting` and `FixedPoint` hold what several methods have in common.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorBits, XorWords
+from securemedian.mpc.canonical import flat
+from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
+from securemedian.mpc.options import check_choices, check_number, check_whole, option
+from securemedian.mpc.protocols import dealing, ring, share
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import Buckets
+from securemedian.mpc.rounds.methods import bounds
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+
+# Clients of each round that `warm_up` runs.
+WARM_UP_CLIENTS = 3
+
+
+@dataclass(frozen=True)
+class Published:
+    """What S0 published for a round, in float32 as it was sent."""
+
+    # the global model g: () or (d,)
+    model: NDArray[np.float32] | None = field(default=None, repr=False)
+    # the scale of the buckets: () or (d,)
+    scale: NDArray[np.float32] | None = field(default=None, repr=False)
+    # how buckets of this scale lie
+    policy: RangePolicy | None = None
+    # in a round of several groups, what was published for each; the rest is empty then
+    groups: "tuple[Published, ...]" = ()
+    # what the servers tossed for the round, once it has a result; empty for methods that do not
+    coin: bytes = b""
+
+    def of_group(self, group: int) -> "Published":
+        """Return what was published for a group, 0-based, or all of it if there is one group."""
+        return self.groups[group] if self.groups else self
+
+    def bucketize(self, values: ArrayLike, buckets: int) -> NDArray[np.uint16]:
+        """Return the bucket of each value, in the shape of `values` (.., d).
+
+        Raises InputError for NaN, and ConfigError if the round has no buckets.
+        """
+        model, lying = self._around(buckets)
+        return lying.bucketize(values, model)
+
+    def quantize(self, index: NDArray[Any], buckets: int) -> NDArray[np.float64]:
+        """Return the value that each bucket stands for, in the shape of `index` (.., d).
+
+        Raises InputError for an index that is no bucket, and ConfigError as `bucketize` does.
+        """
+        model, lying = self._around(buckets)
+        return lying.quantize(index, model)
+
+    def _around(self, buckets: int) -> tuple[NDArray[np.float32], Buckets]:
+        if self.model is None or self.scale is None or self.policy is None:
+            raise ConfigError(
+                "a round on buckets needs the model and the range that S0 published, and has none"
+            )
+        return self.model, self.policy.buckets(self.scale, buckets)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Coordinates [begin, end) of one party's shares of all clients' inputs."""
+
+    uploads: Sequence[share.Upload]
+    # public, in the order of the uploads
+    weights: Sequence[int]
+    # public, in the same order: the group of each client where groups are visible
+    groups: Sequence[int]
+    layout: Layout
+    max_clients: int
+    min_clients: int
+    begin: int
+    end: int
+    # the most comparisons to run at once
+    batch: int
+    # what the servers tossed for the round, for methods that toss
+    coin: bytes = b""
+    # shares of what `judge` found, packed, for methods that survey
+    verdicts: XorBits | None = None
+
+    @property
+    def dim(self) -> int:
+        """Return the number of coordinates."""
+        return self.end - self.begin
+
+    @property
+    def total(self) -> int:
+        """Return the weight of all clients that take part."""
+        return sum(self.weights)
+
+    def weighted_sum(self, party: Party) -> RingShare:
+        """Return this party's share of the weighted sum of all uploads, shape (rows, dim)."""
+        with party.reading_uploads():
+            return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
+
+    def dealt_counts(self, party: Party, bits: int) -> RingShare:
+        """Return this party's share of the cumulative histogram of dealt uploads (`mpc.dealing`).
+
+        Raises LocalProtocolError if an upload was not dealt.
+        """
+        dealt = [upload for upload in self.uploads if isinstance(upload, DealtUpload)]
+        if len(dealt) < len(self.uploads):
+            raise LocalProtocolError("a round of dealt uploads was given one that was not dealt")
+        with party.reading_uploads():
+            return dealing.counts(party.number, dealt, self.weights, bits, self.begin, self.end)
+
+    def rows(self, party: Party) -> RingShare:
+        """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
+        return RingShare(self._read(party))
+
+    def xor_rows(self, party: Party) -> XorWords:
+        """Return this party's XOR shares of uploads of one row each, shape (n, dim)."""
+        return XorWords(self._read(party))
+
+    def _read(self, party: Party) -> Ring:
+        with party.reading_uploads():
+            return np.concatenate(
+                [share.read(upload, self.layout, self.begin, self.end) for upload in self.uploads]
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A kind of result, with its options as fields.
+
+    `max_clients` is the round's in every function. It decides the sizes of rings and headroom.
+    """
+
+    name: ClassVar[str]
+    # for --help, where the name stands before it
+    summary: ClassVar[str]
+    # whether uploads are XOR shares of words; additive shares otherwise
+    xor_shared: ClassVar[bool] = False
+    # whether `compute` can cut the comparisons of a chunk into groups (`group`)
+    splits: ClassVar[bool] = False
+    # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
+    checks_values: ClassVar[bool] = False
+    # whether clients share differences to the global model
+    shares_differences: ClassVar[bool] = False
+    # whether the servers toss a coin for each round once it is closed, which `compute` is given
+    tosses: ClassVar[bool] = False
+    # whether `compute` needs something of all coordinates first, which `survey` and `judge` find
+    surveys: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for options that are wrong in every round."""
+        check_choices(self)
+
+    def check_round(self, max_clients: int) -> None:
+        """Raise ConfigError for options that do not fit a round of `max_clients` clients."""
+        ring.check_bits(self.bits_for(max_clients))
+
+    def check_dim(self, dim: int, max_clients: int) -> None:
+        """Raise ConfigError for options that do not fit updates of `dim` values."""
+        return None
+
+    def check_members(self, clients: Collection[str]) -> None:
+        """Raise ConfigError for options that do not fit these clients, of whom some take part."""
+        return None
+
+    # What clients share
+
+    @abstractmethod
+    def bits_for(self, max_clients: int) -> int:
+        """Return l of the ring Z_2^l in which the parties compute."""
+
+    def share_bits_for(self, max_clients: int) -> int:
+        """Return the bits of one shared value."""
+        return self.bits_for(max_clients)
+
+    @property
+    def rows(self) -> int:
+        """Return the shared values per coordinate."""
+        return 1
+
+    def layout(self, dim: int, max_clients: int) -> Layout:
+        """Return the shape of one client's upload."""
+        return Layout(self.rows, dim, self.share_bits_for(max_clients))
+
+    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return None
+
+    @property
+    def groups(self) -> int:
+        """Return how many groups of clients there are, each with a model and a result."""
+        return 1
+
+    @property
+    def visible(self) -> bool:
+        """Return whether there are several groups, and each client's is public.
+
+        A round is then one of the method per group, on its own clients (`pipeline.compute`).
+        """
+        return False
+
+    @property
+    def range_buckets(self) -> int:
+        """Return the buckets around the global model, of which clients upload one; 0 if none."""
+        return 0
+
+    @property
+    def uses_range(self) -> bool:
+        """Return whether clients upload buckets around the global model."""
+        return self.range_buckets > 0
+
+    def outermost(self, values: PublicValues) -> int:
+        """Return how many of these opened values are an outermost bucket."""
+        if not self.uses_range:
+            return 0
+        return int(encode.outermost(values, self.range_buckets).sum())
+
+    @abstractmethod
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
+
+        Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
+        Raises InputError for NaN.
+        """
+
+    def in_group(self, encoded: Ring, group: int) -> Ring:
+        """Return what a client of a group, 0-based, shares: `encoded` for what the group has."""
+        return encoded
+
+    # Weights
+
+    @property
+    def named_weights(self) -> Mapping[str, int]:
+        """Return the weight of each client by its name. It is empty where all weigh 1."""
+        return {}
+
+    def max_total(self, max_clients: int) -> int:
+        """Return the total weight of a round in which everybody takes part."""
+        return max_clients
+
+    def weights_of(self, clients: Sequence[str]) -> list[int]:
+        """Return the weights of the clients that take part, in their order."""
+        return [1] * len(clients)
+
+    def check_total(self, total: int) -> None:
+        """Raise ConfigError if clients that weigh `total` together have no result."""
+        if total < 1:
+            raise ConfigError("nobody takes part")
+
+    # The protocol
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
+
+        The other party does the same at the same time. It is asked only of methods with
+        `checks_values`, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has no values to check")
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        """Return how many comparisons `out_of_range` makes for each value of each client."""
+        return 0
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        """Return the correlations that `out_of_range` takes for `count` values of all clients."""
+        return Demand()
+
+    def survey(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what a chunk adds to sums over all coordinates, in Z_2^64, shape (k,).
+
+        The other party does the same at the same time. It is asked only of methods with `surveys`,
+        of all chunks before `judge`.
+        """
+        raise LocalProtocolError(f"{self.name} has nothing to survey")
+
+    def surveyed(self, clients: int) -> int:
+        """Return k, how many sums `survey` returns of so many clients."""
+        return 0
+
+    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        """Return the correlations that `survey` takes for clients with these weights."""
+        return Demand()
+
+    def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
+        """Return the shared verdicts of the sums of all chunks' surveys, for `compute`.
+
+        `chunk` is one of them. The other party does the same at the same time, before `compute`.
+        """
+        raise LocalProtocolError(f"{self.name} has nothing to judge")
+
+    def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
+        """Return the correlations that `judge` takes for clients with these weights."""
+        return Demand()
+
+    @abstractmethod
+    def compute(self, party: Party, chunk: Chunk) -> Result:
+        """Return the opened results of a chunk, shape (results, dim).
+
+        With result_to = "clients" they are this party's shares of the results. The other party does
+        the same at the same time.
+        """
+
+    @abstractmethod
+    def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        """Return the correlations that `compute` takes for clients with these weights."""
+
+    @abstractmethod
+    def at_once(self, clients: int) -> int:
+        """Return how many comparisons run at once per coordinate, or what takes their memory."""
+
+    def group(self, chunk: Chunk) -> int | None:
+        """Return the most comparisons to run at once, or None if all of a chunk run at once.
+
+        It is a number where even the smallest chunk has more than `chunk.batch` comparisons:
+        `compute` then cuts them into groups, each of which reserves its own correlations. It is
+        None for most methods and numbers of clients.
+        """
+        if self.splits and self.at_once(len(chunk.weights)) * SLICE_ALIGN > chunk.batch:
+            return chunk.batch
+        return None
+
+    # The result
+
+    @property
+    def result_to(self) -> str:
+        """Return who learns the result: "servers" (and from them everybody) or "clients"."""
+        return "servers"
+
+    def public(self, result: Result) -> PublicValues:
+        """Return what `compute` gave as opened values, which is a matter of types alone.
+
+        Raises LocalProtocolError with result_to = "clients", because `compute` gave shares then.
+        """
+        if self.result_to != "servers":
+            raise LocalProtocolError(
+                f"the results of {self.name} to clients are shares, not opened"
+            )
+        return cast(PublicValues, result)
+
+    def opened_bits_for(self, max_clients: int) -> int:
+        """Return the bits of one opened value, as it is kept and sent."""
+        return self.bits_for(max_clients)
+
+    def opened_rows(self, total: int) -> int:
+        """Return how many values are opened per coordinate, for clients that weigh `total`."""
+        return 1
+
+    @property
+    def most_results(self) -> int:
+        """Return the most results per coordinate."""
+        return 1
+
+    def published_groups(self, values: PublicValues) -> list[int]:
+        """Return the groups, 0-based, that have a result among the opened values, a row each.
+
+        One that has fewer than `min_clients` has none.
+        """
+        return [0]
+
+    @property
+    @abstractmethod
+    def opened(self) -> str:
+        """Say in words what both servers learn about the updates."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Say what the result is: "exact" or "approximate", for a median, or "mean"."""
+
+    @abstractmethod
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
+        """Return the numbers that opened results stand for, shape (results, dim).
+
+        `total` is the weight of the clients that took part. With result_to = "clients" it must not
+        matter, because the clients do not know it.
+        """
+
+    @abstractmethod
+    def in_the_clear(
+        self,
+        updates: NDArray[Any],
+        weights: Sequence[int],
+        published: Published,
+        max_clients: int,
+    ) -> NDArray[Any]:
+        """Return what `decode` must give for the updates (n, d), by sorting or adding them.
+
+        This is the ideal functionality (protocols.md section 1), to compare results with. It is
+        written without the words of `encode` and without the protocol.
+        """
+
+    # What others ask
+
+    @classmethod
+    @abstractmethod
+    def warm_up(cls) -> Sequence[Self]:
+        """Return variants that together use every kernel of the method with every dtype.
+
+        They are for rounds of WARM_UP_CLIENTS clients.
+        """
+
+    @property
+    def detail(self) -> str:
+        """Say in a word or two which variant this is."""
+        return ""
+
+    @property
+    def label(self) -> str:
+        """Return the name of the method and its variant, for tables."""
+        return f"{self.name} {self.detail}".rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the method's name and its options."""
+        return {"method": self.name, **flat(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Method):
+    """A method in which clients count by public weights."""
+
+    weights: dict[str, int] = option(
+        {},
+        text="how much each client counts, for example its samples (default: all the same)",
+        metavar="NAME=W,..",
+    )
+    weight_cap: float = option(
+        1 / 3,
+        text="refuse clients of which one weighs more than this share of all (default: 1/3)",
+        metavar="SHARE",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("weight_cap", self.weight_cap, 0, 1, "above 0 and at most 1")
+        for client, weight in self.weights.items():
+            check_whole(f"the weight of {quoted(client)}", weight, 1, 1 << 40)
+        if self.weights:
+            self.weights_of(list(self.weights))
+
+    @property
+    def named_weights(self) -> Mapping[str, int]:
+        return self.weights
+
+    def max_total(self, max_clients: int) -> int:
+        return sum(self.weights.values()) if self.weights else max_clients
+
+    def weights_of(self, clients: Sequence[str]) -> list[int]:
+        """Return the weights of the clients that take part, in their order.
+
+        Raises ConfigError if one client weighs more than the cap allows.
+        """
+        if not self.weights:
+            return super().weights_of(clients)
+        weights = [self.weights[client] for client in clients]
+        if max(weights) > self.weight_cap * sum(weights):
+            raise ConfigError(
+                f"one client weighs {max(weights)} of {sum(weights)} in all, more than weight_cap "
+                f"{self.weight_cap:.3g}: it could decide alone with few others; "
+                "lower it or raise the cap"
+            )
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Weighted):
+    """A method that compares counts of clients, or their weight, with ranks.
+
+    The counts are in a ring that holds the total.
+    """
+
+    ring_bits: int = option(
+        0, text="bits of the count ring (default: the fewest that count)", metavar="L"
+    )
+
+    def check_round(self, max_clients: int) -> None:
+        needed, total = self._needed(max_clients), self.max_total(max_clients)
+        if self.bits_for(max_clients) < needed:
+            raise ConfigError(
+                f"ring_bits {self.ring_bits} cannot count a total weight of {total}: "
+                f"use {needed} or more, or 0 for the smallest"
+            )
+        super().check_round(max_clients)
+
+    def _needed(self, max_clients: int) -> int:
+        total = self.max_total(max_clients)
+        return max(ring.count_bits(total, rank) for rank in self.ranks_of(total))
+
+    def bits_for(self, max_clients: int) -> int:
+        return self.ring_bits or self._needed(max_clients)
+
+    def ranks_of(self, total: int) -> list[int]:
+        """Return the 1-based ranks to compute for clients that weigh `total` together."""
+        return [ring.median_rank(total)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedPoint(Method):
+    """A method on values in fixed point: F2I(x) = floor(x 2^s).
+
+    The ring has 64 bits, or as many as the options say. Values are saturated to the range in which
+    differences keep their sign, and sums too where the method adds up.
+    """
+
+    ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
+    fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
+
+    def check_round(self, max_clients: int) -> None:
+        super().check_round(max_clients)
+        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
+        if most < 0:
+            raise ConfigError(
+                f"ring_bits {self.ring_bits} is too small for {self.name} with a total weight of "
+                f"{self.max_total(max_clients)}: use {self.headroom(max_clients) + 2} or more"
+            )
+        check_whole("fraction_bits", self.fraction_bits, 0, most)
+
+    def bits_for(self, max_clients: int) -> int:
+        return self.ring_bits or 64
+
+    def headroom(self, max_clients: int) -> int:
+        """Return the bits that a result needs beyond those of one value, for sums."""
+        return 0
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        bits, headroom = self.bits_for(max_clients), self.headroom(max_clients)
+        return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
+
+    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        bits, headroom = self.bits_for(chunk.max_clients), self.headroom(chunk.max_clients)
+        return bounds.outside(party, chunk.rows(party), bits, headroom)
+
+    def comparisons_per_value(self, max_clients: int) -> int:
+        return bounds.comparisons(self.headroom(max_clients))
+
+    def check_demand(self, count: int, max_clients: int) -> Demand:
+        return bounds.demand(count, self.bits_for(max_clients), self.headroom(max_clients))
+
+    def numbers(self, values: PublicValues) -> NDArray[np.float64]:
+        """Return the numbers that opened ring elements stand for."""
+        return encode.from_fixed(values, self.ring_bits or 64, self.fraction_bits)
+
+    def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
+        """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
+        top = 2.0 ** (self.bits_for(max_clients) - 2 - self.headroom(max_clients))
+        # what overflows float64 becomes inf, and saturates
+        with np.errstate(over="ignore"):
+            scaled = np.floor(np.asarray(updates, np.float64) * 2.0**self.fraction_bits)
+        inside = np.clip(scaled, -top, np.nextafter(top, 0)).astype(np.int64)
+        return np.where(scaled >= top, np.int64(int(top) - 1), inside)

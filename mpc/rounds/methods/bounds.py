@@ -1,0 +1,45 @@
+"""Whether shared values lie in their range, opened as one bit per client.
+
+A value v is signed, and in range if -2^t <= v < 2^t, with t = l - 2 - h and h the bits of headroom.
+On the circle Z_2^l that is so exactly if
+
+    msb(v + 2^t) = 0    and    msb(2^t - 1 - v) = 0.
+
+With h = 0 the first condition alone says it. For a client that encodes as the clients here do
+(`encode.to_fixed`) every bit is 0, so both parties open all of them, and learn nothing of it. Of a
+client that shared something else they learn which of its values are out of range.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import PublicBits, RingShare
+from securemedian.mpc.protocols import compare, ring
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds.methods.reveal import open_bits
+
+
+def outside(party: Party, values: RingShare, bits: int, headroom: int) -> NDArray[np.bool_]:
+    """Return which clients have a value out of range, shape (n,).
+
+    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits.
+    """
+    top = ring.dtype(bits).type(1 << (bits - 2 - headroom))
+    # public, so that one party's share has them
+    least, most = (top, top - 1) if party.number == 0 else (0, 0)
+    both = np.stack([values + least, most - values])
+    sides = ring.reduce(both[: comparisons(headroom)], bits)
+    signs = compare.msb(party, RingShare(sides.reshape(-1)), bits)
+    opened: PublicBits = open_bits(party, signs, sides.size)
+    return opened.reshape(sides.shape).max(axis=(0, 2)).astype(np.bool_)
+
+
+def comparisons(headroom: int) -> int:
+    """Return the comparisons that `outside` makes for each value."""
+    return 1 if headroom == 0 else 2
+
+
+def demand(count: int, bits: int, headroom: int) -> Demand:
+    """Return the correlations of `outside` on `count` values."""
+    return compare.msb_demand(count * comparisons(headroom), bits)

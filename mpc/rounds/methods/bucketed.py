@@ -1,0 +1,306 @@
+"""The bucketed median: the paper's Algorithm 3, with protocols.md 7.4 and 7.5.
+
+Servers get shares of each client's one-hot vector of its bucket, from dealt uploads (`dealing`).
+The sum over the clients, added up over the buckets, is the cumulative histogram H(y), the number of
+clients in the buckets 0..y, shared over the small count ring. The result is min {y : H(y) >= k},
+where k is the rank, ceil(n/2) for the lower median. H(b-1) = n is never computed.
+
+    m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k)
+
+is monotone in y, so the bits of m that are opened are functions of the result: m(y) =
+1{y >= result}. Nothing else is opened, and the histogram never is.
+
+With `uploads` unverified, clients share the cumulative one-hot vector itself, as in the paper. That
+trusts them to share vectors of 0 and 1 that are monotone. A client that shares other numbers adds
+them to the counts, can move the result at will, and chooses which rank is asked about at each
+threshold: the bits that `scan` opens may then be unrelated ones. It is there to compare with.
+
+With `groups` k > 1 a round has a median per group, as in the Byzantine-robust IFCA of Tao, Yang and
+Kulkarni: each client chose one of k models, and nobody learns which. It deals one-hot vectors of
+k b slots, of which slot j b + y is bucket y of group j. So every client has one vote per
+coordinate. The counts H_j(y) of group j and its size n_j are differences of the running sum H over
+all slots, and
+
+    m_j(y) = 1{H_j(y) >= ceil(n_j / 2)} = 1 ^ msb(2 H_j(y) - n_j)
+
+in a ring that holds -n..n. No n_j is opened. First the bits 1{n_j >= min_clients} are, of the votes
+in the round's first coordinate. A group without is compared as zeros from then on, so that nothing
+else of it is opened, and what is sent does not depend on the bits. Its result is b, which is no
+bucket. A client that votes for a group in the first coordinate alone moves nothing that it could
+not move with votes for extreme buckets of that group.
+
+There are two schedules. `scan` compares all b-1 thresholds at once, in 3 rounds for rings up to 5
+bits. `bisect` compares ceil(log2 b) thresholds per coordinate, one after another, and opens each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_whole, option
+from securemedian.mpc.protocols import compare, ring
+from securemedian.mpc.protocols.boolean import invert
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.dealing import MAX_BUCKETS, Dealing
+from securemedian.mpc.protocols.kernels import searching
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods.base import Chunk, Counting, Published
+from securemedian.mpc.rounds.methods.groups import Grouped
+from securemedian.mpc.rounds.methods.reveal import open_bits, stacked
+
+SCHEDULES = ("scan", "bisect")
+UPLOADS = ("dealt", "unverified")
+# The most buckets of all groups together: more than MAX_BUCKETS, because nothing else hides who is
+# in which group.
+MAX_SLOTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketed(Grouped, Counting):
+    """The median to within a bucket, from cumulative histograms."""
+
+    name = "bucketed"
+    summary = "cheapest, to within a bucket"
+    hides_groups = True
+
+    buckets: int = option(16, text="buckets per coordinate (default: 16)", metavar="B")
+    schedule: str = option(
+        "bisect",
+        choices=SCHEDULES,
+        compared=SCHEDULES,
+        text="all thresholds at once, or fewer one after another (default: bisect)",
+    )
+    uploads: str = option(
+        "dealt",
+        choices=UPLOADS,
+        text="dealt (default): clients send random vectors before they train, which the servers "
+        "check, and a few bits afterwards; unverified: the paper's own, with which any one client "
+        "can set the result: for comparison only",
+    )
+    check_bits: int = option(
+        40,
+        text="with uploads dealt: a client that cheats passes the servers' check with a chance of "
+        "2^-BITS at most (default: 40, which is also the least; at most 128)",
+        metavar="BITS",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("buckets", self.buckets, 3, 1 << 16)
+        check_whole("check_bits", self.check_bits, 40, 128)
+        if self.hidden:
+            self._check_slots()
+        elif self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
+            raise ConfigError(
+                f"{self.buckets} buckets are too many to deal, which takes at most {MAX_BUCKETS}: "
+                "take radix with encoding buckets, whose words are always valid"
+            )
+
+    def _check_slots(self) -> None:
+        if self.uploads != "dealt":
+            raise ConfigError("hidden groups need uploads dealt, which show that each votes once")
+        if self.slots > MAX_SLOTS:
+            raise ConfigError(
+                f"{self.groups} groups of {self.buckets} buckets are {self.slots} to deal, which "
+                f"takes at most {MAX_SLOTS}: take fewer buckets or groups, or membership visible"
+            )
+
+    @property
+    def slots(self) -> int:
+        """Return the buckets that a client chooses from: of all groups, if its own is hidden."""
+        return self.groups * self.buckets if self.hidden else self.buckets
+
+    def _needed(self, max_clients: int) -> int:
+        return ring.signed_bits(max_clients) if self.hidden else super()._needed(max_clients)
+
+    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
+        if self.uploads != "dealt":
+            return None
+        bits = max(self.bits_for(max_clients), steps(self.slots))
+        return Dealing(dim, self.slots, bits, self.check_bits)
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.uploads == "dealt" else self.buckets - 1
+
+    def share_bits_for(self, max_clients: int) -> int:
+        # of a rotation, or of a count
+        return steps(self.slots) if self.uploads == "dealt" else self.bits_for(max_clients)
+
+    @property
+    def range_buckets(self) -> int:
+        return self.buckets
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        index = published.bucketize(vector, self.buckets)
+        return index[None] if self.uploads == "dealt" else encode.cumulative(index, self.buckets)
+
+    def in_group(self, encoded: Ring, group: int) -> Ring:
+        return encoded + encoded.dtype.type(group * self.buckets) if self.hidden else encoded
+
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
+        bits = self.bits_for(chunk.max_clients)
+        if self.hidden:
+            return self._medians(party, chunk, bits)
+        dealt = self.uploads == "dealt"
+        counts = chunk.dealt_counts(party, bits) if dealt else chunk.weighted_sum(party)
+        return stacked([median(party, counts, chunk.total, bits, self.schedule)])
+
+    def _medians(self, party: Party, chunk: Chunk, bits: int) -> PublicValues:
+        """Return the bucket of each group's median, opened, or `buckets` of a group too small."""
+        first = replace(chunk, begin=0, end=1)
+        sizes = self._sums(party, first, bits)[self.buckets :: self.buckets]
+        sizes = np.diff(sizes, axis=0, prepend=sizes.dtype.type(0)).reshape(-1)
+        if party.number == 0:
+            sizes -= sizes.dtype.type(chunk.min_clients)
+        enough = _reached(party, RingShare(ring.reduce(sizes, bits)), bits).astype(bool)
+        sums = self._sums(party, chunk, bits)
+        # 2 H_j(y) - n_j, where H_j(y) = H(j b + y) - H(j b - 1) and n_j = H_j(b - 1)
+        starts = sums[: -1 : self.buckets]
+        counts = sums[1:].reshape(self.groups, self.buckets, chunk.dim)
+        counts, stops = counts[:, :-1], counts[:, -1]
+        doubled = 2 * counts - (starts + stops)[:, None]
+        doubled = ring.reduce(doubled, bits)
+        doubled[~enough] = 0
+        # the groups side by side, as so many more coordinates
+        side_by_side = doubled.swapaxes(0, 1).reshape(self.buckets - 1, -1)
+        found = median(party, RingShare(side_by_side), chunk.total, bits, self.schedule, rank=0)
+        results = found.reshape(self.groups, chunk.dim)
+        results[~enough] = self.buckets
+        return _buckets(results)
+
+    def _sums(self, party: Party, chunk: Chunk, bits: int) -> Ring:
+        """Return shares of H(-1) = 0, H(0), .., H(k b - 1) = n, shape (k b + 1, dim)."""
+        counts = chunk.dealt_counts(party, bits)
+        sums = np.zeros((self.slots + 1, chunk.dim), counts.dtype)
+        sums[1:-1] = counts
+        if party.number == 0:
+            sums[-1] = chunk.total
+        return sums
+
+    def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        bits = self.bits_for(max_clients)
+        if not self.hidden:
+            return demand(dim, self.buckets, bits, self.schedule)
+        medians = demand(self.groups * dim, self.buckets, bits, self.schedule)
+        return medians + compare.msb_demand(self.groups, bits)
+
+    def at_once(self, clients: int) -> int:
+        together = self.groups if self.hidden else 1
+        return together * (self.buckets - 1 if self.schedule == "scan" else 1)
+
+    def opened_bits_for(self, max_clients: int) -> int:
+        # one value more than buckets, for a group without a result
+        return steps(self.buckets + 1 if self.hidden else self.buckets)
+
+    def published_groups(self, values: PublicValues) -> list[int]:
+        # what is no bucket at all is refused where it is decoded
+        return [group for group, row in enumerate(values) if (row != self.buckets).any()]
+
+    @property
+    def opened(self) -> str:
+        if self.hidden:
+            return "the bucket of each group's median, and whether a group has min_clients"
+        return "the bucket of each median"
+
+    @property
+    def kind(self) -> str:
+        return "approximate"
+
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
+        return published.quantize(values, self.buckets)
+
+    def in_the_clear(
+        self,
+        updates: NDArray[Any],
+        weights: Sequence[int],
+        published: Published,
+        max_clients: int,
+    ) -> NDArray[Any]:
+        index = published.bucketize(updates, self.buckets)
+        ranked = np.sort(np.repeat(index, weights, axis=0), axis=0)
+        middle = ranked[(len(ranked) - 1) // 2][None]
+        return published.quantize(middle, self.buckets)
+
+    @classmethod
+    def warm_up(cls) -> Sequence[Self]:
+        # words of 32 and of 64 bits, and each dtype of the counts
+        return [cls(ring_bits=bits, buckets=8, uploads="dealt") for bits in (4, 5, 16, 32, 64)]
+
+    @property
+    def detail(self) -> str:
+        return f"b={self.buckets} {self.schedule}{self.grouping}"
+
+
+def median(
+    party: Party,
+    counts: RingShare,
+    clients: int,
+    bits: int,
+    schedule: str,
+    rank: int | None = None,
+) -> PublicValues:
+    """Return the bucket of the element of rank k in each coordinate, opened.
+
+    `counts` are shares of H, shape (b-1, d), in the ring of `bits` bits. `clients` is n, `schedule`
+    "scan" or "bisect". `rank` is by default that of the lower median.
+    """
+    rank = ring.median_rank(clients) if rank is None else rank
+    # H - k: only one party takes k off its share
+    rank = rank if party.number == 0 else 0
+    find = _scan if schedule == "scan" else _bisect
+    return _buckets(find(party, counts, rank, bits))
+
+
+def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
+    """Return m = 1{H >= k}, opened, from shares of H - k."""
+    return open_bits(party, invert(party, compare.msb(party, centred, bits)), centred.size)
+
+
+def _scan(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np.uint16]:
+    centred = counts.reshape(-1)
+    if rank:
+        centred = ring.reduce(centred - ring.dtype(bits).type(rank), bits)
+    reached = _reached(party, RingShare(centred), bits).reshape(counts.shape)
+    found = np.empty(counts.shape[1], np.uint16)
+    searching.count_missed(reached, found)
+    return found
+
+
+def _bisect(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np.uint16]:
+    """Halve the range of the result, with the same number of steps in every coordinate.
+
+    Where a step is beyond the last threshold, it compares that one, whose bit is not new: every
+    bit is m(y) of the result for some y.
+    """
+    thresholds, dim = counts.shape
+    found, compared = np.zeros(dim, np.uint16), np.empty(dim, counts.dtype)
+    subtracted, mask = counts.dtype.type(rank), ring.mask(bits)
+    for step in reversed(range(steps(thresholds + 1))):
+        searching.pick(counts, found, 1 << step, subtracted, mask, compared)
+        reached = _reached(party, RingShare(compared), bits)
+        searching.go_up(reached, 1 << step, thresholds, found)
+    return found
+
+
+def _buckets(found: NDArray[np.uint16]) -> PublicValues:
+    """Return bucket indices that opened bits gave, as opened values."""
+    return PublicValues(found)
+
+
+def steps(buckets: int) -> int:
+    """Return how many thresholds `bisect` compares per coordinate: ceil(log2 b)."""
+    return (buckets - 1).bit_length()
+
+
+def demand(dim: int, buckets: int, bits: int, schedule: str) -> Demand:
+    """Return the correlations of `median`."""
+    if schedule == "scan":
+        return compare.msb_demand(dim * (buckets - 1), bits)
+    return compare.msb_demand(dim, bits) * steps(buckets)

@@ -1,0 +1,141 @@
+"""What methods on sums over random clusters of clients have in common (SHARE).
+
+See Velicheti, Xia and Koyejo, "Secure Byzantine-Robust Distributed Learning via Clustering",
+Algorithm 1, and protocols.md section 6. A client's update is the difference of its vector to the
+global model g, times its public weight w_i. In each of R reclusterings the n clients are divided at
+random into c = floor(n / M) clusters, and a robust rule makes an aggregate A_r of the c sums. The
+model moves by eta times the mean of the R aggregates:
+
+    S_rj = sum of w_i Delta_i over cluster j,    A_r = aggregate of S_r1, .., S_rc,
+    g' = g + eta c / (R W) sum_r A_r,            W = sum_i w_i.
+
+c / W makes an average of the sums FedAvg's (the paper's Lemma 1). If n is no multiple of M the
+first n mod c clusters have one more client, so that no cluster has fewer than M.
+
+Clients upload once, whatever R is: additive shares of fixed point. Once the round is closed, the
+servers toss a coin (`dealing.toss`), from which all partitions are drawn, so that nobody chooses
+his cluster. The sums are local.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Ring, RingShare
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_number, check_whole, option
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds.clusters import Members, draw, sums_over
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Weighted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustered(Weighted, FixedPoint):
+    """A method on the sums of the updates of random clusters, in several reclusterings."""
+
+    checks_values = True
+    tosses = True
+    shares_differences = True
+
+    clusters: int = option(
+        2,
+        metavar="M",
+        text="clients per cluster, up to one more where M does not divide their number "
+        "(default: 2)",
+    )
+    reclusterings: int = option(
+        1,
+        metavar="R",
+        text="random divisions into clusters, over which the result is averaged (default: 1)",
+    )
+    eta: float = option(
+        1.0,
+        metavar="ETA",
+        text="the global learning rate: the model moves by so many times the result (default: 1)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("clusters", self.clusters, 1, 1 << 15)
+        check_whole("reclusterings", self.reclusterings, 1, 1 << 10)
+        check_number("eta", self.eta, 0, 1e6, "above 0 and at most 1e6")
+
+    def check_round(self, max_clients: int) -> None:
+        self.check_filled(max_clients, "max_clients is")
+        super().check_round(max_clients)
+
+    def weights_of(self, clients: Sequence[str]) -> list[int]:
+        """Return the weights of the clients that take part, in their order.
+
+        Raises ConfigError if they do not fill one cluster, or one weighs more than the cap allows.
+        """
+        self.check_filled(len(clients), "those who take part are")
+        return super().weights_of(clients)
+
+    def check_filled(self, clients: int, what: str) -> None:
+        """Raise ConfigError if so many clients do not fill one cluster; `what` names them."""
+        if clients < self.clusters:
+            raise ConfigError(
+                f"a cluster has {self.clusters} clients, and {what} {clients}: "
+                "ask for smaller clusters or more clients"
+            )
+
+    def clusters_among(self, clients: int) -> int:
+        """Return c, the clusters of each reclustering of so many clients."""
+        return max(1, clients // self.clusters)
+
+    def headroom(self, max_clients: int) -> int:
+        most = self.max_total(max_clients) * self.clusters_among(max_clients) * self.reclusterings
+        return (most - 1).bit_length()
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        return super().encode(self.difference(vector, published), max_clients, published)
+
+    def difference(self, vectors: NDArray[Any], published: Published) -> NDArray[np.float64]:
+        """Return the differences of vectors (.., d) to the global model, to 0 if there is none."""
+        values = np.asarray(vectors, np.float64)
+        return values if published.model is None else values - published.model.astype(np.float64)
+
+    def members(self, coin: bytes, clients: int) -> list[Members]:
+        """Return who is in each cluster: per reclustering and cluster, the clients' places."""
+        return draw(coin, clients, self.clusters_among(clients), self.reclusterings)
+
+    def cluster_sums(
+        self, party: Party, rows: RingShare, weights: Sequence[int], coin: bytes
+    ) -> RingShare:
+        """Return shares of all clusters' sums, shape (c, R, d), from those of updates (n, d)."""
+        with party.reading_uploads():
+            weighted = rows * np.array(weights, np.uint64).astype(rows.dtype)[:, None]
+            return RingShare(sums_over(weighted, self.members(coin, len(rows))))
+
+    def sums_in_the_clear(
+        self,
+        updates: NDArray[Any],
+        weights: Sequence[int],
+        published: Published,
+        max_clients: int,
+    ) -> NDArray[np.int64]:
+        """Return the clusters' sums (c, R, d) of updates (n, d), for `in_the_clear`."""
+        whole = self.whole_numbers(self.difference(updates, published), max_clients)
+        weighted = whole * np.array(weights, np.int64)[:, None]
+        return sums_over(weighted, self.members(published.coin, len(updates)))
+
+    @property
+    def kind(self) -> str:
+        return "mean"
+
+    def moved(
+        self, movement: NDArray[np.float64], total: int, published: Published
+    ) -> NDArray[np.float64]:
+        """Return the model after a movement that is given as R W times its mean."""
+        before = 0.0 if published.model is None else published.model.astype(np.float64)
+        return before + self.eta * (movement / (self.reclusterings * total))
+
+
+def summed(found: RingShare, reclusterings: int) -> RingShare:
+    """Return shares of the sum over r of aggregates (R d,), shape (1, d)."""
+    by_reclustering = found.reshape(reclusterings, -1)
+    return RingShare(by_reclustering.sum(axis=0, dtype=found.dtype)[None])

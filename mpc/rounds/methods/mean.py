@@ -1,0 +1,71 @@
+"""The mean of fixed-point values, weighted or not: the shares are added up and the sum is opened.
+
+Adding is linear, so each party adds its own shares. No correlation is needed, and one round, to
+open. The sum alone is opened, which is the mean times the public total weight. Values must leave
+headroom for the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is
+exact on fixed-point values up to the final division.
+
+The mean is not robust at all: one faulty client moves it anywhere. A share outside the range makes
+the sum wrap, but in a ring of 64 bits a value inside moves it as far as anyone may want. So values
+are not checked (`checks_values`); `trimmed-mean` with a trim of 0 is a mean whose values are. It is
+here to compare with, and to build on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds.methods.base import Chunk, FixedPoint, Published, Weighted
+from securemedian.mpc.rounds.methods.reveal import open_ring
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Weighted, FixedPoint):
+    """The mean of all clients' fixed-point values."""
+
+    name = "mean"
+    summary = "the plain mean, which one faulty client moves at will; next to no cost"
+
+    def headroom(self, max_clients: int) -> int:
+        return (self.max_total(max_clients) - 1).bit_length()
+
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
+        return open_ring(party, chunk.weighted_sum(party), self.bits_for(chunk.max_clients))
+
+    def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        return Demand()
+
+    def at_once(self, clients: int) -> int:
+        return 1
+
+    @property
+    def opened(self) -> str:
+        return "the sum of the updates, which is their mean times the total weight"
+
+    @property
+    def kind(self) -> str:
+        return "mean"
+
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
+        return self.numbers(values) / total
+
+    def in_the_clear(
+        self,
+        updates: NDArray[Any],
+        weights: Sequence[int],
+        published: Published,
+        max_clients: int,
+    ) -> NDArray[Any]:
+        whole = self.whole_numbers(updates, max_clients) * np.array(weights, np.int64)[:, None]
+        # summed as whole numbers, so that nothing is rounded before the division
+        return whole.sum(axis=0)[None] / 2.0**self.fraction_bits / sum(weights)
+
+    @classmethod
+    def warm_up(cls) -> Sequence[Self]:
+        return [cls(ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]

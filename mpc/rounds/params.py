@@ -1,0 +1,251 @@
+"""The parameters of a round: who may take part, until when, how many values, and the method."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Self
+
+from securemedian.mpc.arrays import PublicValues, Words
+from securemedian.mpc.canonical import build, digest, flat
+from securemedian.mpc.errors import ConfigError, PeerProtocolError, quoted
+from securemedian.mpc.options import (
+    check_one_of,
+    check_whole,
+    named,
+    options_of,
+    refuse_foreign,
+)
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.share import Layout, Upload
+from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
+from securemedian.mpc.rounds.methods.base import Chunk, Method
+from securemedian.mpc.rounds.methods.registry import METHODS
+
+# The most values of all results together: 1 GiB where S0 decodes them in float64.
+MAX_RESULT_VALUES = 1 << 27
+
+
+@dataclass(frozen=True)
+class RoundParams:
+    """What both servers agree on for one round, hashed into its handshake.
+
+    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the name of the
+    method, the fields of the round itself and exactly the options of that method; and where clients
+    exchange something other than parameters, the name of that and its options.
+    """
+
+    method: Method
+    # values of an update
+    dim: int
+    # rings are sized for this many, and the round closes by itself when all of them have uploaded
+    max_clients: int
+    # with fewer uploads both servers refuse to compute
+    min_clients: int = 2
+    # seconds from opening to closing
+    deadline_s: float = 600.0
+    # what an update is
+    exchange: Exchange = Parameters()
+
+    def __post_init__(self) -> None:
+        check_whole("dim", self.dim, 1, MAX_RESULT_VALUES)
+        check_whole("max_clients", self.max_clients, 2, 1 << 16)
+        if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
+            raise ConfigError(
+                f"min_clients must be from 2 to max_clients ({self.max_clients}), "
+                f"not {quoted(self.min_clients)}: "
+                "the median of a single client is that client's update"
+            )
+        if type(self.deadline_s) not in (int, float) or not 0 < self.deadline_s <= 7 * 86400:
+            raise ConfigError(
+                f"deadline_s must be more than 0 and at most a week, not {quoted(self.deadline_s)}"
+            )
+        results = self.method.most_results
+        if results * self.dim > MAX_RESULT_VALUES:
+            raise ConfigError(
+                f"{results} results of {self.dim:,} values are more than the {MAX_RESULT_VALUES:,} "
+                "that a server decodes: ask for fewer ranks, or cut the update into several rounds"
+            )
+        self.method.check_round(self.max_clients)
+        self.exchange.check_round(self.dim)
+        if self.method.groups > 1 and self.exchange.fixed is not None:
+            raise ConfigError(
+                f"a round of {self.exchange.name} has no models to choose from: leave groups out"
+            )
+        self.method.check_dim(self.dim, self.max_clients)
+
+    # What the method says of a round of these numbers
+
+    @property
+    def ring_bits(self) -> int:
+        """Return l of the ring Z_2^l in which the parties compute, as asked for or as fits."""
+        return self.method.bits_for(self.max_clients)
+
+    @property
+    def layout(self) -> Layout:
+        """Return the shape of one client's upload."""
+        return self.method.layout(self.dim, self.max_clients)
+
+    @cached_property
+    def dealing(self) -> Dealing | None:
+        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
+        return self.method.dealing(self.dim, self.max_clients)
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Return the bytes that a client sends ahead of its training.
+
+        They are those to the server that gets more. The other gets a seed.
+        """
+        return self.dealing.bytes_ahead if self.dealing else 0
+
+    @property
+    def bytes_after(self) -> int:
+        """Return the bytes that a client sends after its training, to the server that gets more.
+
+        The other gets as much where the client dealt, and a seed otherwise.
+        """
+        return 8 * self.layout.words
+
+    @property
+    def share_bits(self) -> int:
+        """Return the bits of one shared value."""
+        return self.method.share_bits_for(self.max_clients)
+
+    @property
+    def xor_shared(self) -> bool:
+        """Return whether uploads are XOR shares."""
+        return self.method.xor_shared
+
+    @property
+    def uses_model(self) -> bool:
+        """Return whether what clients share depends on the global model."""
+        return self.method.uses_range or self.method.shares_differences
+
+    @property
+    def uses_range(self) -> bool:
+        """Return whether clients upload buckets around the global model."""
+        return self.method.uses_range
+
+    @property
+    def result_to(self) -> str:
+        """Return who learns the result: "servers" or "clients"."""
+        return self.method.result_to
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """Return the weight of each client by its public key. It is empty where all weigh 1."""
+        return self.method.named_weights
+
+    @property
+    def opened_bits(self) -> int:
+        """Return the bits of one opened value, or of a server's share of it, as it is sent."""
+        return self.method.opened_bits_for(self.max_clients)
+
+    @property
+    def max_total(self) -> int:
+        """Return the total weight of a round in which everybody takes part."""
+        return self.method.max_total(self.max_clients)
+
+    def weights_of(self, clients: Sequence[str]) -> list[int]:
+        """Return the weights of the clients that take part, in their order.
+
+        Raises ConfigError if one of them weighs more than the cap allows.
+        """
+        return self.method.weights_of(clients)
+
+    def check_included(self, clients: Sequence[str]) -> None:
+        """Raise ConfigError if these clients can have no result.
+
+        Then one of them weighs too much, or a rank is beyond their total.
+        """
+        self.method.check_total(sum(self.weights_of(clients)))
+
+    def chunk(
+        self,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        begin: int,
+        end: int,
+        batch: int,
+        *,
+        groups: Sequence[int] = (),
+        coin: bytes = b"",
+    ) -> Chunk:
+        """Return coordinates [begin, end) of a round on these uploads.
+
+        `groups` are those of the clients, where they are visible.
+        """
+        sizes = self.layout, self.max_clients, self.min_clients
+        return Chunk(uploads, weights, groups, *sizes, begin, end, batch, coin)
+
+    def published_groups(self, values: PublicValues, groups: Sequence[int]) -> list[int]:
+        """Return the groups, 0-based, that have a result: all of those with `min_clients`.
+
+        `values` are the opened values, `groups` those of the clients where they are visible.
+        """
+        if not self.method.visible:
+            return self.method.published_groups(values)
+        sizes = [groups.count(group) for group in range(self.method.groups)]
+        return [group for group, size in enumerate(sizes) if size >= self.min_clients]
+
+    def unpack_opened(self, words: Words, total: int) -> PublicValues:
+        """Return the opened values, shape (results, d), of a round whose clients weigh `total`.
+
+        Raises PeerProtocolError if there are more or fewer packed words than these take.
+        """
+        rows = self.method.opened_rows(total)
+        expected = ring.packed_words(rows * self.dim, self.opened_bits)
+        if words.shape != (expected,):
+            raise PeerProtocolError(
+                f"the opened values are {words.shape} words, and {expected} were expected"
+            )
+        values = ring.unpack(words, self.opened_bits, rows * self.dim)
+        return PublicValues(values.reshape(rows, self.dim))
+
+    # As a map
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the flat map."""
+        values = flat(self) | self.method.to_dict()
+        del values["exchange"]
+        return values | self.exchange.to_dict()
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest that uploads name.
+
+        It tells an upload that was encoded for other parameters from one of the same size.
+        """
+        return digest(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: object) -> Self:
+        """Build the parameters from a flat map that came from outside.
+
+        Raises ConfigError, which says what is wrong.
+        """
+        where = "round parameters"
+        if not isinstance(values, dict):
+            raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
+        if "method" not in values:
+            raise ConfigError(f"{where}: missing method")
+        name = values["method"]
+        try:
+            check_one_of("method", name, list(METHODS))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        known = options_of(METHODS[name])
+        own = {key: value for key, value in values.items() if key in known}
+        asked = {key: value for key, value in values.items() if key in EXCHANGE_FIELDS}
+        exchange = named(asked, "exchange", EXCHANGES, what="exchange", where=where)
+        used = {*known, *EXCHANGE_FIELDS, "method"}
+        rest = {key: value for key, value in values.items() if key not in used}
+        refuse_foreign(name, rest, METHODS, f"{where}: ")
+        method = build(METHODS[name], own, where)
+        return build(cls, rest, where, method=method, exchange=exchange)
+
+
+# The keys of a map besides the options of methods and of what is exchanged: no such option has one
+# of these names (tests/test_methods.py).
+ROUND_FIELDS = tuple(f.name for f in fields(RoundParams) if f.name != "exchange")

@@ -1,0 +1,649 @@
+"""Predict what a round will cost, by running its protocol on nothing.
+
+`predict` runs both parties one after the other, on channels that move nothing and extensions that
+compute nothing, and counts. Who sends what, how long it is and what waits for what are functions of
+the round's parameters alone (tests/test_privacy.py). So the counts are exactly those of a real
+round (tests/test_plan.py), and there is no formula of their own that could disagree with it:
+`Party`, `Pool` and the methods run unchanged. What stands in for the rest takes the size of a
+message from `channel`, `softspoken` and `ferret`, and the chunks from `pipeline`.
+
+A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
+repeats, so that few chunks of a long vector are run. The prediction is of the first round of a
+session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
+group of trees: those that a round hands out are counted as OTs, but the bytes are of whole groups.
+A daemon that fills its pools while clients train adds an exchange of sizes to these bytes, and a
+short message per chunk. One that checks dealings as they come tosses more than once, which adds two
+short messages each time.
+"""
+
+import copy
+import math
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from securemedian.mpc.arrays import Blocks, RingShare, Words, XorBits
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols.boolean import words_of
+from securemedian.mpc.protocols.channel import Channel, Traffic, frame_size
+from securemedian.mpc.protocols.correlations.pool import Pool
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, messages, toss_messages
+from securemedian.mpc.protocols.ot import ferret
+from securemedian.mpc.protocols.ot.extension import (
+    BLOCK,
+    RandomOtReceiver,
+    RandomOtSender,
+    checked_block,
+)
+from securemedian.mpc.protocols.ot.softspoken import corrections_shape
+from securemedian.mpc.protocols.party import SESSION_BYTES, Party, extensions
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
+from securemedian.mpc.rounds.methods.base import Chunk
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import (
+    Cost,
+    Piece,
+    Shard,
+    check_piece,
+    compute,
+    cut,
+    cut_check,
+    demand,
+    evenly,
+    exchange_verdicts,
+    exchange_wishes,
+    judge,
+    shards,
+    survey,
+)
+
+# The most OTs of a chunk that is rehearsed, which takes about as many bytes of memory.
+MAX_CHUNK_OTS = 1 << 30
+# Bytes of the buffers of a lane's two extensions. Per OT they are 16 bytes each for keys (two at
+# the sender and one at the receiver), rows (at both) and images of the hash (at both).
+EXTENSION_BYTES = 7 * 16 * BLOCK
+
+# What every dry extension returns.
+_KEYS = np.zeros((BLOCK, 2), np.uint64)
+
+_size_of = lru_cache(frame_size)
+
+# How deep party 0 and party 1 are: the rounds of `Channel`.
+Depths = tuple[int, int]
+# The silent OTs that party 0 and party 1 made, each as the OT receiver and as the sender.
+Made = tuple[tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a round as it will be.
+
+    `memory` is the result and, per lane, the buffers of OT extension and the most that a chunk's
+    correlations, shares and intermediate arrays take together. It leaves out the uploads (which a
+    server keeps in files), the check of dealings, messages that wait to be sent, and Python itself.
+    """
+
+    # of party 0 and of party 1: totals and the checks' part of them, without seconds
+    costs: tuple[Cost, Cost]
+    # bytes at one server
+    memory: int
+    chunks: int
+
+
+def predict(
+    params: RoundParams,
+    weights: Sequence[int],
+    protocol: ProtocolParams,
+    shard: Shard | None = None,
+) -> Plan:
+    """Return the cost of `pipeline.run_round` for clients with these public weights.
+
+    It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
+    them pass. Without weights they are [1] * n. With a `shard` it is the cost of that shard, with
+    its survey and, for the first one, the verdicts on all. Raises ConfigError if a chunk would be
+    too large for any machine.
+    """
+    chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch, shard)
+    sizes = [end - begin for begin, end in chunks]
+    ots = demand(params, weights, sizes[0]).ots
+    if ots > MAX_CHUNK_OTS:
+        raise ConfigError(
+            f"{params.method.name} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of "
+            f"{sizes[0]} coordinates, more than can be rehearsed or computed in sensible time: "
+            "use radix, whose cost is linear in the clients, or bucketed"
+        )
+    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch, shard)
+    # the kernels are loaded first, because their memory is no chunk's
+    loading = _Rehearsal(params, weights, protocol)
+    loading.chunk(min(sizes[0], share.SLICE_ALIGN), loading.start)
+    rehearsal = _Rehearsal(params, weights, protocol)
+    lanes = [_Count(protocol) for _ in range(protocol.lanes)]
+    states = [rehearsal.start] * protocol.lanes
+    checking = Cost(), Cost()
+    if pieces:
+        lanes[0].add(rehearsal.opening(protocol))
+        for number, piece in enumerate(pieces):
+            at = number % protocol.lanes
+            part = rehearsal.piece(piece, states[at])
+            lanes[at].add(part)
+            states[at] = part.after
+        lanes[0].add(rehearsal.verdicts(len(weights)))
+        checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
+        lanes = [_Count(protocol, made=lane.made) for lane in lanes]
+    if params.dealing is not None:
+        parts = shard.parts(params.dealing) if shard else None
+        checking = (_dealings_checked(params.dealing, len(weights), parts),) * 2
+    lanes[0].add(rehearsal.opening(protocol))
+    if params.method.tosses and not shard:
+        lanes[0].add(rehearsal.toss())
+    if params.method.surveys:
+        for number, size in enumerate(sizes):
+            at = number % protocol.lanes
+            part = rehearsal.survey(size, states[at])
+            lanes[at].add(part)
+            states[at] = part.after
+        if shard is None or shard.number == 0:
+            part = rehearsal.judge(states[0])
+            lanes[0].add(part)
+            states[0] = part.after
+        if shard:
+            # a step of its own, as the survey was
+            lanes[0].add(rehearsal.opening(protocol))
+    for number, size in enumerate(sizes):
+        at = number % protocol.lanes
+        part = rehearsal.chunk(size, states[at])
+        lanes[at].add(part)
+        states[at] = part.after
+    costs = _cost(lanes, 0).after(checking[0]), _cost(lanes, 1).after(checking[1])
+    result = (shard.dim if shard else params.dim) * params.method.most_results * 8
+    silent = 2 * ferret.CODE.memory if protocol.silent else 0
+    busy = min(max(len(sizes), len(pieces)), protocol.lanes)
+    memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
+    return Plan(costs, memory, len(sizes))
+
+
+def predict_shards(
+    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams, count: int
+) -> list[Plan]:
+    """Return the cost of each shard of a round that is cut into `count`, as `predict` does.
+
+    Bytes of base OTs and of what the daemons say to each other are left out.
+    """
+    known: dict[tuple[Any, ...], Plan] = {}
+    plans = []
+    for shard in shards(params.dim, count):
+        dealing = params.dealing
+        parts = [dealing.parts[number].kept for number in shard.parts(dealing)] if dealing else []
+        # those that are alike in this cost the same
+        alike = shard.dim, params.method.surveys and shard.number == 0, *parts
+        if alike not in known:
+            known[alike] = predict(params, weights, protocol, shard)
+        plans.append(known[alike])
+    return plans
+
+
+def _dealings_checked(shape: Dealing, clients: int, parts: Sequence[int] | None = None) -> Cost:
+    """Return the cost of `dealing.check`, which is the same at both parties."""
+    if parts is not None and not parts:
+        return Cost()
+    events = [
+        _Event(sent, _size_of(label, np.dtype(dtype), of))
+        for sent, label, dtype, of in messages(shape, clients, parts)
+    ]
+    sent = [event.size for event in events if event.sent]
+    _, rounds = _replay((events, events), (0, 0))
+    cost = Cost(bytes_sent=sum(sent), bytes_received=sum(sent), messages=len(sent), rounds=rounds)
+    return cost.as_checking()
+
+
+def lone_party(protocol: ProtocolParams) -> Party:
+    """Return a party 0 that has no peer, to time what one party computes.
+
+    Its cryptography is real, and all that it receives is zeros.
+    """
+    channel, session = LoneChannel(), os_entropy(SESSION_BYTES)
+    blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
+    trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
+    # the missing leaf of each tree is the first
+    delta = np.zeros(SECURITY_BITS, np.uint8)
+    holes = [[b"", *tree[1:]] for tree in trees]
+    randomness = Stream(os_entropy(SEED_BYTES))
+    sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
+    ends = extensions(protocol.silent, sending, receiving, protocol.native_aes)
+    return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
+
+
+def rehearse(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
+    compute(party, params, _rehearsed_chunk(params, weights, size, batch))
+
+
+def rehearse_round(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
+    if params.method.surveys:
+        rehearse_survey(party, params, weights, size, batch)
+        rehearse_judge(party, params, weights, batch)
+    rehearse(party, params, weights, size, batch)
+
+
+def rehearse_survey(
+    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+) -> None:
+    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
+    survey(party, params, _rehearsed_chunk(params, weights, size, batch))
+
+
+def rehearse_judge(party: Party, params: RoundParams, weights: Sequence[int], batch: int) -> None:
+    """Do what lane 0 does with the surveys of all chunks, which are zeros."""
+    chunk = _rehearsed_chunk(params, weights, 1, batch)
+    assert chunk.verdicts is not None
+    surveyed = np.zeros(params.method.surveyed(len(weights)), np.uint64)
+    judge(party, params, RingShare(surveyed), chunk)
+
+
+def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
+    dealt, upload = params.dealing, _NoUpload()
+    one = upload if dealt is None else DealtUpload(dealt, upload, upload)
+    uploads: list[share.Upload] = [one] * len(weights)
+    groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
+    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin)
+    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
+    return replace(chunk, verdicts=XorBits(verdicts))
+
+
+def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
+    """Do what a lane does to check a piece like this one, on uploads of zeros."""
+    uploads: list[share.Upload] = [_NoUpload()] * piece.clients.stop
+    check_piece(party, params, replace(piece, begin=0, end=piece.dim), uploads, batch)
+
+
+@dataclass
+class _Event:
+    """A message of `size` bytes, sent or received at one end."""
+
+    sent: bool
+    size: int
+
+
+@dataclass
+class _Asked:
+    """OTs asked of one end of an extension, whose messages depend on how many it made."""
+
+    sending: bool
+    ots: int
+
+
+class DryChannel(Channel):
+    """A channel that only notes what it would carry. All that is received is zeros."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.events: list[_Event | _Asked] = []
+
+    def send(self, label: str, array: NDArray[Any]) -> None:
+        self.events.append(_Event(True, _size_of(label, array.dtype, array.shape)))
+
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        self.events.append(_Event(False, _size_of(label, np.dtype(dtype), shape)))
+        array = np.zeros(shape, dtype)
+        # read-only, as what a channel receives
+        array.flags.writeable = False
+        return array
+
+    def close(self) -> None:
+        pass
+
+
+class LoneChannel(Channel):
+    """A channel to nobody. All that is received is zeros, for which it takes no time.
+
+    They are views of the same memory, as what a real channel receives is memory that another thread
+    has written.
+    """
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._zeros = np.empty(0, np.uint8)
+
+    def send(self, label: str, array: NDArray[Any]) -> None:
+        pass
+
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        if self._zeros.size < size:
+            self._zeros = np.zeros(size, np.uint8)
+            self._zeros.flags.writeable = False
+        return self._zeros[:size].view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        pass
+
+
+class _DrySender(RandomOtSender):
+    """A sender's end that only notes what is asked of it."""
+
+    def __init__(self, channel: "DryChannel", silent: bool) -> None:
+        self._events, self.sender_speaks = channel.events, silent
+
+    def prepare(self) -> None:
+        self._events.append(_Asked(True, 0))
+
+    def extend(self, count: int) -> tuple[Blocks, Blocks]:
+        self._events.append(_Asked(True, checked_block(count)))
+        self.index += count
+        return _KEYS[:count], _KEYS[:count]
+
+
+class _DryReceiver(RandomOtReceiver):
+    """A receiver's end that only notes what is asked of it."""
+
+    def __init__(self, channel: "DryChannel", silent: bool) -> None:
+        self._events, self.sender_speaks = channel.events, silent
+
+    def prepare(self) -> None:
+        self._events.append(_Asked(False, 0))
+
+    def extend(self, count: int) -> tuple[Words, Blocks]:
+        self._events.append(_Asked(False, checked_block(count)))
+        self.index += count
+        return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
+
+
+def _said(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
+    """Return the messages of one end of an extension, and the silent OTs made after them.
+
+    It made `made` before them, where -1 stands for a silent extension without seeds.
+    """
+    words = np.dtype(np.uint64)
+    if not protocol.silent:
+        corrections = corrections_shape(protocol.ot_field_bits, asked.ots)
+        return [_Event(not asked.sending, _size_of("ot.corrections", words, corrections))], made
+    said = []
+    if made < 0:
+        seeds = corrections_shape(protocol.ot_field_bits, ferret.SETUP.reserve)
+        said, made = [_Event(not asked.sending, _size_of("ot.corrections", words, seeds))], 0
+    for shape in ferret.messages(made, asked.ots):
+        said.append(_Event(asked.sending, _size_of("ferret.sums", words, shape)))
+    return said, made + asked.ots
+
+
+class _DryStream(Stream):
+    """A stream of zeros, for masks that hide nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def fill(self, out: Words) -> None:
+        out[...] = 0
+
+
+class _NoUpload:
+    """An upload of zeros."""
+
+    def words(self, row: int, start: int, stop: int) -> Words:
+        return np.zeros(stop - start, np.uint64)
+
+
+@dataclass
+class _Count:
+    """What both ends of a lane counted, how deep each is, and what its extensions made.
+
+    Lists and tuples are of party 0 and party 1.
+    """
+
+    protocol: ProtocolParams
+    ots: int = 0
+    bytes_sent: list[int] = field(default_factory=lambda: [0, 0])
+    messages: list[int] = field(default_factory=lambda: [0, 0])
+    rounds: int = 0
+    depths: Depths = (0, 0)
+    made: Made = ((-1, -1), (-1, -1))
+
+    def add(self, part: "_Part") -> None:
+        # what follows depends on the depths' distance from each other and from the deepest message
+        # alone
+        base = min(self.depths)
+        start = self.depths[0] - base, self.depths[1] - base
+        if (start, self.made) not in part.runs:
+            part.runs[start, self.made] = _run(part.events, start, self.made, self.protocol)
+        run = part.runs[start, self.made]
+        self.ots += part.ots
+        for j in (0, 1):
+            self.bytes_sent[j] += run.bytes_sent[j]
+            self.messages[j] += run.messages[j]
+        self.depths = (base + run.depths[0], base + run.depths[1])
+        self.rounds = max(self.rounds, base + run.deepest)
+        self.made = run.made
+
+
+def _cost(lanes: Sequence[_Count], party_id: int) -> Cost:
+    return Cost(
+        ots=sum(lane.ots for lane in lanes),
+        bytes_sent=sum(lane.bytes_sent[party_id] for lane in lanes),
+        bytes_received=sum(lane.bytes_sent[1 - party_id] for lane in lanes),
+        messages=sum(lane.messages[party_id] for lane in lanes),
+        rounds=max(lane.rounds for lane in lanes),
+    )
+
+
+@dataclass(frozen=True)
+class _State:
+    """Both parties of a lane between two chunks. States with the same `stock` behave alike."""
+
+    parties: tuple[Party, Party] = field(compare=False)
+    stock: tuple[frozenset[Any], frozenset[Any]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a chunk comes to from given depths and after given OTs."""
+
+    bytes_sent: tuple[int, int]
+    messages: tuple[int, int]
+    depths: Depths
+    deepest: int
+    made: Made
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What both parties do for one chunk."""
+
+    events: tuple[list[_Event | _Asked], list[_Event | _Asked]]
+    ots: int
+    after: _State
+    runs: dict[tuple[Depths, Made], _Run] = field(default_factory=dict)
+
+
+class _Rehearsal:
+    """A rehearsal of a round's chunks at both parties, where chunks that are alike run once."""
+
+    def __init__(
+        self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
+    ) -> None:
+        self._params, self._weights, self._protocol = params, weights, protocol
+        # by the sizes of the chunk, or of the piece of a check
+        self._known: dict[tuple[tuple[int, ...], _State], _Part] = {}
+        self.start = _state((self._party(0), self._party(1)))
+        # the most bytes that a chunk took
+        self.peak = 0
+
+    def _party(self, party_id: int) -> Party:
+        channel, stream = DryChannel(), _DryStream()
+        silent = self._protocol.silent
+        pool = Pool(
+            party_id, channel, _DrySender(channel, silent), _DryReceiver(channel, silent), stream
+        )
+        return Party(party_id, channel, pool, stream)
+
+    def opening(self, protocol: ProtocolParams) -> _Part:
+        """Return what lane 0 does before its first chunk."""
+        return self._aside(lambda party: exchange_wishes([party], protocol))
+
+    def toss(self) -> _Part:
+        """Return what lane 0 does to toss the coin of a round."""
+
+        def exchange(party: Party) -> None:
+            for sent, label, dtype, shape in toss_messages():
+                if sent:
+                    party.channel.send(label, np.zeros(shape, dtype))
+                else:
+                    party.channel.recv(label, dtype, shape)
+
+        return self._aside(exchange)
+
+    def verdicts(self, clients: int) -> _Part:
+        """Return what lane 0 does when all values are checked."""
+        return self._aside(lambda party: exchange_verdicts(party, [True] * clients))
+
+    def _aside(self, work: Callable[[Party], object]) -> _Part:
+        """Return what lane 0 does in `work`, which takes no correlations."""
+        parties = (self._party(0), self._party(1))
+        for party in parties:
+            work(party)
+        return _part(parties, 0)
+
+    def chunk(self, size: int, state: _State) -> _Part:
+        """Return what a chunk of `size` coordinates does from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (size,), state, lambda party: rehearse(party, params, weights, size, batch)
+        )
+
+    def survey(self, size: int, state: _State) -> _Part:
+        """Return what the survey of a chunk of `size` coordinates does from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (size, 0, 0), state, lambda party: rehearse_survey(party, params, weights, size, batch)
+        )
+
+    def judge(self, state: _State) -> _Part:
+        """Return what lane 0 does with the surveys from a state."""
+        params, weights, batch = self._params, self._weights, self._protocol.batch
+        return self._rehearsed(
+            (), state, lambda party: rehearse_judge(party, params, weights, batch)
+        )
+
+    def piece(self, piece: Piece, state: _State) -> _Part:
+        """Return what a piece of a check does from a state."""
+        params, batch = self._params, self._protocol.batch
+        clients = piece.clients.stop - piece.clients.start
+        return self._rehearsed(
+            (clients, piece.dim), state, lambda party: rehearse_check(party, params, piece, batch)
+        )
+
+    def _rehearsed(
+        self, sizes: tuple[int, ...], state: _State, work: Callable[[Party], None]
+    ) -> _Part:
+        key = sizes, state
+        if key not in self._known:
+            parties = copy.deepcopy(state.parties)
+            for party in parties:
+                with _Peak() as peak:
+                    work(party)
+                self.peak = max(self.peak, peak.size)
+            self._known[key] = _part(parties, state.parties[0].pool.ots)
+        return self._known[key]
+
+
+class _Peak:
+    """The most bytes that numpy and Python took at once in a `with` block.
+
+    What they had before it does not count.
+    """
+
+    size = 0
+
+    def __enter__(self) -> "_Peak":
+        self._nested = tracemalloc.is_tracing()
+        if not self._nested:
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        self._before, _ = tracemalloc.get_traced_memory()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.size = tracemalloc.get_traced_memory()[1] - self._before
+        if not self._nested:
+            tracemalloc.stop()
+
+
+def _part(parties: tuple[Party, Party], ots_before: int) -> _Part:
+    """Return what the parties did since they were last asked."""
+    one, other = (_take_events(party) for party in parties)
+    return _Part((one, other), parties[0].pool.ots - ots_before, _state(parties))
+
+
+def _take_events(party: Party) -> list[_Event | _Asked]:
+    channel = party.channel
+    assert isinstance(channel, DryChannel)
+    events = channel.events[:]
+    # emptied in place, because the extensions hold this very list
+    channel.events.clear()
+    return events
+
+
+def _state(parties: tuple[Party, Party]) -> _State:
+    one, other = (
+        frozenset((kind, *counts) for kind, counts in party.pool.stock.items()) for party in parties
+    )
+    return _State(parties, (one, other))
+
+
+def _run(
+    asked: tuple[list[_Event | _Asked], list[_Event | _Asked]],
+    start: Depths,
+    made: Made,
+    protocol: ProtocolParams,
+) -> _Run:
+    """Return a chunk's run, with the messages of the extensions for the OTs asked of them."""
+    events: tuple[list[_Event], list[_Event]] = [], []
+    ots = [list(made[0]), list(made[1])]
+    for j in (0, 1):
+        for event in asked[j]:
+            if isinstance(event, _Asked):
+                said, ots[j][event.sending] = _said(event, ots[j][event.sending], protocol)
+                events[j].extend(said)
+            else:
+                events[j].append(event)
+    sent = [[event.size for event in own if event.sent] for own in events]
+    for j in (0, 1):
+        assert sent[j] == [event.size for event in events[1 - j] if not event.sent]
+    depths, deepest = _replay(events, start)
+    after = (ots[0][0], ots[0][1]), (ots[1][0], ots[1][1])
+    return _Run((sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1])), depths, deepest, after)
+
+
+def _replay(events: Sequence[Sequence[_Event]], start: Depths) -> tuple[Depths, int]:
+    """Return the depths of both parties after a chunk, and that of its deepest message.
+
+    They begin at the depths `start`. Depths are those that `Channel` counts, with each party going
+    on as far as messages have come.
+    """
+    depths, deepest, at = list(start), 0, [0, 0]
+    # depths of the messages on their way to party 0, and to party 1
+    flying: tuple[deque[int], deque[int]] = deque(), deque()
+    while at != [len(own) for own in events]:
+        before = list(at)
+        for j in (0, 1):
+            while at[j] < len(events[j]) and (events[j][at[j]].sent or flying[j]):
+                if events[j][at[j]].sent:
+                    flying[1 - j].append(depths[j] + 1)
+                    deepest = max(deepest, depths[j] + 1)
+                else:
+                    depths[j] = max(depths[j], flying[j].popleft())
+                at[j] += 1
+        assert at != before, "both parties wait for each other"
+    return (depths[0], depths[1]), deepest

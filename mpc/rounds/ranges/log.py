@@ -1,0 +1,127 @@
+"""The range policy without a state: a bucket is a sign and an order of magnitude."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_number, option
+from securemedian.mpc.rounds.encode import Buckets, UnevenBuckets
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+
+# the bounds of what an edge of buckets may be, in units of their scale
+LEAST, GREATEST = 1e-12, 1e12
+# the most that a logarithmic bucket may span, as a factor: a round on wider ones ruins the model
+WIDEST = 1000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The buckets on either side of g, by the size of (w - g) / s, from the innermost on."""
+
+    # between one and the next; the last has no end
+    edges: tuple[float, ...]
+    # for which they stand; each lies below the bucket's own outer edge
+    values: tuple[float, ...]
+    # by which s is multiplied when the result is in one
+    factors: tuple[float, ...]
+
+    def factors_of(self, moved: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the factors of the buckets from which results came that moved so far, over s.
+
+        A result is at its bucket's value or nearer to its inner edge, so the bounds that are looked
+        for lie halfway from a value to the outer edge, where the rounding of results to float32
+        does not matter.
+        """
+        bounds = (np.asarray(self.values[:-1]) + np.asarray(self.edges)) / 2
+        return np.asarray(self.factors, np.float64)[np.searchsorted(bounds, moved)]
+
+
+@dataclass(frozen=True)
+class LogRange(RangePolicy):
+    """Buckets whose edges grow by the same ratio from `lowest` to `highest`, in every round.
+
+    b buckets have the edges +-lowest ratio^i, i = 0..b/2-2, and 0, where
+    ratio = (highest / lowest)^(1 / (b/2 - 2)). They stand for their inner edge times
+    ratio^VALUE_AT, the innermost for lowest / 2, the outermost for their edge.
+    """
+
+    # the geometric middle
+    VALUE_AT: ClassVar[Decimal] = Decimal("0.5")
+
+    name = "log"
+    summary = "the same in every round, each wider than the one before by the same factor"
+    lowest: float = option(
+        1e-6, text="the innermost edge of the logarithmic buckets (default: 1e-6)", metavar="X"
+    )
+    highest: float = option(
+        1e9, text="the outermost edge of the logarithmic buckets (default: 1e9)", metavar="X"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("lowest", "highest"):
+            check_edge(f"range {name}", getattr(self, name))
+        if not self.lowest < self.highest:
+            raise ConfigError(
+                f"range lowest must be below highest, and {self.lowest:g} is not below "
+                f"{self.highest:g}"
+            )
+
+    def start(self) -> Float32s:
+        return np.ones((), np.float32)
+
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
+        return np.asarray(scale, np.float32)
+
+    def buckets(self, scale: ArrayLike, count: int) -> Buckets:
+        sizes = self.logarithmic(count)
+        return UnevenBuckets(scale, sizes.edges, sizes.values)
+
+    def logarithmic(self, buckets: int) -> Sizes:
+        """Return `buckets` logarithmic buckets.
+
+        As factors they have what s = 1 should become, the geometric middle of a bucket. Raises
+        ConfigError if there cannot be so many, or they are too few.
+        """
+        self.check_even(buckets)
+        # decimal arithmetic, which gives the same bits on every machine
+        edge, highest = Decimal(self.lowest), Decimal(self.highest)
+        steps = buckets // 2 - 2
+        ratio = (highest / edge) ** (Decimal(1) / steps)
+        if ratio > WIDEST:
+            raise ConfigError(
+                f"{buckets} buckets of the range policy {self.name} would each span a factor of "
+                f"{ratio:.0f}, and a result could be off by as much: at most {WIDEST} is allowed. "
+                "Take more buckets, or narrow the range lowest to highest"
+            )
+        edges = [edge]
+        for _ in range(steps - 1):
+            edges.append(edges[-1] * ratio)
+        inner, half = ratio**self.VALUE_AT, ratio.sqrt()
+        values = [edge / 2, *(one * inner for one in edges), highest]
+        factors = [edge / 2, *(one * half for one in edges), highest * half]
+        return Sizes(_floats([*edges, highest]), _floats(values), _floats(factors))
+
+    def check_even(self, buckets: int) -> None:
+        """Raise ConfigError unless half of so many buckets lie above the model, at least three."""
+        if buckets % 2 or buckets < 6:
+            raise ConfigError(
+                f"the range policy {self.name} needs an even number of buckets from 6 on, because "
+                f"half of them lie above 0 and half below, not {buckets}: change buckets, or take "
+                "the range policy coordinate"
+            )
+
+
+def check_edge(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a number that an edge of buckets may be."""
+    check_number(name, value, LEAST, GREATEST, f"above {LEAST:g} and at most {GREATEST:g}")
+
+
+def _floats(numbers: list[Decimal]) -> tuple[float, ...]:
+    return tuple(map(float, numbers))

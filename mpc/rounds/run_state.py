@@ -1,0 +1,208 @@
+"""A training run: global model, range of the buckets, optimiser and number, from round to round.
+
+S0 keeps it. Whoever has the one that a round starts from, and the round's opened values, computes
+the next one for themselves, bit for bit. docs/protocols.md, section 7.1; the paper's Algorithm 3.
+Several groups of clients have a run each, which are kept as one.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from securemedian.mpc import canonical
+from securemedian.mpc.arrays import Float32s, PublicValues
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.registry import policy_from
+
+_ARRAYS = ("model", "scale", "moments")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The state of a training run between two rounds.
+
+    Model g and scale are float32 as published, so that everybody computes with the same bits.
+    The arrays are never changed in place.
+    """
+
+    policy: RangePolicy = field(default_factory=lambda: policy_from({}))
+    # g, shape (d,); None before the first result of a run that began without a model
+    model: Float32s | None = None
+    # the state of the policy, shape () or (d,)
+    scale: Float32s = field(default_factory=lambda: policy_from({}).start())
+    # the number of published rounds
+    published: int = 0
+    optimiser: Optimiser = field(default_factory=NoOptimiser)
+    # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
+    moments: Float32s | None = None
+    # with several groups of clients, the run of each, whose model, scale and moments count then
+    groups: "tuple[Training, ...]" = ()
+
+    @classmethod
+    def of_groups(cls, runs: Sequence["Training"]) -> Self:
+        """Return the training run of several groups from the run of each.
+
+        Policy, optimiser and number are the same in all of them.
+        """
+        one = runs[0]
+        return cls(
+            one.policy, None, one.policy.start(), one.published, one.optimiser, None, (*runs,)
+        )
+
+    @classmethod
+    def of_arrays(
+        cls,
+        policy: RangePolicy,
+        published: int,
+        optimiser: Optimiser,
+        arrays: Mapping[str, Float32s],
+    ) -> Self:
+        """Return the training run that has these `arrays`. Raises KeyError if one is missing."""
+        count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
+        if count:
+            return cls.of_groups(
+                [
+                    cls._of_arrays(policy, published, optimiser, arrays, f".{group}")
+                    for group in range(count)
+                ]
+            )
+        return cls._of_arrays(policy, published, optimiser, arrays, "")
+
+    @classmethod
+    def _of_arrays(
+        cls,
+        policy: RangePolicy,
+        published: int,
+        optimiser: Optimiser,
+        arrays: Mapping[str, Float32s],
+        suffix: str,
+    ) -> Self:
+        model, scale = arrays.get(f"model{suffix}"), arrays[f"scale{suffix}"]
+        return cls(policy, model, scale, published, optimiser, arrays.get(f"moments{suffix}"))
+
+    @property
+    def arrays(self) -> dict[str, Float32s]:
+        """Return the arrays that there are: model, scale and moments, or model.0 and so on."""
+        if self.groups:
+            return {
+                f"{name}.{number}": array
+                for number, run in enumerate(self.groups)
+                for name, array in run.arrays.items()
+            }
+        found = {name: getattr(self, name) for name in _ARRAYS}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @property
+    def models(self) -> list[Float32s]:
+        """Return the models: one, one per group, or none."""
+        runs = self.groups or (self,)
+        return [run.model for run in runs if run.model is not None]
+
+    @property
+    def number(self) -> int:
+        """The number t of the next round; failed rounds do not count."""
+        return self.published + 1
+
+    def after(self, result: Float32s, buckets: int = 0) -> "Training":
+        """Return the training run after the next round, of so many buckets, with this `result`.
+
+        The scale follows the result, and the model is what the optimiser makes of it. `buckets` is
+        0 for a round without.
+        """
+        if self.model is None:
+            return replace(self, model=result, published=self.number)
+        moments = self.optimiser.start(result.size) if self.moments is None else self.moments
+        model, moments = self.optimiser.next(moments, self.model, result)
+        return replace(
+            self,
+            model=model,
+            scale=self.policy.next(self.scale, self.model, result, self.number, buckets),
+            published=self.number,
+            moments=moments,
+        )
+
+    def counted(self) -> "Training":
+        """Return the training run after a round whose result the model does not follow.
+
+        The clients alone learn it, or it is no model.
+        """
+        return replace(self, published=self.number)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The digest of all of it, with which a round names what it starts from."""
+        return canonical.digest(
+            self.policy.to_dict(),
+            self.optimiser.to_dict(),
+            self.published,
+            [_digest_of(array) for array in (self.model, self.scale, self.moments)],
+            *(run.digest for run in self.groups),
+        )
+
+    def published_for(self, params: RoundParams) -> Published:
+        """Return what the values of the next round lie around, which has these parameters.
+
+        S0 publishes it, unless it is the same in every round.
+        """
+        if params.exchange.fixed is not None:
+            return params.exchange.fixed
+        if self.groups:
+            return Published(groups=tuple(run.published_for(params) for run in self.groups))
+        if not params.uses_range:
+            return Published(self.model)
+        return Published(self.model, self.scale, self.policy)
+
+
+def finish(
+    before: Training,
+    params: RoundParams,
+    values: PublicValues,
+    total: int,
+    groups: Sequence[int] = (),
+) -> tuple[Training, Float32s]:
+    """Return the training run after a round that started from `before`, and the round's results.
+
+    `values` are opened results (`Method.public`), `total` is the total weight of the
+    clients. The results have shape (results, d), and the model follows the first one, unless the
+    round has exchanged something that is no model. With several groups there is one result per
+    group, which its model follows; a group without one keeps its model, which stands for the
+    result. `groups` are those of the clients, where they are visible.
+    """
+    if params.exchange.fixed is not None:
+        return before.counted(), _decoded(before, params, values, total)
+    if not before.groups:
+        results = _decoded(before, params, values, total)
+        return before.after(results[0], params.method.range_buckets), results
+    runs, models = [], []
+    published = params.published_groups(values, groups)
+    for group, run in enumerate(before.groups):
+        assert run.model is not None
+        if group in published:
+            weight = groups.count(group) if params.method.visible else total
+            (model,) = _decoded(run, params, PublicValues(values[group][None]), weight)
+            runs.append(run.after(model, params.method.range_buckets))
+        else:
+            model = run.model
+            runs.append(run.counted())
+        models.append(model)
+    return Training.of_groups(runs), np.stack(models)
+
+
+def _decoded(run: Training, params: RoundParams, values: PublicValues, total: int) -> Float32s:
+    numbers = params.method.decode(values, total, run.published_for(params))
+    return params.exchange.result(numbers).astype(np.float32)
+
+
+def _digest_of(array: Float32s | None) -> list[object]:
+    """Return the shape and the SHA-256 of an array's bytes, which tell its contents."""
+    if array is None:
+        return []
+    data = np.ascontiguousarray(array, "<f4").view(np.uint8)
+    return [list(array.shape), hashlib.sha256(data.data).digest()]

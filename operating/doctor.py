@@ -1,0 +1,375 @@
+"""The verb `doctor`, which examines what a server, a client or the coordinator stands on.
+
+Every finding is a line. One that is not well says what to do.
+"""
+
+import argparse
+import errno
+import importlib.util
+import os
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from securemedian import __version__
+from securemedian.clients.config import ClientConfig
+from securemedian.common.durable import is_locked
+from securemedian.common.keys import fingerprint, load_keys, load_signing_key
+from securemedian.common.toml import read_toml
+from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.servers import config as server_config
+from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
+from securemedian.servers.descriptors import limits_of
+
+if TYPE_CHECKING:
+    from securemedian.clients.connection import Connection
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+# how long a server may take to answer, and a port to be reached
+REACH_S = 5.0
+# how often the round trip is measured, of which the shortest counts
+TRIPS = 5
+# the most bytes that are sent to measure the bandwidth
+LOAD_BYTES = 4 << 20
+# below this, uploads take long and the link may be the wrong one
+SLOW_BYTES_PER_S = 1e6
+# a difference between clocks that makes logs hard to compare
+CLOCK_S = 2.0
+# less room on the disk than this is soon used up
+ROOM_BYTES = 1 << 30
+
+_DESCRIPTION = """Examine the configuration of a server, a client or the coordinator, and what it
+needs: key files, ports, disk and processor; from a client or the coordinator also both servers,
+with round-trip time, bandwidth, clock and release. Nothing is changed, and no round is opened. A
+server may be running or not.
+
+Exit codes: 0 if nothing is wrong, 2 otherwise. Warnings alone are not wrong."""
+
+
+class Level(StrEnum):
+    """How a finding is to be taken."""
+
+    WELL = "ok"
+    # it works, and could be better
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was examined."""
+
+    level: Level
+    # what it is, and unless all is well, what to do
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:8} {self.text}"
+
+
+def _well(text: str) -> Finding:
+    return Finding(Level.WELL, text)
+
+
+def _warning(text: str) -> Finding:
+    return Finding(Level.WARNING, text)
+
+
+def _wrong(text: str) -> Finding:
+    return Finding(Level.WRONG, text)
+
+
+def add_verbs(subparsers: "Verbs") -> None:
+    """Add `doctor` to the `securemedian` command."""
+    verb = subparsers.add_parser(
+        "doctor",
+        help="examine a configuration and what it needs: keys, ports, both servers, clocks, disk",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument(
+        "config", type=Path, metavar="CONFIG", help="the TOML file of any of the parties"
+    )
+    verb.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    wrong = 0
+    for finding in examine(options.config):
+        print(finding, flush=True)
+        wrong += finding.level is Level.WRONG
+    if wrong:
+        raise ConfigError(
+            f"{wrong} of the lines above {'is' if wrong == 1 else 'are'} wrong: "
+            "each says what to do"
+        )
+
+
+def examine(path: Path) -> Iterator[Finding]:
+    """Yield what is found about a configuration, one thing after the other."""
+    try:
+        values = read_toml(path)
+        config = server_config.load(path) if "party" in values else ClientConfig.load(path)
+    except ConfigError as error:
+        yield _wrong(str(error))
+        return
+    yield _well(f"{path} is a complete configuration of {_whose(config)}")
+    yield from _keys(config)
+    if isinstance(config, ServerConfig):
+        yield from _server(config)
+    else:
+        yield from _servers(config)
+
+
+def _whose(config: ServerConfig | ClientConfig) -> str:
+    return config.name if isinstance(config, ServerConfig) else repr(config.name)
+
+
+# What every party has
+
+
+def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
+    try:
+        own = [load_keys(config.key_file).public.decode()]
+        if isinstance(config, ServerConfig):
+            own.append(load_signing_key(config.key_file).public)
+            check_own_key(config, *own)
+    except ConfigError as error:
+        yield _wrong(str(error))
+        return
+    yield _well(f"{config.key_file} is for its owner alone; its fingerprint is {fingerprint(*own)}")
+    folder = Path(config.key_file).parent
+    if folder.stat().st_mode & 0o022:
+        yield _warning(f"others may replace files in {folder}: run chmod 700 {folder}")
+
+
+# What a server has
+
+
+def _server(config: ServerConfig) -> Iterator[Finding]:
+    running = is_locked(Path(config.state_dir))
+    yield from _disk(Path(config.state_dir))
+    ports = [("clients", config.listen)]
+    if config.peer.listen:
+        ports.append(("s0", config.peer.listen))
+    for whom, endpoint in ports:
+        yield _port(whom, endpoint, running)
+    if config.peer.address:
+        yield _reach(
+            "s1",
+            config.peer.address,
+            "start it, check [peer] here and its own `listen`, and that no firewall is between",
+        )
+    yield from _descriptors(config)
+    if config.engine.kind == "ray":
+        yield from _cluster(config.engine)
+    else:
+        yield _cores(config.protocol.lanes, "lanes")
+    yield from _processor(config)
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield _wrong(
+            f"the state folder {folder} cannot be written: give {there} to the user who runs the "
+            "server, or set another state_dir"
+        )
+        return
+    if folder.exists() and folder.stat().st_mode & 0o077:
+        yield _warning(f"others may look into the state folder: run chmod 700 {folder}")
+    free = shutil.disk_usage(there).free
+    text = f"the state folder {folder} has {free / 1e9:,.1f} GB of room"
+    if free < ROOM_BYTES:
+        yield _warning(
+            f"{text}: make some, since uploads are refused when it is used up (`securemedian plan` "
+            "says how long an upload is)"
+        )
+    else:
+        yield _well(text)
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _port(whom: str, endpoint: str, running: bool) -> Finding:
+    """Find out whether this machine can listen on a port."""
+    host, port = _address(endpoint)
+    # zmq writes * for all interfaces
+    host = "" if host == "*" else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and running:
+                return _well(f"this server is running and listens for {whom} on {endpoint}")
+            advice = {
+                errno.EADDRINUSE: "another program listens there: end it, or take another port",
+                errno.EADDRNOTAVAIL: "this machine has no such address: 0.0.0.0 stands for all",
+                errno.EACCES: "ports below 1024 need a privilege: take another one",
+            }.get(error.errno or 0, "set another address")
+            return _wrong(
+                f"cannot listen for {whom} on {endpoint} ({os.strerror(error.errno or 0)}): "
+                f"{advice}"
+            )
+        except OverflowError:
+            return _wrong(f"cannot listen for {whom} on {endpoint}: there is no such port")
+    return _well(f"{endpoint} is free to listen for {whom}; the server is not running")
+
+
+def _reach(name: str, endpoint: str, advice: str) -> Finding:
+    """Find out whether a port of another machine takes connections, and how long that takes."""
+    start = time.perf_counter()
+    try:
+        with socket.create_connection(_address(endpoint), timeout=REACH_S):
+            trip = time.perf_counter() - start
+    except OSError as error:
+        why = error.strerror or str(error)
+        return _wrong(f"{name} cannot be reached at {endpoint} ({why}): {advice}")
+    return _well(f"{name} takes connections at {endpoint}, after {1e3 * trip:,.1f} ms")
+
+
+def _descriptors(config: ServerConfig) -> Iterator[Finding]:
+    _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    callers = len(config.clients) + len(config.coordinators)
+    text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"
+    # a client deals over connections of its own
+    if most < 2 * callers:
+        yield _wrong(
+            f"{text}: raise the hard limit on open files (LimitNOFILE= of systemd, or ulimit -Hn)"
+        )
+    else:
+        yield _well(text)
+
+
+def _cluster(engine: EngineConfig) -> Iterator[Finding]:
+    """Find out whether Ray is there and its cluster answers, or has a core here for each worker."""
+    if importlib.util.find_spec("ray") is None:
+        yield _wrong(NEEDS_RAY)
+    if engine.address:
+        yield _reach(
+            "the Ray cluster", engine.address, "start it (ray start --head), or correct [engine]"
+        )
+    else:
+        yield _cores(engine.workers, "workers")
+
+
+def _cores(count: int, what: str) -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} cores for {count} {what}"
+    if cores < count:
+        return _warning(f"{text}: {what} that share a core gain nothing")
+    return _well(text)
+
+
+def _processor(config: ServerConfig) -> Iterator[Finding]:
+    from securemedian.mpc.protocols.kernels import native
+
+    if native.taken(config.protocol.native_aes):
+        vectors = {4: "AVX-512 with VAES", 2: "AVX2 with VAES", 1: "AES-NI"}[native.LANES]
+        yield _well(f"AES runs on {vectors}{' and GFNI' if native.GFNI else ''}")
+    elif native.taken(True):
+        yield _warning("native_aes is false: rounds take longer than this processor needs")
+    else:
+        yield _warning(
+            "this processor has no AES instructions that are used here: rounds take 2 to 3 times "
+            "as long"
+        )
+
+
+# What a client or the coordinator sees
+
+
+def _servers(config: ClientConfig) -> Iterator[Finding]:
+    from securemedian.clients.connection import connect
+
+    servers = connect(config, load_keys(config.key_file), REACH_S)
+    answers: list[dict[str, Any]] = []
+    try:
+        for party, server in enumerate(servers):
+            label = server.label
+            try:
+                info, trip, clock = _ask(server)
+                yield _well(
+                    f"{label} at {server.address} knows {info['name']!r} as a {info['role']}; a "
+                    f"round trip takes {1e3 * trip:,.1f} ms"
+                )
+                yield from _about(label, party, info)
+                yield _clock(label, clock, trip)
+                yield _bandwidth(label, server, info["max_message_bytes"], trip)
+                answers.append(info)
+            except SecureMedianError as error:
+                yield _wrong(str(error))
+    finally:
+        for server in servers:
+            server.close()
+    if len(answers) == len(servers):
+        yield _link(answers)
+
+
+def _ask(connection: "Connection") -> tuple[dict[str, Any], float, float]:
+    """Return a server's `info`, the shortest round trip, and how far its clock is ahead, in s."""
+    # the first answer needs a connection first
+    connection.ask("info")
+    trips = []
+    for _ in range(TRIPS):
+        sent, start = time.time(), time.perf_counter()
+        info = connection.ask("info").fields
+        trip = time.perf_counter() - start
+        trips.append((trip, float(info["time"]) - sent - trip / 2))
+    trip, ahead = min(trips)
+    return info, trip, ahead
+
+
+def _about(label: str, party: int, info: dict[str, Any]) -> Iterator[Finding]:
+    if info["party"] != party:
+        yield _wrong(f"{label} answers as party {info['party']}: exchange [s0] and [s1]")
+    if info["release"] != __version__:
+        yield _wrong(
+            f"{label} runs release {info['release']}, and this is {__version__}: "
+            "install the same release everywhere"
+        )
+    else:
+        yield _well(f"{label} runs release {__version__}, as this machine does")
+
+
+def _clock(label: str, ahead: float, trip: float) -> Finding:
+    text = f"{label}'s clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this one"
+    if abs(ahead) > CLOCK_S + trip:
+        return _warning(f"{text}: logs are hard to compare; let NTP set both")
+    return _well(text)
+
+
+def _bandwidth(label: str, connection: "Connection", limit: int, trip: float) -> Finding:
+    load = np.zeros(min(LOAD_BYTES, limit // 2), np.uint8)
+    start = time.perf_counter()
+    connection.ask("probe", arrays={"load": load})
+    rate = load.size / max(time.perf_counter() - start - trip, 1e-6)
+    text = f"{label} takes {rate / 1e6:,.1f} MB/s from here"
+    if rate < SLOW_BYTES_PER_S:
+        return _warning(f"{text}: uploads take long (`securemedian plan` says how long they are)")
+    return _well(text)
+
+
+def _link(answers: Sequence[dict[str, Any]]) -> Finding:
+    problems = [
+        f"s{party}: {info['peer_problem']}"
+        for party, info in enumerate(answers)
+        if info["peer_problem"]
+    ]
+    if problems:
+        return _wrong(f"the servers cannot work together: {'; '.join(problems)}")
+    return _well("the two servers are linked, and their parameters agree")

@@ -1,0 +1,472 @@
+"""The verb `keygen`, which makes keys and configurations.
+
+It makes them for everybody at once, or for one party, which then exchanges nothing but public keys
+(`exchange`).
+"""
+
+import argparse
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey, load_keys
+from securemedian.mpc.errors import ConfigError
+from securemedian.operating.public_keys import (
+    NAME,
+    ROLES,
+    SERVERS,
+    STDIN,
+    PublicKey,
+    check,
+    join,
+    read_public_keys,
+    replace_text,
+)
+from securemedian.servers.config import MAX_CLIENTS
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+# for a party made alone: the others, who are elsewhere, must use the same ports
+DEFAULT_BASE_PORT = 7000
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The hosts and ports of the servers."""
+
+    host0: str
+    host1: str
+    # the ports for clients and the coordinator
+    s0: int
+    s1: int
+    # S1's port for S0
+    s1_peer: int
+
+
+def network(host0: str, host1: str, base_port: int | None) -> Network:
+    """Return the network with three ports from `base_port` on, or, if that is None, free ones.
+
+    Free ports are those of this machine. Raises ConfigError if `base_port` is out of range.
+    """
+    if base_port is not None:
+        if not 1 <= base_port <= 65533:
+            raise ConfigError(
+                f"--base-port must be from 1 to 65533, not {base_port}: "
+                "the three ports from it on are used"
+            )
+        return Network(host0, host1, base_port, base_port + 1, base_port + 2)
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
+        # all are held at once, so that they differ
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return Network(host0, host1, *(probe.getsockname()[1] for probe in probes))
+
+
+def make_all(directory: Path, clients: int, net: Network) -> list[PublicKey]:
+    """Make the keys and configurations of S0, S1, the coordinator and `clients` clients.
+
+    Returns their public keys.
+    """
+    names = client_names(clients)
+    roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(names, "client")
+    _prepare(directory, list(roles))
+    made = [_make_keys(directory, role, name) for name, role in roles.items()]
+    keys = {one.name: one for one in made}
+    for name, role in roles.items():
+        (directory / f"{name}.toml").write_text(_configuration(role, name, keys, net, names))
+    return made
+
+
+def make_one(directory: Path, role: str, name: str, clients: int, net: Network) -> PublicKey:
+    """Make one party's keys, and a configuration into which it fills the others' public keys.
+
+    Returns the party's own public key, to hand out.
+    """
+    _prepare(directory, [name])
+    made = _make_keys(directory, role, name)
+    (directory / f"{name}.toml").write_text(
+        _configuration(role, name, {name: made}, net, client_names(clients))
+    )
+    return made
+
+
+def client_names(count: int) -> list[str]:
+    """Return the names of `count` clients."""
+    return [f"client-{number}" for number in range(1, count + 1)]
+
+
+def _prepare(directory: Path, names: Sequence[str]) -> None:
+    """Make the directory, for its owner alone.
+
+    Raises ConfigError if it cannot be made, or if one of the parties has a file there already.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {directory}: {error.strerror}") from error
+    for name in names:
+        for ending in ("toml", "key", "key_secret"):
+            if (path := directory / f"{name}.{ending}").exists():
+                raise ConfigError(
+                    f"{path} is there already, and a key once overwritten is lost: "
+                    "choose another directory or move it away"
+                )
+
+
+def _make_keys(directory: Path, role: str, name: str) -> PublicKey:
+    """Write NAME.key, which says whose it is, and NAME.key_secret; return the public key."""
+    import zmq.auth
+
+    # others can never read the secret, not even while it is written
+    mask = os.umask(0o077)
+    try:
+        public_file, secret_file = map(Path, zmq.auth.create_certificates(directory, name))
+    finally:
+        os.umask(mask)
+    # pyzmq has a place for this, and writes it to the secret file alone
+    text = public_file.read_text()
+    about = f'metadata\n    role = "{role}"\n    name = "{name}"\n'
+    public_file.write_text(text.replace("metadata\n", about, 1))
+    os.chmod(public_file, 0o644)
+    if role in SERVERS:
+        _sign(public_file, secret_file)
+    (made,) = read_public_keys([str(public_file)])
+    return made
+
+
+def _sign(public_file: Path, secret_file: Path) -> None:
+    """Add a new signing key to the files of a server, whose modes stay as they are."""
+    key = SigningKey.new()
+    public = f'signing\n    signing-key = "{key.public}"\n'
+    secret = f'{public}    signing-secret = "{key.secret}"\n'
+    mask = os.umask(0o077)
+    try:
+        # the secret first: a public key whose secret is nowhere would be handed out in vain
+        for file, lines in ((secret_file, secret), (public_file, public)):
+            replace_text(file, file.read_text().replace("curve\n", f"{lines}curve\n", 1))
+    finally:
+        os.umask(mask)
+
+
+def add_signing(secret_file: Path) -> PublicKey:
+    """Add a signing key to the key files that an earlier release made for a server.
+
+    Returns the public keys, to hand out. Raises ConfigError if `secret_file` is no NAME.key_secret,
+    if its NAME.key is not beside it or is not a server's, or if there is a signing key already.
+    """
+    public_file = secret_file.with_suffix(".key")
+    if secret_file.suffix != ".key_secret" or not public_file.is_file():
+        raise ConfigError(
+            f"name a server's NAME.key_secret whose NAME.key lies beside it, not {secret_file}"
+        )
+    load_keys(secret_file)
+    role = re.search(r'^\s*role = "(.*)"$', public_file.read_text(), re.MULTILINE)
+    if (whose := role[1] if role else public_file.stem) not in SERVERS:
+        raise ConfigError(f"{public_file} is a {whose}'s key, and servers alone sign")
+    if any("signing-" in file.read_text() for file in (secret_file, public_file)):
+        raise ConfigError(
+            f"{secret_file} or {public_file} has a signing key already, and a key once overwritten "
+            "is lost: nothing was changed"
+        )
+    _sign(public_file, secret_file)
+    (made,) = read_public_keys([str(public_file)])
+    return made
+
+
+def _configuration(
+    role: str, name: str, keys: Mapping[str, PublicKey], net: Network, clients: Sequence[str]
+) -> str:
+    """Return the TOML of one party.
+
+    A public key that is not in `keys` becomes a marked place, which every loader refuses.
+    """
+
+    def public_key(of: str) -> str:
+        key = keys.get(of)
+        lines = [f'public_key = "{key.key if key else f"{MARK}{of}"}"']
+        if of in SERVERS:
+            lines.append(f'signing_key = "{key.signing_key if key else f"{SIGNING_MARK}{of}"}"')
+        return "\n".join(lines)
+
+    if role not in SERVERS:
+        return CALLER.format(
+            name=name,
+            role=role,
+            state=STATE.format(name=name) if role == "client" else "",
+            s0=f"tcp://{net.host0}:{net.s0}",
+            s0_key=public_key("s0"),
+            s1=f"tcp://{net.host1}:{net.s1}",
+            s1_key=public_key("s1"),
+        )
+    party = int(role[1])
+    host, port = (net.host0, net.s0) if party == 0 else (net.host1, net.s1)
+    peer = (
+        f'address = "tcp://{net.host1}:{net.s1_peer}"'
+        if party == 0
+        else f'listen = "{_listen(host, net.s1_peer)}"'
+    )
+    callers = [("coordinators", "coordinator"), *(("clients", client) for client in clients)]
+    return SERVER.format(
+        role=role.upper(),
+        party=party,
+        listen=_listen(host, port),
+        name=name,
+        peer_key=public_key(f"s{1 - party}"),
+        peer=peer,
+        callers="\n".join(
+            f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
+        ),
+    )
+
+
+def _listen(host: str, port: int) -> str:
+    """Return the address to listen at: the loopback if `host` is, and otherwise every address.
+
+    The name under which others reach a host need not be one of its own addresses.
+    """
+    return f"tcp://{host if host == LOOPBACK else '0.0.0.0'}:{port}"
+
+
+SERVER = """\
+# {role}. docs/samples shows all settings. Start it with: securemedian serve FILE
+party = {party}
+# the address for clients and the coordinator
+listen = "{listen}"
+key_file = "{name}.key_secret"
+state_dir = "{name}-state"
+# This server refuses rounds with fewer clients. For real data set it higher: docs/threat-model.md.
+min_clients = 2
+
+[peer]
+{peer_key}
+{peer}
+
+{callers}"""
+
+STATE = """\
+# With it a client goes on after a restart. For one process at a time; never copy it.
+state_dir = "{name}-state"
+"""
+
+CALLER = """\
+# The {role}'s configuration. docs/samples shows all settings.
+name = "{name}"
+key_file = "{name}.key_secret"
+{state}
+[s0]
+address = "{s0}"
+{s0_key}
+
+[s1]
+address = "{s1}"
+{s1_key}
+"""
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add `keygen` to the `securemedian` command."""
+    verb = verbs.add_parser(
+        "keygen",
+        help="make keys and configurations",
+        description=(
+            "Make keys and ready-to-use configurations for both servers, the coordinator and N "
+            "clients; or, with --role, for one party alone, which hands out its public key and "
+            "fills in the others' with --join. Nothing is ever overwritten. Each public key is "
+            "printed with its fingerprint, to be compared over the telephone."
+        ),
+    )
+    verb.add_argument(
+        "directory",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="the folder to write to; made with mode 0700",
+    )
+    exchange = verb.add_mutually_exclusive_group()
+    exchange.add_argument(
+        "--join",
+        type=Path,
+        metavar="CONFIG",
+        help=(
+            "fill others' public keys into this party's configuration, and then check it; new "
+            "clients are added"
+        ),
+    )
+    exchange.add_argument(
+        "--check",
+        type=Path,
+        metavar="CONFIG",
+        help="print the fingerprints of a configuration's keys, and name all that are missing",
+    )
+    exchange.add_argument(
+        "--add-signing",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "add a signing key to a server's NAME.key_secret, and to NAME.key beside it, which an "
+            "earlier release made without one"
+        ),
+    )
+    verb.add_argument(
+        "--keys",
+        nargs="+",
+        metavar="FILE",
+        help=(
+            "with --join: the others' .key files, or text with the lines that keygen printed for "
+            f"them; {STDIN} for the standard input (default)"
+        ),
+    )
+    verb.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="how many clients the servers allow, 2 or more (with --role s0 or s1: default 2)",
+    )
+    verb.add_argument("--role", choices=ROLES, help="make this party alone")
+    verb.add_argument(
+        "--name",
+        help=(
+            "with --role: the name of the files, by which the servers call this party "
+            "(default: the role; a client needs a name)"
+        ),
+    )
+    verb.add_argument(
+        "--host0",
+        default=LOOPBACK,
+        metavar="HOST",
+        help="the host at which S0 is reached (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--host1",
+        default=LOOPBACK,
+        metavar="HOST",
+        help="the host at which S1 is reached (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--base-port",
+        type=int,
+        metavar="P",
+        help=(
+            "S0 listens at P; S1 listens at P+1, and for S0 at P+2 "
+            f"(default: three free ports of this machine; with --role {DEFAULT_BASE_PORT})"
+        ),
+    )
+    verb.set_defaults(run=_keygen)
+
+
+def _keygen(options: argparse.Namespace) -> None:
+    _check_flags(options)
+    if options.join:
+        _join(options.join, options.keys or [STDIN])
+    elif options.check:
+        _check(options.check)
+    elif options.add_signing:
+        _hand_out(add_signing(options.add_signing), options.add_signing.with_suffix(".key"))
+    elif options.role:
+        _make_one(options)
+    else:
+        _make_all(options)
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Raise ConfigError if flags do not fit together."""
+    config = options.join or options.check or options.add_signing
+    if config and (options.directory or options.role or options.name or options.clients):
+        raise ConfigError(
+            "--join, --check and --add-signing take a file that is there already: leave out DIR, "
+            "--role, --name and --clients"
+        )
+    if options.keys and not options.join:
+        raise ConfigError("--keys are others' keys, for --join")
+    if not config and not options.directory:
+        raise ConfigError("say which folder to write to: DIR; or --join CONFIG, or --check CONFIG")
+
+
+def _make_all(options: argparse.Namespace) -> None:
+    if options.clients is None or options.name is not None:
+        raise ConfigError(
+            "say for how many clients: --clients N; "
+            "or make one party alone: --role, with --name for a client"
+        )
+    made = make_all(
+        options.directory,
+        _check_clients(options.clients),
+        network(options.host0, options.host1, options.base_port),
+    )
+    print(
+        f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
+        f"{options.clients} clients"
+    )
+    print("give every party its own .toml and .key_secret, and nobody those of another")
+    print("their public keys, each with its fingerprint:")
+    print("\n".join(one.line for one in made))
+
+
+def _make_one(options: argparse.Namespace) -> None:
+    if options.role == "client" and not options.name:
+        raise ConfigError("a client needs a name, by which the servers call it: --name hospital-a")
+    name = _check_name(options.name or options.role)
+    net = network(
+        options.host0,
+        options.host1,
+        DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
+    )
+    directory: Path = options.directory
+    made = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
+    _hand_out(made, directory / f"{name}.key")
+    print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
+
+
+def _hand_out(made: PublicKey, file: Path) -> None:
+    print(f"hand out {file}, or this line:")
+    print(made.line)
+    print("and read its last word, the fingerprint, out over the telephone")
+
+
+def _join(path: Path, sources: Sequence[str]) -> None:
+    print("\n".join(join(path, read_public_keys(sources))))
+    print("compare the fingerprints with their owners, over the telephone")
+    try:
+        _, faults = check(path)
+    except ConfigError as error:
+        faults = [str(error)]
+    for fault in faults:
+        print(f"still to do: {fault}")
+    if not faults:
+        print(f"{path} is complete")
+
+
+def _check(path: Path) -> None:
+    """Print every key, and raise ConfigError if one is missing or wrong, or anything else is."""
+    lines, faults = check(path)
+    print("\n".join(lines))
+    sys.stdout.flush()
+    if faults:
+        raise ConfigError(f"{path}: {'; '.join(faults)}")
+    print(f"{path} is complete")
+
+
+def _check_clients(count: int) -> int:
+    if not 2 <= count <= MAX_CLIENTS:
+        raise ConfigError(
+            f"--clients must be from 2 to {MAX_CLIENTS}, not {count}: "
+            "the median of a single client is that client's update"
+        )
+    return count
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"--name must be 1 to 40 letters, digits, dots, dashes or underscores, not {name!r}"
+        )
+    return name

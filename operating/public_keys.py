@@ -1,0 +1,355 @@
+"""The exchange of public keys: what one party hands out, and how another fills it in and checks it.
+
+Behind the flags `--join` and `--check` of `keygen`.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securemedian.clients.config import ClientConfig
+from securemedian.common.durable import replace_file
+from securemedian.common.keys import (
+    SERVERS,
+    KeyPlace,
+    check_public_key,
+    check_signing_key,
+    fingerprint,
+    is_public_key,
+    key_places,
+    load_keys,
+    load_signing_key,
+)
+from securemedian.common.toml import read_toml
+from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.servers import config as server_config
+
+ROLES = ("s0", "s1", "coordinator", "client")
+# a party's name becomes a file name, and is written into TOML
+NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"
+# the tables that are there once, and not once per party
+_SINGLE = ("peer", "s0", "s1")
+# the standard input, among the files of `--keys`
+STDIN = "-"
+
+# A mail program may have broken the line, so that any white space separates the words.
+_LINE = re.compile(
+    rf"(?<!\S)({'|'.join(ROLES)})\s+({NAME})\s+(\S{{40}})(?:\s+(\S{{40}}))?"
+    r"\s+((?:[0-9A-Z]{5}-){3}[0-9A-Z]{5})"
+    r"(?!\S)"
+)
+_SETTING = re.compile(
+    r'^\s*(role|name|signing-key|public-key|secret-key|signing-secret)\s*=\s*"(.*)"\s*$'
+)
+# what else a .key file has: comments and the titles of its parts
+_REST_OF_KEY_FILE = re.compile(r"^\s*(#(\s.*)?|metadata|signing|curve)?\s*$")
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A public key and whose it is, as a party hands it out."""
+
+    role: str
+    name: str
+    key: str
+    # of a server alone
+    signing_key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"a role is one of {', '.join(ROLES)}, not {quoted(self.role)}")
+        if not re.fullmatch(NAME, self.name):
+            raise ConfigError(
+                "a name has 1 to 40 letters, digits, dots, dashes or underscores, "
+                f"not {quoted(self.name)}"
+            )
+        check_public_key(self.key)
+        if self.role not in SERVERS:
+            if self.signing_key:
+                raise ConfigError(f"{self.name} is a {self.role}, which has no signing key")
+        elif self.signing_key:
+            check_signing_key(self.signing_key)
+        else:
+            raise ConfigError(
+                f"the key of {self.name} comes without a signing key, as in earlier releases: have "
+                "`securemedian keygen --add-signing` run there, and the new line or .key file sent"
+            )
+
+    @property
+    def keys(self) -> list[str]:
+        """The public key, and the signing key if there is one."""
+        return [self.key, *([self.signing_key] if self.signing_key else [])]
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the keys."""
+        return fingerprint(*self.keys)
+
+    @property
+    def line(self) -> str:
+        """The line to hand out; its last word shows whether the keys were copied unharmed."""
+        return " ".join([self.role, self.name, *self.keys, self.fingerprint])
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a configuration says of the keys."""
+        signing = {"signing_key": self.signing_key} if self.signing_key else {}
+        return {"public_key": self.key, **signing}
+
+
+def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
+    """Return the public keys in these files, of which "-" is the standard input.
+
+    Raises ConfigError if a file cannot be read, has something else than keys, or has none.
+    """
+    found = []
+    for source in sources:
+        if source == STDIN:
+            if sys.stdin.isatty():
+                print("Paste the others' lines, and end with Ctrl-D:")
+            text, name = sys.stdin.read(), ""
+        else:
+            try:
+                text, name = Path(source).read_text("utf-8"), Path(source).stem
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"cannot read {source}: {error}") from error
+        where = "the standard input" if source == STDIN else source
+        try:
+            keys = parse_public_keys(text, name)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if not keys:
+            raise ConfigError(f"{where} has no public key: give .key files, or lines of keygen")
+        found += keys
+    return found
+
+
+def parse_public_keys(text: str, name: str = "") -> list[PublicKey]:
+    """Return the public keys in lines as `PublicKey.line` has them, and in the text of .key files.
+
+    `name` is whose a .key file is that does not say so. Raises ConfigError if there is anything
+    else, or if a key does not fit its fingerprint.
+    """
+    found = []
+    for match in _LINE.finditer(text):
+        role, whose, key, signing_key, digits = match.groups()
+        check_public_key(key)
+        if signing_key:
+            check_signing_key(signing_key)
+        made = [key, *([signing_key] if signing_key else [])]
+        if fingerprint(*made) != digits:
+            raise ConfigError(
+                f"the key of {whose} does not fit its fingerprint {digits}: "
+                "it was changed on the way; have it sent again"
+            )
+        found.append(PublicKey(role, whose, *made))
+    about: dict[str, str] = {}
+    for line in _LINE.sub("", text).splitlines():
+        if setting := _SETTING.match(line):
+            about[setting[1]] = setting[2]
+            if setting[1] in ("secret-key", "signing-secret"):
+                raise ConfigError(
+                    "this is a secret key, which nobody but its owner may have: take the .key file "
+                    "without it, and if the secret has left its owner, have new keys made"
+                )
+            if setting[1] == "public-key":
+                whose = about.get("name", name)
+                role = about.get("role", whose if whose in ROLES else "client")
+                signing_key = about.get("signing-key", "")
+                found.append(PublicKey(role, whose, about["public-key"], signing_key))
+                about = {}
+        elif not _REST_OF_KEY_FILE.match(line):
+            raise ConfigError(
+                f"{quoted(line.strip())} is no public key: give .key files, or whole lines of "
+                "`keygen` (role, name, key, fingerprint) and nothing else"
+            )
+    return found
+
+
+def join(path: Path, keys: Sequence[PublicKey]) -> list[str]:
+    """Fill others' public keys into a configuration, and return what was done, in words.
+
+    A server gets the other server, and the coordinators and clients by name. One that it does not
+    name yet takes the next marked place of its role, or else a new entry. Everybody else gets the
+    two servers. Raises ConfigError, and changes nothing, if another key is there already.
+    """
+    values = read_toml(path)
+    text = path.read_text("utf-8")
+    done = []
+    # exact names first, so that nobody else takes their places
+    for key in sorted(keys, key=lambda key: not _names(values, key.name)):
+        table = _table(values, key.role)
+        if table is None:
+            done.append(f"{key.name}: not needed in {path.name}")
+            continue
+        entries = _entries(values, table, path)
+        place = _place(entries, table, key)
+        if place is None:
+            text = (
+                f'{text.rstrip()}\n\n[[{table}]]\nname = "{key.name}"\npublic_key = "{key.key}"\n'
+            )
+            done.append(f"{key.name}: added to [[{table}]], {key.fingerprint}")
+        else:
+            _check_kept(entries[place], key, path)
+            text = _filled(text, table, place, key)
+            done.append(f"{key.name}: {key.fingerprint}")
+        values = _parsed(text, path)
+        if not any(
+            entry.items() >= key.settings.items()
+            for entry in _entries(values, table, path)
+            if table in _SINGLE or entry.get("name") == key.name
+        ):
+            raise ConfigError(
+                f"cannot find in {path} where the key of {key.name} belongs: paste it by hand"
+            )
+    replace_text(path, text)
+    return done
+
+
+def _check_kept(entry: dict[str, Any], key: PublicKey, path: Path) -> None:
+    """Raise ConfigError if an entry has other keys of this party already."""
+    for setting, new in key.settings.items():
+        kept = entry.get(setting)
+        if is_public_key(kept) and kept != new:
+            raise ConfigError(
+                f"{path} has another {setting} of {key.name}, {fingerprint(kept)}, not "
+                f"{fingerprint(new)}: ask which is right, and change it by hand if it is the new "
+                "one"
+            )
+
+
+def check(path: Path) -> tuple[list[str], list[str]]:
+    """Return a line per key of a configuration, with its fingerprint, and what is wrong with keys.
+
+    If nothing is, the whole configuration is checked as at the start of a server or client: raises
+    ConfigError if it would be refused there.
+    """
+    values = read_toml(path)
+    lines, faults = [], []
+    # where each key stands, which nobody else may have
+    owners: dict[str, str] = {}
+    if isinstance(key_file := values.get("key_file"), str):
+        try:
+            own = [load_keys(path.parent / key_file).public.decode()]
+            if _is_server(values):
+                own.append(load_signing_key(path.parent / key_file).public)
+            owners |= dict.fromkeys(own, "this party's own key")
+            lines.append(f"{'own key':<20} {path.stem:<24} {fingerprint(*own)}")
+        except ConfigError as error:
+            faults.append(str(error))
+    for place in key_places(values):
+        if not place.complete:
+            lines.append(f"{place.table:<20} {place.name:<24} missing")
+            kind = "signing" if is_public_key(place.key) else "public"
+            faults.append(f"{place.table} has no {kind} key of {place.name}")
+            continue
+        lines.append(f"{place.table:<20} {place.name:<24} {place.fingerprint}")
+        faults += _doubles(place, owners)
+    if not faults:
+        if _is_server(values):
+            server_config.load(path)
+        else:
+            ClientConfig.load(path)
+    return lines, faults
+
+
+def _doubles(place: KeyPlace, owners: dict[str, str]) -> list[str]:
+    """Return who has the keys of this place already, and note that they stand here."""
+    keys = [key for key in (place.key, place.signing_key) if is_public_key(key)]
+    faults = [f"{place.table} {place.name} has {owners[key]}" for key in keys if key in owners]
+    for key in keys:
+        owners.setdefault(key, f"the same key as {place.table} {place.name}")
+    return faults
+
+
+def _is_server(values: dict[str, Any]) -> bool:
+    return "party" in values
+
+
+def _table(values: dict[str, Any], role: str) -> str | None:
+    """Return the table in which this configuration has keys of a role, or None if it needs none."""
+    if not _is_server(values):
+        return role if role in SERVERS else None
+    if role in SERVERS:
+        return None if role == f"s{values['party']}" else "peer"
+    return f"{role}s"
+
+
+def _entries(values: dict[str, Any], table: str, path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a table, of which all but those of lists are single."""
+    found = values.get(table, [])
+    entries = [found] if isinstance(found, dict) else found
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{path}: `{table}` is no table: docs/samples shows how it is written")
+    if table in _SINGLE and len(entries) != 1:
+        raise ConfigError(f"{path} has no [{table}]: docs/samples shows how it is written")
+    return entries
+
+
+def _place(entries: Sequence[dict[str, Any]], table: str, key: PublicKey) -> int | None:
+    """Return which of a table's entries is for this key; None if a new one has to be made."""
+    if table in _SINGLE:
+        return 0
+    named = [i for i, entry in enumerate(entries) if entry.get("name") == key.name]
+    marked = [i for i, entry in enumerate(entries) if not is_public_key(entry.get("public_key"))]
+    return next(iter(named + marked), None)
+
+
+def _names(values: dict[str, Any], name: str) -> bool:
+    """Return whether a configuration has a place for a key of this name."""
+    return any(place.name == name for place in key_places(values))
+
+
+def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
+    """Return the text with the keys, and in a list the name, in one table. All else stays.
+
+    A configuration of an earlier release has no line for a signing key, and gets one.
+    """
+    header = re.compile(r"^[ \t]*\[.*$", re.MULTILINE)
+    wanted = re.compile(rf"^[ \t]*\[+\s*{table}\s*\]+")
+    starts = [match.start() for match in header.finditer(text)] + [len(text)]
+    spans = [
+        (start, end)
+        for start, end in zip(starts, starts[1:], strict=False)
+        if wanted.match(text[start:end])
+    ]
+    if place >= len(spans):
+        return text
+    start, end = spans[place]
+    part = text[start:end]
+    signing = re.search(r"^[ \t]*signing_key[ \t]*=", part, re.MULTILINE)
+    if key.signing_key and not signing:
+        line = r'^([ \t]*)(public_key[ \t]*=[ \t]*"[^"]*".*)$'
+        part = re.sub(line, r'\1\2\n\1signing_key = ""', part, count=1, flags=re.MULTILINE)
+    for setting, value in {**key.settings, "name": key.name}.items():
+        part = re.sub(
+            rf'^([ \t]*{setting}[ \t]*=[ \t]*")[^"]*"',
+            # neither keys nor names have a backslash, which would mean something here
+            rf'\g<1>{value}"',
+            part,
+            count=1,
+            flags=re.MULTILINE,
+        )
+    return text[:start] + part + text[end:]
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"cannot fill keys into {path}: paste them by hand ({error})") from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step, and keep its mode."""
+    try:
+        mode = path.stat().st_mode & 0o777
+        replace_file(path, [text.encode()], mode)
+        # what the umask took from it
+        path.chmod(mode)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

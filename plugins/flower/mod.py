@@ -1,0 +1,79 @@
+"""The mod for a ClientApp: it submits the trained arrays in shares, and Flower gets the rest."""
+
+from pathlib import Path
+
+from flwr.app import Context, Message, MessageType
+from flwr.clientapp.typing import ClientAppCallable
+
+from securemedian.clients.config import ClientConfig
+from securemedian.common.keys import load_keys
+from securemedian.flower import records
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.plugins.rounds import same_form, submit
+
+# where a node says which client.toml is its own
+CONFIG_KEY = "securemedian-config"
+
+
+def securemedian_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Call the ClientApp, and submit what it has trained to S0 and S1 in shares.
+
+    It belongs first among the ClientApp's mods: those after it, such as Flower's for differential
+    privacy, then work on the arrays before they are shared. The reply keeps its metrics, loses
+    its arrays, and says which client the node is. Messages other than `train` go through as they
+    are, and their replies must have no arrays.
+
+    Raises ConfigError for a wrong or missing client.toml and for a message without a round, before
+    anything is trained; InputError for an update that has not the form of the model, or NaN; and
+    what `Client.submit` raises. Flower sends the text of an error to the SuperLink: it has names,
+    shapes and counts in it, and no values.
+    """
+    if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+        reply = call_next(message, context)
+        if reply.has_content() and reply.content.array_records:
+            raise InputError(
+                f"the reply to {message.metadata.message_type!r} has arrays, which must not leave "
+                "this node: a ClientApp may return arrays from its train functions alone"
+            )
+        return reply
+    # mistakes are found before hours of training
+    config = ClientConfig.load(_config_file(context))
+    load_keys(config.key_file)
+    message.content, sent, round_id = records.receive(message.content)
+    reply = call_next(message, context)
+    if not reply.has_content():
+        return reply
+    found = reply.content.array_records
+    if len(found) != 1:
+        raise InputError(
+            f"the reply has {len(found)} records of arrays, and one is needed, with the "
+            "trained parameters"
+        )
+    ((key, trained),) = found.items()
+    name = submit(config, same_form(records.to_arrays(trained), sent), round_id)
+    records.add_client(reply.content, name)
+    del reply.content[key]
+    return reply
+
+
+def _config_file(context: Context) -> Path:
+    """Return the path of this node's client.toml.
+
+    The node's own configuration goes before the run's, which is for simulations: there `{client}`
+    stands for the number of the simulated node, from 1 on. Raises ConfigError if neither names one.
+    """
+    named = context.node_config.get(CONFIG_KEY) or context.run_config.get(CONFIG_KEY)
+    if not named:
+        raise ConfigError(
+            "this node does not say which client.toml is its own: start its SuperNode with "
+            f"--node-config '{CONFIG_KEY}=\"/path/to/client.toml\"'"
+        )
+    partition = context.node_config.get("partition-id")
+    if "{client}" in str(named) and not isinstance(partition, int):
+        raise ConfigError(
+            f"{CONFIG_KEY} is {named}, and this node has no partition-id to put in place of "
+            "{client}: name the file itself in the SuperNode's --node-config"
+        )
+    if isinstance(partition, int):
+        named = str(named).replace("{client}", str(partition + 1))
+    return Path(str(named)).expanduser()

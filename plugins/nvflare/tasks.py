@@ -1,0 +1,75 @@
+"""What the aggregator and the filter say to each other in NVFlare's tasks and their results.
+
+A task of `SecureMedian`'s names the round, and its content is of a type of ours. The filter gives
+it its usual type back. So a site without the filter finds no model to train from, and one with the
+filter but without the aggregator finds no round to submit to. A result has a token in place of the
+weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+
+from securemedian.plugins.rounds import Arrays
+
+# the header of a task with the id of its round, "" if none could be opened; the token in a result
+ROUND = "securemedian.round"
+# what a site without the filter reads in NVFlare's error
+_CONTENT_TYPE = "DXO for SecureMedianFilter"
+_USUAL_CONTENT_TYPE = "DXO"
+# what is an update
+KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
+
+
+def address(task: Shareable, round_id: str) -> Arrays | None:
+    """Address a task to the clients of a round, and return its model.
+
+    A task without weights, or one that is addressed already, stays as it is.
+    """
+    if task.get_header(ReservedHeaderKey.CONTENT_TYPE) != _USUAL_CONTENT_TYPE:
+        return None
+    dxo = from_shareable(task)
+    if dxo.data_kind != DataKind.WEIGHTS:
+        return None
+    task.set_header(ROUND, round_id)
+    task.set_header(ReservedHeaderKey.CONTENT_TYPE, _CONTENT_TYPE)
+    return in_order(dxo.data)
+
+
+def receive(task: Shareable) -> tuple[Arrays, str] | None:
+    """Give a task its usual form back, and return the model in it and the id of the round.
+
+    Returns None if the task is not `SecureMedian`'s.
+    """
+    if task.get_header(ReservedHeaderKey.CONTENT_TYPE) != _CONTENT_TYPE:
+        return None
+    task.set_header(ReservedHeaderKey.CONTENT_TYPE, _USUAL_CONTENT_TYPE)
+    return in_order(from_shareable(task).data), str(task.get_header(ROUND))
+
+
+def token(dxo: DXO, round_id: str) -> DXO:
+    """Return what leaves a site in place of its weights: the round, the kind and the metrics."""
+    return DXO(dxo.data_kind, {ROUND: round_id}, dxo.meta)
+
+
+def in_order(weights: Mapping[str, Any]) -> Arrays:
+    """Return weights in the order of their names, the same at the server and at every site."""
+    return dict(sorted(weights.items()))
+
+
+def arrays_in(value: Any, path: str = "") -> Iterator[str]:
+    """Return where in a message there are arrays or tensors, as keys with dots between them."""
+    if isinstance(value, DXO):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from arrays_in(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple | set):
+        for number, inner in enumerate(value):
+            yield from arrays_in(inner, f"{path}.{number}")
+    # a number of numpy's has a shape as well
+    elif hasattr(value, "shape") and not isinstance(value, np.generic):
+        yield path

@@ -1,1 +1,0 @@
-"""The verb `keygen`, and the shell scripts that set this checkout up."""

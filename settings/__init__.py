@@ -1,5 +1,0 @@
-"""What servers and clients have in common: files, names, states, keys, receipts and metrics.
-
-It lies below both, so that neither has to import the other. Read the modules in dependency order:
-`toml`, `addresses`, `trainings`, `states`, `durable`, `keys`, `receipts`, `public_metrics`.
-"""
