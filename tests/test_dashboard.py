@@ -38,7 +38,7 @@ from tests.servers_alone import DEALT, Server, held
 from tests.test_receipts import PUBLIC, RECORD, signed
 
 LIMIT_S = 10.0
-PAGE = ROOT / "clients" / "dashboard" / "page.html"
+PAGE = ROOT / "coordinator" / "dashboard" / "page.html"
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 

@@ -41,14 +41,14 @@ def literals(source: str) -> str:
     return "\n".join(texts)
 
 
-@pytest.mark.parametrize(("page", "folder"), [("flower.md", "flower"), ("nvflare.md", "flare")])
+@pytest.mark.parametrize(("page", "folder"), [("flower.md", "flower"), ("nvflare.md", "nvflare")])
 def test_the_messages_of_a_page_are_those_of_the_code(page: str, folder: str) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
     rows = re.findall(r"^\| (`.*?`) \| ", text.partition("goes wrong")[2], re.MULTILINE)
     assert len(rows) > 10
     said = "\n".join(
         literals(path.read_text("utf-8"))
-        for path in [*ROOT.glob(f"{folder}/*.py"), *(ROOT / name for name in SHARED)]
+        for path in [*ROOT.glob(f"plugins/{folder}/*.py"), *(ROOT / name for name in SHARED)]
     )
     for message in re.findall("`(.+?)`", " ".join(rows)):
         # words in capitals, N, M and I stand for what varies

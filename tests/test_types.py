@@ -217,11 +217,11 @@ def test_only_openings_make_something_public_of_shares() -> None:
         for name in makers(path.read_text("utf-8"))
     }
     assert found == {
-        ("methods/reveal", "open_bits"),
-        ("methods/reveal", "open_ring"),
-        ("methods/reveal", "open_rows"),
-        ("methods/base", "public"),
-        ("share", "combine"),
+        ("rounds/methods/reveal", "open_bits"),
+        ("rounds/methods/reveal", "open_ring"),
+        ("rounds/methods/reveal", "open_rows"),
+        ("rounds/methods/base", "public"),
+        ("protocols/share", "combine"),
     }
 
 
