@@ -216,9 +216,9 @@ def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -
     except ConfigError:
         # it has no layout of so many buckets, and this one has
         policy = CoordinateRange()
-    before = run_state.Training(policy, zeros, scale)
+    before = run_state.RunState(policy, zeros, scale)
     if params.method.groups > 1:
-        before = run_state.Training.of_groups([before] * params.method.groups)
+        before = run_state.RunState.of_groups([before] * params.method.groups)
     start = time.perf_counter()
     run_state.finish(before, params, values, params.max_clients, groups)
     return time.perf_counter() - start

@@ -56,7 +56,7 @@ class _Shared:
     params: RoundParams
     # the form of the update, or None if an earlier process made it
     spec: updates.Spec | None
-    # the digest of the training run that it was trained from
+    # the digest of the run that it was trained from
     start: bytes
 
 
@@ -188,7 +188,7 @@ class Client(Member):
         refuses them, this client is left out of the round, and the next call goes to the next one.
 
         `public_metrics` are finite numbers by name, such as that of the examples and the loss. They
-        go to S0 in the clear, before the upload, and everybody who takes part in the training may
+        go to S0 in the clear, before the upload, and everybody who takes part in the cohort may
         read them (the method `public_metrics`). A round takes them once, and goes on without them
         if S0 refuses them, which is reported.
 

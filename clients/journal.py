@@ -86,7 +86,7 @@ class Submission:
     round_id: str
     # the digest of the parameters that the update was encoded for
     params: bytes
-    # the digest of the training run that it was trained from
+    # the digest of the run that it was trained from
     start: bytes
     # `fingerprint` of the update
     update: bytes
@@ -103,7 +103,7 @@ class Sent:
     """What a client knows of an upload of its own that both servers have."""
 
     round_id: str
-    # the digest of the training run that it was trained from
+    # the digest of the run that it was trained from
     start: bytes
     # the group that it is for, as in `Submission`
     group: int | None

@@ -61,8 +61,8 @@ class Lookup:
         # otherwise everybody knows what the values lie around, and there is no model
         of_model = params.exchange.fixed is None
         if of_model and (params.uses_model or not trained):
-            training = self._outcomes.training(found["round"], start, patience_s)
-            published = training.published_for(params)
+            state = self._outcomes.run_before(found["round"], start, patience_s)
+            published = state.published_for(params)
         return Round(
             found["round"],
             found["number"],

@@ -29,7 +29,7 @@ MOST_BEYOND = 0.5
 
 
 def number_of(round_id: str) -> int:
-    """Return the number that a round has in its training run, with which its id begins.
+    """Return the number that a round has in its run, with which its id begins.
 
     Raises PeerProtocolError if it is no round's id.
     """
@@ -54,7 +54,7 @@ class Round:
     """An open round, as a client sees it."""
 
     round_id: str
-    # the round's number in its training run
+    # the round's number in its run
     number: int
     params: RoundParams
     # this client's position in S0's list of clients
@@ -68,7 +68,7 @@ class Round:
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; model, scale and policy are None
     groups: tuple[Published, ...] = ()
-    # the digest of the training run that the round starts from
+    # the digest of the run that the round starts from
     start: bytes = b""
     # whether S0 has an upload of this client already, for example from before a restart
     submitted: bool = False

@@ -1,4 +1,4 @@
-"""The coordination of a training, unattended from its first round to its last.
+"""The coordination of a run, unattended from its first round to its last.
 
 What it leaves is in one folder. For each published round there are model-NUMBER.npy, the model that
 the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from securemedian.clients import files
 from securemedian.clients.public import PublicSet
 from securemedian.clients.start import function_of, in_one_line
-from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.durable import ANYBODY, lock_folder, replace_file
 from securemedian.common.toml import read_toml
 from securemedian.coordinator.coordinator import Coordinator
@@ -46,7 +46,7 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 
 T = TypeVar("T")
 
-# the file of finished attempts at rounds in a training's folder
+# the file of finished attempts at rounds in a run's folder
 LINES = "rounds.jsonl"
 # what passes by itself: a server that is away, has no room or still has another round
 _PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
@@ -55,8 +55,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
-    """A training as its file describes it. File names are relative to the file's folder."""
+class RunPlan:
+    """A run as its file describes it. File names are relative to the file's folder."""
 
     # the coordinator's own configuration
     coordinator: str
@@ -67,12 +67,12 @@ class TrainingPlan:
     # the range policy and the optimiser with their options; {} for the default ones
     range: dict[str, Any] = field(default_factory=dict)
     optimiser: dict[str, Any] = field(default_factory=dict)
-    # the names of the clients that take part in every round; [] for all of the training
+    # the names of the clients that take part in every round; [] for all of the cohort
     participants: list[str] = field(default_factory=list)
-    # the training, as the servers call it
-    training: str = DEFAULT_TRAINING
-    # the folder of what the training leaves
-    output: str = "training"
+    # the cohort, as the servers call it
+    cohort: str = DEFAULT_COHORT
+    # the folder of what the run leaves
+    output: str = "run"
     # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
     model: str = ""
     # the folder of the public set, whose digest and size become parameters of the round (which then
@@ -80,17 +80,17 @@ class TrainingPlan:
     public: str = ""
     # with so many complete uploads a round is closed; 0: when all are there, or at its deadline
     quorum: int = 0
-    # how often a round is tried before the training stops
+    # how often a round is tried before the run stops
     attempts: int = 3
     # the wait before the second attempt; each further one is twice as long
     retry_wait_s: float = 10.0
-    # how long servers may be away before the training stops
+    # how long servers may be away before the run stops
     patience_s: float = 86400.0
     # a function package.module:function of the flat model, whose numbers go into rounds.jsonl
     evaluate: str = ""
 
     def __post_init__(self) -> None:
-        check_training(self.training)
+        check_cohort(self.cohort)
         for name in ("rounds", "attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -149,7 +149,7 @@ class TrainingPlan:
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
-    """Return the finished attempts at rounds of a training in their order.
+    """Return the finished attempts at rounds of a run in their order.
 
     A last line that was cut short, as a crash leaves it, does not count. Raises ConfigError if
     another one is no line of ours.
@@ -165,7 +165,7 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    """What has happened in a training, on disk. It is for one process at a time."""
+    """What has happened in a run, on disk. It is for one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         """Open the journal in a folder, and make the folder if it is not there.
@@ -174,7 +174,7 @@ class Journal:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            refusal = f"another process coordinates the training in {folder}"
+            refusal = f"another process coordinates the run in {folder}"
             self._lock = lock_folder(folder, refusal)
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
@@ -223,15 +223,15 @@ class Journal:
         self._open.unlink(missing_ok=True)
 
 
-class Training:
-    """A training that goes on from where its journal ends, to be closed after use.
+class UnattendedRun:
+    """A run that goes on from where its journal ends, to be closed after use.
 
     `report` gets a line per step, and `show` what the round under way does, each time anew.
     """
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plan: RunPlan,
         coordinator: Coordinator,
         report: Callable[[str], object],
         show: Callable[[str], object] = lambda text: None,
@@ -309,7 +309,7 @@ class Training:
         """
         if round_id := self._journal.under_way.get("round"):
             return round_id
-        # the first round begins a training run, whose model, range and optimiser S0 then keeps
+        # the first round begins a run, whose model, range and optimiser S0 then keeps
         first = self._published == 0
         model = self._start if first else None
 
@@ -405,7 +405,7 @@ class Training:
             return {}
         try:
             return {"evaluation": self._measured(model)}
-        # it is the user's code, and may raise anything; the training goes on without a figure
+        # it is the user's code, and may raise anything; the run goes on without a figure
         except Exception as error:
             self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
             return {"evaluation": {"error": in_one_line(error)}}

@@ -1,4 +1,4 @@
-"""A training run over real processes, measured round by round.
+"""A run over real processes, measured round by round.
 
 Both servers and the clients' workers are child processes; this process is the coordinator.
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.protocols import wire
@@ -94,19 +94,19 @@ class Open(RoundMessage):
     # whether the coordinator starts from another model or resets, so that no earlier attempt at the
     # number binds its clients
     start_over: bool
-    # the digest of the training run that the round starts from, in hex digits, for which both
+    # the digest of the run that the round starts from, in hex digits, for which both
     # servers vouch
     start: str
-    # the name of the training
-    training: str = DEFAULT_TRAINING
-    # the public keys of the clients that may take part, sorted; all of the training if it is empty
+    # the name of the cohort
+    cohort: str = DEFAULT_COHORT
+    # the public keys of the clients that may take part, sorted; all of the cohort if it is empty
     participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.round.startswith(f"{self.number}-"):
             raise ConfigError(f"round {self.round} cannot have the number {self.number}")
-        check_training(self.training)
+        check_cohort(self.cohort)
         _check_session(self.session)
         if not _DIGEST.fullmatch(self.start):
             raise ConfigError(f"`start` is no digest in hex digits: {quoted(self.start)}")

@@ -153,7 +153,7 @@ class Effect(StrEnum):
 
     # Log the new state.
     LOG = "log"
-    # Keep the training run that the round starts from. If the coordinator starts over, forget whom
+    # Keep the run that the round starts from. If the coordinator starts over, forget whom
     # an earlier attempt binds.
     BEGIN = "begin"
     # Open the lanes, make or keep the base OTs, and fill the pools.
@@ -166,7 +166,7 @@ class Effect(StrEnum):
     CHECK = "check"
     # Run the protocol on the uploads of `included`.
     START = "start"
-    # Keep the training run that the round ends with.
+    # Keep the run that the round ends with.
     PUBLISH = "publish"
     # Forget base OTs and pools, and end the running protocol and checks.
     DROP_SESSION = "drop session"

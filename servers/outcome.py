@@ -12,7 +12,7 @@ from securemedian.mpc.arrays import Words
 
 @dataclass(frozen=True)
 class Result:
-    """All that a round leaves at one server, besides S0's training run.
+    """All that a round leaves at one server, besides S0's run.
 
     It can be taken apart into plain fields and arrays, so that whoever stores it needs to know none
     of them: `to_parts` and `from_parts`.

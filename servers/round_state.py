@@ -16,7 +16,7 @@ open, beside the first, is an honest client's secret. So the *coin*, which both 
 check, is stored before anything is opened under it, and a check that is repeated is repeated with
 it.
 
-Rounds of several trainings may be live at once. What is heavy (`Use`) one of them does at a time:
+Rounds of several cohorts may be live at once. What is heavy (`Use`) one of them does at a time:
 S0 begins it at a *turn*, for which the round waits (`awaits_turn`), and `rounds` gives the turns.
 
 From `queued` on the clients, the verdicts and the reasons of those left out stay as they are. A run

@@ -284,7 +284,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "piece": draw(st.sampled_from([0, 1, 2, -1, 1 << 63])),
         "pieces": draw(st.sampled_from([1, 2, 3, 0, -1, 1 << 63])),
         "reason": "why",
-        "training": draw(st.sampled_from(["default", "default", "another", ""])),
+        "cohort": draw(st.sampled_from(["default", "default", "another", ""])),
         "range": draw(st.sampled_from(RANGES)),
         "optimiser": draw(st.sampled_from(CHOSEN)),
         "reset": draw(st.booleans()),

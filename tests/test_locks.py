@@ -22,7 +22,7 @@ class Closable(Protocol):
     [
         (Store, "another server is running on the state folder"),
         (Memory, "another process runs on the state folder"),
-        (Journal, "another process coordinates the training"),
+        (Journal, "another process coordinates the run"),
     ],
 )
 def test_one_process_at_a_time_has_a_folder(

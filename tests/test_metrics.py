@@ -160,8 +160,8 @@ def test_a_defect_in_counting_stays_here(tally: Tally, capsys: pytest.CaptureFix
     assert "KeyError" in capsys.readouterr().err
 
 
-def test_a_round_of_a_training_is_counted_there(tmp_path: Path, tally: Tally) -> None:
-    logs.event("round-open", training="stroke")
+def test_a_round_of_a_cohort_is_counted_there(tmp_path: Path, tally: Tally) -> None:
+    logs.event("round-open", cohort="stroke")
     monitor = Monitor(Server(0, tmp_path).config, tally)
     assert samples(monitor)["rounds_total", "open", "stroke"] == 1
 

@@ -1,4 +1,4 @@
-"""Rounds that are for some clients of a training alone, whom the coordinator names."""
+"""Rounds that are for some clients of a cohort alone, whom the coordinator names."""
 
 import copy
 import re
@@ -139,7 +139,7 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, min_clients=2)
     *two, third = s1.keys
     for participants, code, text in (
-        ([*two, "~" * 40], "clients-differ", "s1 has no such clients of training default"),
+        ([*two, "~" * 40], "clients-differ", "s1 has no such clients of cohort default"),
         ([third], "bad-config", "s1 asks for at least 2 clients"),
     ):
         s1.hear(asked_of(participants))

@@ -499,7 +499,7 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = s0.config.clients[0].public_key
-    monkeypatch.setattr(Register, "latest", lambda self, training: 1 // 0)
+    monkeypatch.setattr(Register, "latest", lambda self, cohort: 1 // 0)
     answer = s0.ask(client, "info")
     assert (answer.type, answer.fields["code"]) == (
         "error",
@@ -791,7 +791,7 @@ def test_no_request_below_the_limit_of_a_header_ends_a_server(
 def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wordy(rounds: Rounds, training: str) -> None:
+    def wordy(rounds: Rounds, cohort: str) -> None:
         raise RoundBusy(LONG)
 
     monkeypatch.setattr(Rounds, "dim", wordy)
@@ -985,5 +985,5 @@ def test_a_server_that_signs_something_else_fails_the_round_for_good(s0: Server,
     assert s0.sent[-1].code == "receipt-invalid"
     refused = s0.ask(s0.keys[0], "result", round=round_id)
     assert refused.fields["code"] == "round-failed" and not refused.arrays
-    # the training run goes on from where the round began
+    # the run goes on from where the round began
     assert s0.rounds._keeper.current("default").digest == s0.latest.before.digest

@@ -2,7 +2,7 @@
 
 One thread per server asks `status`, all together at most once a second, however many look at it.
 Once a round is published, S0 is asked for its receipt in place of one `status`. Rounds of a
-training that `coordinate` runs come from its folder too, with their receipts and what was measured
+run that `coordinate` leads come from its folder too, with their receipts and what was measured
 of their models.
 """
 
@@ -275,7 +275,7 @@ class Watch:
         folder: Path | None = None,
         periods_s: Sequence[float] = PERIODS_S,
     ) -> None:
-        """Prepare to watch S0 and S1, and the folder of a training that `coordinate` runs.
+        """Prepare to watch S0 and S1, and the folder of a run that `coordinate` leads.
 
         `signing_keys` are the public ones of S0 and S1, by which receipts are verified.
         """
@@ -339,7 +339,7 @@ class Watch:
         except Exception as error:
             self._lose(party, in_one_line(error))
         if party == 0:
-            self._read_training(now)
+            self._read_run(now)
         with self._lock:
             self._view = None
 
@@ -381,7 +381,7 @@ class Watch:
             self._errands = [("status", each) for each in others]
             self._errands += [("result", each) for each in self._history.without_receipt()]
 
-    def _read_training(self, now: float) -> None:
+    def _read_run(self, now: float) -> None:
         """Read what `coordinate` has written, if it has written since the last time."""
         if self._folder is None:
             return
@@ -437,7 +437,7 @@ class Watch:
             "clients": clients,
             "rounds": [seen.to_dict(clients) for seen in rounds],
             "live": list(LIVE),
-            "training": {
+            "run": {
                 "folder": str(self._folder) if self._folder else "",
                 "problem": self._problem,
             },

@@ -79,7 +79,7 @@ class Design:
         policy: RangePolicy | None = None,
         networks: tuple[str, ...] = (),
     ) -> Run:
-        """Return one training run of this design.
+        """Return one run of this design.
 
         `policy` is by default the method's own, and `networks` of clients that keep theirs are by
         default the design's.
@@ -189,7 +189,7 @@ Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is found out and drawn in place of training runs."""
+    """What is found out and drawn in place of runs."""
 
     # a row per measurement, for the table and the JSON
     find: Callable[[Design], list[dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""The parameters of a training run, and the record that is kept of it."""
+"""The parameters of a run, and the record that is kept of it."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class Collaboration:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides the figures of a training run, except the number of its rounds.
+    """Everything that decides the figures of a run, except the number of its rounds.
 
     A longer run begins as a shorter one. The last `attackers` of the clients attack from round
     `first` on.

@@ -15,7 +15,7 @@ import numpy as np
 
 from securemedian.laboratory.experiments.runs import Record, Run
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 
 
 def prepare(folder: Path) -> None:
@@ -55,7 +55,7 @@ def finish(folder: Path, run: Run, record: Record) -> None:
     _checkpoint(folder, run).unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
+def load_checkpoint(folder: Path, run: Run) -> tuple[Record, RunState] | None:
     """Return the record and state of an interrupted run, or None if there is no checkpoint.
 
     Raises ConfigError if the checkpoint is damaged.
@@ -66,7 +66,7 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             values = json.loads(str(arrays["record"]))
-            training = Training(
+            state = RunState(
                 run.policy,
                 arrays["model"],
                 arrays["scale"],
@@ -74,24 +74,24 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
                 run.optimiser,
                 arrays.get("moments"),
             )
-        return Record.from_dict(values), training
+        return Record.from_dict(values), state
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is damaged: remove it, or redo everything with --fresh"
         ) from error
 
 
-def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) -> None:
+def save_checkpoint(folder: Path, run: Run, record: Record, state: RunState) -> None:
     """Save the record and state of an unfinished run in one file, so that both are of one round."""
     content = io.BytesIO()
     arrays = {
         "record": np.array(json.dumps(record.to_dict())),
-        "model": training.model,
-        "scale": training.scale,
-        "published": np.array(training.published),
+        "model": state.model,
+        "scale": state.scale,
+        "published": np.array(state.published),
     }
-    if training.moments is not None:
-        arrays["moments"] = training.moments
+    if state.moments is not None:
+        arrays["moments"] = state.moments
     np.savez(content, **arrays)  # type: ignore[arg-type]
     _replace(_checkpoint(folder, run), content.getvalue())
 
