@@ -143,7 +143,7 @@ def say_result(member: "Member", round_id: str, options: argparse.Namespace) -> 
     if options.receipt:
         receipts.save(member.receipt(round_id), options.receipt)
         print(f"receipt of round {round_id} in {options.receipt}")
-    for group in member.kept_groups(round_id):
+    for group in member.unchanged_groups(round_id):
         print(
             f"group {group} of round {round_id} keeps its model: too few clients have chosen it",
             file=sys.stderr,

@@ -55,7 +55,7 @@ class ClientConfig:
     # the cohort in which it takes part, as the servers call it
     cohort: str = DEFAULT_COHORT
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
-    # a client forgets what it has made for rounds, and what it keeps, when it ends (`memory`)
+    # a client forgets what it has made for rounds, and what it keeps, when it ends (`journal`)
     state_dir: str = ""
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0

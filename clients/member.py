@@ -100,12 +100,12 @@ class Member:
                 f"S0 sent no public metrics of round {round_id}: {error!r:.200}"
             ) from error
 
-    def kept_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
+    def unchanged_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
         """Return the groups, 0-based, without a result: fewer than `min_clients` chose them.
 
         Their models stay, and `results` has these in their place. Waits as `results` does.
         """
-        return self.outcomes.kept_groups(round_id, self.service.limit(timeout_s))
+        return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.

@@ -95,7 +95,7 @@ class Outcomes:
         self._recent.keep(after)
         return after, published
 
-    def kept_groups(self, round_id: str, limit: Limit) -> list[int]:
+    def unchanged_groups(self, round_id: str, limit: Limit) -> list[int]:
         """Wait for a round's results and return the groups, 0-based, without one."""
         if self._kept_groups[0] != round_id:
             self.fetch(round_id, limit, self._service.params(round_id, limit.left_s))

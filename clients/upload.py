@@ -15,7 +15,7 @@ from securemedian.clients import update as updates
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.protocols.share import SeedUpload, WordsUpload
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.base import Published
@@ -210,7 +210,7 @@ def halves(seeded: SeedUpload, words: WordsUpload, current: Round) -> tuple[Shar
     return (one, other) if current.index % 2 == 0 else (other, one)
 
 
-def rotate(dealt: Dealt, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
+def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
     """Return the upload that follows a dealing, the same for S0 and for S1.
 
     `values` are the indices of buckets, shape (1, d).

@@ -164,11 +164,11 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{file} is damaged: correct it, or choose another `output`") from error
 
 
-class Journal:
+class RunLog:
     """What has happened in a run, on disk. It is for one process at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in a folder, and make the folder if it is not there.
+        """Open the log in a folder, and make the folder if it is not there.
 
         Raises ConfigError if the folder cannot be used, or another process uses it.
         """
@@ -224,7 +224,7 @@ class Journal:
 
 
 class UnattendedRun:
-    """A run that goes on from where its journal ends, to be closed after use.
+    """A run that goes on from where its log ends, to be closed after use.
 
     `report` gets a line per step, and `show` what the round under way does, each time anew.
     """
@@ -251,11 +251,11 @@ class UnattendedRun:
                 "clients alone: leave `evaluate` out"
             )
         self._measure = function_of(plan.evaluate) if plan.evaluate else None
-        self._journal = Journal(Path(plan.output))
+        self._log = RunLog(Path(plan.output))
 
     def close(self) -> None:
         """Give the folder up."""
-        self._journal.close()
+        self._log.close()
 
     def run(self) -> int:
         """Run all rounds that are still to be published, and return how many were published before.
@@ -269,12 +269,12 @@ class UnattendedRun:
         while done < self._plan.rounds:
             self._publish(done + 1)
             done += 1
-        self._report(f"all {self._plan.rounds} rounds are published: {self._journal.folder}")
+        self._report(f"all {self._plan.rounds} rounds are published: {self._log.folder}")
         return before
 
     @property
     def _published(self) -> int:
-        return sum(line["state"] == "published" for line in self._journal.rounds)
+        return sum(line["state"] == "published" for line in self._log.rounds)
 
     def _publish(self, which: int) -> None:
         """Try a round until it is published."""
@@ -286,10 +286,10 @@ class UnattendedRun:
             line = _line(round_id, status, time.monotonic() - start)
             if line["state"] == "published":
                 line |= self._keep(round_id)
-                self._journal.end(line)
+                self._log.end(line)
                 self._report(_sentence(which, plan.rounds, line))
                 return
-            self._journal.end(line)
+            self._log.end(line)
             again = attempt < plan.attempts
             then = f"; attempt {attempt + 1} in {wait_s:g} s" if again else ""
             self._report(f"round {round_id} failed: {line['reason']}{then}")
@@ -307,7 +307,7 @@ class UnattendedRun:
         A request that may have been lost is repeated under its own id, and then opens no second
         round.
         """
-        if round_id := self._journal.under_way.get("round"):
+        if round_id := self._log.under_way.get("round"):
             return round_id
         # the first round begins a run, whose model, range and optimiser S0 then keeps
         first = self._published == 0
@@ -317,8 +317,8 @@ class UnattendedRun:
             dim = (self._plan.round | self._plan.exchange).get("dim") or (
                 self._coordinator.dim() if self._start is None else self._start.shape[-1]
             )
-            request = self._journal.under_way.get("request") or os.urandom(16).hex()
-            self._journal.begin(request)
+            request = self._log.under_way.get("request") or os.urandom(16).hex()
+            self._log.begin(request)
             try:
                 round_id = self._coordinator.open(
                     self._plan.params(dim),
@@ -332,9 +332,9 @@ class UnattendedRun:
                 raise
             except SecureMedianError:
                 # it has been answered, and would be answered in the same way again
-                self._journal.withdraw()
+                self._log.withdraw()
                 raise
-            self._journal.begin(request, round_id)
+            self._log.begin(request, round_id)
             return round_id
 
         self._show(f"round {which} of {self._plan.rounds}: opening")
@@ -391,10 +391,10 @@ class UnattendedRun:
     def _write(self, name: str, data: bytes | memoryview) -> str:
         """Write a file of the folder so that a crash leaves all of it or none; return its name."""
         try:
-            replace_file(self._journal.folder / name, [data], ANYBODY)
+            replace_file(self._log.folder / name, [data], ANYBODY)
         except OSError as error:
             raise ConfigError(
-                f"cannot write {self._journal.folder / name}: {error.strerror}. "
+                f"cannot write {self._log.folder / name}: {error.strerror}. "
                 "Mend that, and run the same command to go on"
             ) from error
         return name
@@ -458,7 +458,7 @@ def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str,
         "left_out",
         "opened",
         "outermost",
-        "kept_groups",
+        "unchanged_groups",
         "cost",
     )
     return {
@@ -474,7 +474,7 @@ def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
     measured = [f"{name} {value:g}" for name, value in _measured(line).items()]
     parts = [f"{len(line['included'])} clients", f"{line['seconds']:.1f} s", *measured]
     sentence = f"round {line['round']} is published ({which} of {rounds}): {', '.join(parts)}"
-    if kept := line.get("kept_groups"):
+    if kept := line.get("unchanged_groups"):
         numbers = ", ".join(map(str, kept))
         sentence += f"; too few chose group {numbers}, whose model stays"
     return f"{sentence}; left out: {'; '.join(left_out)}" if left_out else sentence

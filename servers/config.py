@@ -87,7 +87,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerTable:
     """The other server: S1 listens, S0 connects."""
 
     public_key: str
@@ -180,7 +180,7 @@ class ServerConfig:
     key_file: str
     # the folder of uploads, while a round lasts; at S0 also of the model
     state_dir: str
-    peer: Peer
+    peer: PeerTable
     clients: tuple[Caller, ...]
     coordinators: tuple[Caller, ...] = ()
     # who takes part in which cohort; everybody takes part in "default", unless it is one of them
@@ -363,7 +363,7 @@ def load(path: Path) -> ServerConfig:
             ("cohorts", CohortTable),
         )
     }
-    nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
+    nested["peer"] = build(PeerTable, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
     nested["engine"] = build(EngineConfig, values.get("engine", {}), f"{where}: [engine]")
     if nested["engine"].kind == "ray" and "lanes" not in values.get("protocol", {}):

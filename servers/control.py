@@ -132,7 +132,7 @@ class Resume(RoundMessage):
     """
 
     session: bytes
-    # see `settings.states.State`
+    # see `common.states.State`
     state: str
     # the number of the latest run of the protocol, and the sender's signature of its record if it
     # has its result; otherwise empty
@@ -212,7 +212,7 @@ class Check(_OfCheck):
 
 
 @dataclass(frozen=True)
-class Checked(_OfCheck):
+class Verdicts(_OfCheck):
     """S1 has checked these clients, and says which of them have failed."""
 
     # sorted, too
@@ -272,7 +272,7 @@ class Held(_Holding):
 
 
 @dataclass(frozen=True)
-class Run(RoundMessage):
+class Compute(RoundMessage):
     """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
 
     # see `RoundFacts.digest`
@@ -289,28 +289,28 @@ class Run(RoundMessage):
 
 
 @dataclass(frozen=True)
-class _OfRun(RoundMessage):
+class _OfAttempt(RoundMessage):
     """A message about one run of the protocol."""
 
-    # see `Run`
+    # see `Compute`
     attempt: int
 
 
 @dataclass(frozen=True)
-class Ready(_OfRun):
+class Ready(_OfAttempt):
     """S1 has the same clients, verdicts and parameters, and runs the protocol."""
 
 
 @dataclass(frozen=True)
-class Done(_OfRun):
+class Done(_OfAttempt):
     """Either server has its result, and vouches for it."""
 
-    # of the record that both servers have of the round (`settings.receipts`)
+    # of the record that both servers have of the round (`common.receipts`)
     signature: bytes
 
 
 @dataclass(frozen=True)
-class Again(_OfRun):
+class Again(_OfAttempt):
     """What was under way at either server has broken off, and can be tried again."""
 
     code: str
@@ -338,10 +338,10 @@ _KINDS: dict[str, type] = {
         Dealt,
         Uploaded,
         Check,
-        Checked,
+        Verdicts,
         Close,
         Held,
-        Run,
+        Compute,
         Ready,
         Done,
         Again,

@@ -14,10 +14,9 @@ from typing import Any
 
 from securemedian.mpc.errors import ConfigError, NotStored
 
-# The steps from one schema to the next. `PRAGMA user_version` counts those that a file has taken.
-# A step is never changed once it is released: a new schema is a new step.
-MIGRATIONS: tuple[str, ...] = (
-    """
+# The schema of the database, and its number, which a file has as `PRAGMA user_version`.
+SCHEMA_VERSION = 1
+SCHEMA = """
     CREATE TABLE cohorts (
         -- its name
         cohort TEXT PRIMARY KEY,
@@ -25,7 +24,9 @@ MIGRATIONS: tuple[str, ...] = (
         current TEXT,
         -- the latest number that ran, and the clients whose values may have been opened (JSON)
         bound_number INTEGER NOT NULL DEFAULT 0,
-        bound_clients TEXT NOT NULL DEFAULT '[]'
+        bound_clients TEXT NOT NULL DEFAULT '[]',
+        -- what this server opened when it tossed for that number, in hex digits
+        bound_opening TEXT NOT NULL DEFAULT ''
     ) STRICT;
     CREATE TABLE rounds (
         place INTEGER PRIMARY KEY,
@@ -70,8 +71,6 @@ MIGRATIONS: tuple[str, ...] = (
         passed INTEGER,
         PRIMARY KEY (round, client)
     ) STRICT;
-    """,
-    """
     CREATE TABLE public_metrics (
         round TEXT NOT NULL,
         client TEXT NOT NULL,
@@ -79,22 +78,17 @@ MIGRATIONS: tuple[str, ...] = (
         metrics TEXT NOT NULL,
         PRIMARY KEY (round, client)
     ) STRICT;
-    """,
-    """
-    -- what this server opened when it tossed for that number, in hex digits
-    ALTER TABLE cohorts ADD COLUMN bound_opening TEXT NOT NULL DEFAULT '';
-    """,
-)
+"""
 # a commit is on the disk when it returns
 SYNCHRONOUS = "FULL"
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a number of a run that ran binds other attempts at it to."""
+    """The constraints that a started round puts on later attempts at its number."""
 
     number: int
-    # those whose values may be known
+    # the clients whose values may have been opened
     clients: frozenset[str]
     # what this server opens when it tosses for the result, in hex digits
     opening: str
@@ -146,7 +140,7 @@ class Verdict:
 class Database:
     """One SQLite file, for one process and one thread at a time.
 
-    Raises ConfigError if the file cannot be used, or is of a newer release.
+    Raises ConfigError if the file cannot be used, or is of another release.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +148,7 @@ class Database:
         self._connection = sqlite3.connect(path, isolation_level=None)
         try:
             self._set_up()
-            self._migrate(path)
+            self._create(path)
         except (sqlite3.Error, ConfigError) as error:
             self._connection.close()
             if isinstance(error, ConfigError):
@@ -174,17 +168,19 @@ class Database:
         ):
             self._connection.execute(f"PRAGMA {pragma}")
 
-    def _migrate(self, path: Path) -> None:
+    def _create(self, path: Path) -> None:
+        """Create the tables in a new file. Raises ConfigError if there are others already."""
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise ConfigError(
-                f"{path} is of a newer release of securemedian (schema {version}, and this one "
-                f"knows {len(MIGRATIONS)}): install that release again, or restore the state "
-                "folder from a backup made before it"
-            )
-        for number, step in enumerate(MIGRATIONS[version:], version + 1):
-            script = f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;"
+        tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+        if not version and not tables:
+            script = f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             self._connection.executescript(script)
+        elif version != SCHEMA_VERSION or ("cohorts",) not in tables:
+            raise ConfigError(
+                f"{path} is of another release of securemedian (schema {version}, and this one "
+                f"has {SCHEMA_VERSION}): install that release again, or remove the state folder "
+                "to start without rounds and model"
+            )
 
     def close(self) -> None:
         """Close the file."""

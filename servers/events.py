@@ -10,15 +10,15 @@ from securemedian.common.receipts import Receipt
 from securemedian.servers.control import (
     Again,
     Check,
-    Checked,
     Close,
+    Compute,
     Dealt,
     Done,
     Held,
     Ready,
     RoundMessage,
-    Run,
     Uploaded,
+    Verdicts,
 )
 
 # The events of this server itself. Those of the peer are the messages of `control`.
@@ -177,6 +177,6 @@ class Effect(StrEnum):
 
 
 # What means nothing any more on a new link, before both servers have told where they are.
-OF_A_LINK = (Dealt, Uploaded, Check, Checked, Close, Held, Run, Ready, Done, Again)
+OF_A_LINK = (Dealt, Uploaded, Check, Verdicts, Close, Held, Compute, Ready, Done, Again)
 
 Action = RoundMessage | Effect

@@ -81,7 +81,9 @@ class RunKeeper:
         kept = [group for group in range(method.groups) if group not in published]
         with_result = PublicValues(opened[published]) if method.groups > 1 else opened
         outermost = method.outermost(with_result)
-        return Result(receipt, packed, cost, outermost, kept_groups=kept, coin=outcome.coin.hex())
+        return Result(
+            receipt, packed, cost, outermost, unchanged_groups=kept, coin=outcome.coin.hex()
+        )
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""

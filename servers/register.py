@@ -31,7 +31,7 @@ from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import DEALING, Spool, Store
 
 # the number of rounds of each cohort whose status and result can still be asked for
-KEPT_ROUNDS = 4
+ROUNDS_RETAINED = 4
 HOUR_S = 3600.0
 # What an upload needs besides its words. zmq compares each part of a message, encrypted, with
 # max_message_bytes, and CURVE adds 33 bytes to a part. The header, with a round id and a digest, is
@@ -278,7 +278,7 @@ class Register:
             entry.spool.add(row)
         if new:
             self._entries[changed.round_id] = entry
-            for earlier in self.rounds_of(changed.cohort)[:-KEPT_ROUNDS]:
+            for earlier in self.rounds_of(changed.cohort)[:-ROUNDS_RETAINED]:
                 del self._entries[earlier.server_round.round_id]
         return released
 
@@ -296,7 +296,7 @@ class Register:
         saved, times = changed.saved(), self._times(changed)
         released = False
         if new:
-            for earlier in self.rounds_of(cohort)[: 1 - KEPT_ROUNDS]:
+            for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
                 database.forget_round(earlier.server_round.round_id)
             asked = asdict(changed.asked) | {"session": ""}
             database.add_round(

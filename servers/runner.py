@@ -271,8 +271,8 @@ class RoundRunner:
             }
         if server_round.state is State.PUBLISHED:
             details |= {"cost": entry.result.cost if entry.result else {}}
-            if entry.result and entry.result.kept_groups:
-                details |= {"kept_groups": list(entry.result.kept_groups)}
+            if entry.result and entry.result.unchanged_groups:
+                details |= {"unchanged_groups": list(entry.result.unchanged_groups)}
         if server_round.state is State.FAILED:
             details |= {
                 "code": server_round.code,

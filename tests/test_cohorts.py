@@ -29,7 +29,7 @@ from securemedian.servers import config, control
 from securemedian.servers.config import Caller, CohortTable
 from securemedian.servers.control import Failed, Open
 from securemedian.servers.events import Use
-from securemedian.servers.register import KEPT_ROUNDS, Entry, Register
+from securemedian.servers.register import ROUNDS_RETAINED, Entry, Register
 from securemedian.servers.requests import COORDINATOR, OPS
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
@@ -431,14 +431,14 @@ def test_each_cohort_keeps_its_own_rounds_and_model_and_numbers(world: World) ->
     first = world.open("default")
     world.send_all("default")
     world.settle()
-    for _ in range(KEPT_ROUNDS + 1):
+    for _ in range(ROUNDS_RETAINED + 1):
         world.open("lung.2")
         world.send_all("lung.2")
         world.settle()
         assert world.published("lung.2")
     s0 = world.servers[0]
-    assert len(s0.rounds.register.rounds_of("lung.2")) == KEPT_ROUNDS
-    assert world.latest("lung.2").server_round.number == KEPT_ROUNDS + 1
+    assert len(s0.rounds.register.rounds_of("lung.2")) == ROUNDS_RETAINED
+    assert world.latest("lung.2").server_round.number == ROUNDS_RETAINED + 1
     status = s0.ask(keys("default")[0], "status", round=first).fields
     assert (status["state"], status["cohort"]) == ("published", "default")
     s0.restart()

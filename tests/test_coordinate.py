@@ -15,7 +15,7 @@ from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.common.receipts import Receipt
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.coordinator.unattended import Journal, RunPlan, UnattendedRun
+from securemedian.coordinator.unattended import RunLog, RunPlan, UnattendedRun
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -242,9 +242,9 @@ def test_a_round_that_goes_on_failing_ends_the_run(folder: Path) -> None:
 def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     fake = Fake("published", "published", "published")
     # S0 opens the round and the answer is lost, with the coordinator
-    journal = Journal(folder / "out")
-    journal.begin("ab" * 16)
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("ab" * 16)
+    log.close()
     fake.open(RunPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
     ran(folder, fake)
     assert len(fake.opened) == 3
@@ -252,9 +252,9 @@ def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     other = Fake("published", "published", "published")
     kept = folder / "out/rounds.jsonl"
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:1]))
-    journal = Journal(folder / "out")
-    journal.begin("cd" * 16, "2-0000000f")
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("cd" * 16, "2-0000000f")
+    log.close()
     ran(folder, other)
     assert len(other.opened) == 1
     assert [line["round"] for line in lines(folder)][1] == "2-0000000f"
@@ -262,10 +262,10 @@ def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
 
 def test_a_round_that_has_ended_is_not_kept_twice(folder: Path) -> None:
     ran(folder, Fake("published", "published", "published"))
-    journal = Journal(folder / "out")
-    journal.begin("ef" * 16, lines(folder)[-1]["round"])
-    assert journal.under_way == {}
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("ef" * 16, lines(folder)[-1]["round"])
+    assert log.under_way == {}
+    log.close()
 
 
 def test_a_round_closes_with_its_quorum(folder: Path) -> None:
@@ -324,9 +324,9 @@ def test_what_a_server_refuses_ends_the_run(folder: Path) -> None:
 
 def test_a_round_that_the_servers_have_lost_counts_as_failed(folder: Path) -> None:
     fake = Fake("published", "published", "published")
-    journal = Journal(folder / "out")
-    journal.begin("ab" * 16, "1-000000aa")
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("ab" * 16, "1-000000aa")
+    log.close()
     fake.errors = [UnknownRound("s0 knows no round 1-000000aa")]
     ran(folder, fake)
     first = lines(folder)[0]
@@ -342,10 +342,10 @@ def test_an_evaluation_that_fails_ends_nothing(folder: Path) -> None:
 
 
 def test_one_process_at_a_time(folder: Path) -> None:
-    journal = Journal(folder / "out")
+    log = RunLog(folder / "out")
     with pytest.raises(ConfigError, match="another process coordinates"):
         ran(folder, Fake())
-    journal.close()
+    log.close()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from securemedian import cli
 from securemedian.clients import receipts
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
-from securemedian.coordinator.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
+from securemedian.coordinator.dashboard.watch import KINDS, PERIODS_S, ROUNDS_SHOWN, Watch, kind_of
 from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
@@ -213,11 +213,11 @@ def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     server = Fake()
     one = Watch([server, Fake()], PUBLIC)
-    for number in range(1, KEPT_ROUNDS + 20):
+    for number in range(1, ROUNDS_SHOWN + 20):
         server.tell(status(f"{number}-00000000", "failed", included=["a"]))
         one.look(0)
     rounds = seen(one)["rounds"]
-    assert len(rounds) == KEPT_ROUNDS and rounds[-1]["number"] == KEPT_ROUNDS + 19
+    assert len(rounds) == ROUNDS_SHOWN and rounds[-1]["number"] == ROUNDS_SHOWN + 19
 
 
 def test_what_servers_say_of_themselves_and_do_not_say() -> None:

@@ -104,12 +104,12 @@ def test_every_group_follows_its_own_clients_and_one_that_is_too_small_keeps_its
         for group in too_small:
             assert np.array_equal(results[group], before[group])
         for server in ("s0", "s1"):
-            assert pair.wait("published", server)["kept_groups"] == too_small
+            assert pair.wait("published", server)["unchanged_groups"] == too_small
             last = [one for one in pair.events(server) if one["event"] == "round-published"][-1]
-            assert last.get("kept_groups", []) == too_small
+            assert last.get("unchanged_groups", []) == too_small
         for member, group in zip(members, groups, strict=True):
             assert np.array_equal(np.asarray(member.result(round_id), np.float32), want[group])
-            assert member.kept_groups(round_id) == too_small
+            assert member.unchanged_groups(round_id) == too_small
         assert members[0].receipt(round_id).record.groups == []
         assert pair.status()["groups"] == []
         before = want
@@ -179,11 +179,11 @@ def test_visible_groups_are_told_and_computed_by_themselves(
         own = dict(zip(pair.names, groups, strict=True))
         for server in ("s0", "s1"):
             status = pair.wait("published", server)
-            assert status["kept_groups"] == kept
+            assert status["unchanged_groups"] == kept
             assert dict(zip(status["included"], status["groups"], strict=True)) == own
             assert status["groups"] == record.groups
         assert np.array_equal(members[5].result(round_id), want[groups[5]])
-        assert members[5].kept_groups(round_id) == kept
+        assert members[5].unchanged_groups(round_id) == kept
         before = want
 
 
@@ -333,8 +333,8 @@ def test_the_coordinator_runs_a_run_of_groups(
     models = np.load(file)
     assert models.shape == (2, DIM) and np.array_equal(models[1], STARTS[1])
     assert any("too few chose group 1, whose model stays" in line for line in said)
-    lines: list[dict[str, Any]] = unattended._journal.rounds
-    assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["kept_groups"] == [1]
+    lines: list[dict[str, Any]] = unattended._log.rounds
+    assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["unchanged_groups"] == [1]
 
 
 def mean_of(model: NDArray[np.float32]) -> float:

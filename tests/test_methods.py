@@ -286,9 +286,9 @@ def test_a_round_whose_chunks_fit_is_not_cut() -> None:
     protocol = ProtocolParams()
     for dim in (1, 128, 11_776):
         chunk = params.chunk([], [1] * 10, 0, dim, protocol.batch)
-        assert params.method.group(chunk) is None
+        assert params.method.batch_limit(chunk) is None
     crowded = RoundParams(Pairwise(), 1 << 20, 92).chunk([], [1] * 92, 0, 128, protocol.batch)
-    assert params.method.group(crowded) == protocol.batch
+    assert params.method.batch_limit(crowded) == protocol.batch
 
 
 def test_a_cut_round_is_planned_to_the_byte() -> None:

@@ -1,4 +1,4 @@
-"""securemedian.mpc.rounds.run_state and servers.store: the model and range over rounds, and what is on disk."""
+"""Run state and the store: the model and range over rounds, and what is on disk."""
 
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from securemedian.benchmarks.soak.audit import Audit, cohort_of
 from securemedian.benchmarks.soak.proxy import CALM, Proxy, Trouble
-from securemedian.benchmarks.soak.service import COHORTS, SERVERS, Service
+from securemedian.benchmarks.soak.service import COHORTS, SERVERS, SoakService
 from securemedian.common.states import State
 
 # the pause between two faults of one saboteur, seconds
@@ -87,7 +87,7 @@ class Saboteurs:
 
     def __init__(
         self,
-        service: Service,
+        service: SoakService,
         transitions: Transitions,
         audit: Audit,
         seed: int,

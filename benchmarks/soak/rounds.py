@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from securemedian.benchmarks.soak.audit import Audit, Ended
 from securemedian.benchmarks.soak.client import digest_of, update
-from securemedian.benchmarks.soak.service import SERVERS, Service
+from securemedian.benchmarks.soak.service import SERVERS, SoakService
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
@@ -49,19 +49,20 @@ class Stuck(Exception):
     """Something has not come about within STUCK_S."""
 
 
-class Interrupted(Exception):
+class SoakInterrupted(Exception):
     """The soak is to end before its time."""
 
 
-class Rounds:
+class CohortRounds:
     """The rounds of the cohort that a coordinator has. Used by one thread at a time.
 
-    `say` is told what it is doing. Once `interrupted` is set, what is under way raises Interrupted.
+    `say` is told what it is doing. Once `interrupted` is set, what is under way raises
+    SoakInterrupted.
     """
 
     def __init__(
         self,
-        service: Service,
+        service: SoakService,
         coordinator: Coordinator,
         audit: Audit,
         seed: int,
@@ -184,13 +185,13 @@ class Rounds:
     def _persist(self, ask: Callable[[], T | None], what: str, limit_s: float = STUCK_S) -> T:
         """Ask again and again until there is an answer that is not None.
 
-        Raises Stuck, UnknownRound or Interrupted.
+        Raises Stuck, UnknownRound or SoakInterrupted.
         """
         deadline = time.monotonic() + limit_s
         why = ""
         while time.monotonic() < deadline:
             if self._interrupted.is_set():
-                raise Interrupted
+                raise SoakInterrupted
             try:
                 if (answer := ask()) is not None:
                     return answer

@@ -11,8 +11,8 @@ from typing import Any
 
 from securemedian.benchmarks.soak.audit import Audit
 from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
-from securemedian.benchmarks.soak.rounds import METHODS, REPLY_S, Interrupted, Rounds
-from securemedian.benchmarks.soak.service import COHORTS, SERVERS, Service
+from securemedian.benchmarks.soak.rounds import METHODS, REPLY_S, CohortRounds, SoakInterrupted
+from securemedian.benchmarks.soak.service import COHORTS, SERVERS, SoakService
 
 # After the time is over the faults end, and this many rounds more of each cohort show that all is
 # well again.
@@ -49,12 +49,12 @@ class Soak:
         Returns whether it came to its end, and was not interrupted.
         """
         with (
-            suppress(Interrupted),
-            Service(self._folder, self._seed, self._hear) as service,
+            suppress(SoakInterrupted),
+            SoakService(self._folder, self._seed, self._hear) as service,
             ExitStack() as stack,
         ):
             cohorts = [
-                Rounds(
+                CohortRounds(
                     service,
                     stack.enter_context(service.coordinator(name, REPLY_S)),
                     self.audit,
@@ -82,10 +82,10 @@ class Soak:
         """Let `run` end soon and in order. To be called by a signal's handler or another thread."""
         self._interrupted.set()
 
-    def _at_once(self, work: Callable[[Rounds], None], cohorts: list[Rounds]) -> None:
+    def _at_once(self, work: Callable[[CohortRounds], None], cohorts: list[CohortRounds]) -> None:
         """Do some work for each cohort, all at the same time. What fails ends all of it."""
 
-        def do(cohort: Rounds) -> None:
+        def do(cohort: CohortRounds) -> None:
             try:
                 work(cohort)
             except BaseException:

@@ -33,7 +33,7 @@ CLIENT_SETTINGS: Settings = {"reply_timeout_s": 5, "retry_limit_s": 60, "poll_in
 Hear = Callable[[str, dict[str, Any]], None]
 
 
-class Service:
+class SoakService:
     """Two servers and the clients of `COHORTS` in `folder`, which must be new.
 
     `hear` gets what each of them logs, on a thread of that process's own.

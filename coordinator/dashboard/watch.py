@@ -30,7 +30,7 @@ PERIODS_S = (1.25, 5.0)
 # how long a server may take to answer
 ANSWER_S = 5.0
 # the rounds that are shown, and the most that are remembered
-KEPT_ROUNDS = 50
+ROUNDS_SHOWN = 50
 # how long the end of a thread is waited for
 END_S = 2.0
 
@@ -179,7 +179,7 @@ def _names(status: Mapping[str, Any]) -> dict[str, None]:
 
 
 class History:
-    """The rounds that were seen, at most `KEPT_ROUNDS`. Used under the watch's lock."""
+    """The rounds that were seen, at most `ROUNDS_SHOWN`. Used under the watch's lock."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
@@ -237,7 +237,7 @@ class History:
 
     def _keep(self, round_id: str, seen: Seen) -> None:
         self._seen[round_id] = seen
-        if len(self._seen) > KEPT_ROUNDS:
+        if len(self._seen) > ROUNDS_SHOWN:
             del self._seen[min(self._seen, key=lambda each: self._seen[each].began)]
 
 
@@ -250,7 +250,7 @@ def _seconds(stamp: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Link:
+class ServerSeen:
     """What is known of one server."""
 
     name: str
@@ -282,7 +282,7 @@ class Watch:
         self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._history = History()
-        self._links = [Link(f"s{i}", server.address) for i, server in enumerate(servers)]
+        self._links = [ServerSeen(f"s{i}", server.address) for i, server in enumerate(servers)]
         # what S0 is asked before its latest round again: requests, and the rounds they are about
         self._errands: list[tuple[str, str]] = []
         self._read: tuple[int, int] = (0, 0)
@@ -396,7 +396,7 @@ class Watch:
         problem = ""
         with self._lock:
             try:
-                for line in attempts(self._folder)[-KEPT_ROUNDS:]:
+                for line in attempts(self._folder)[-ROUNDS_SHOWN:]:
                     self._history.remember(line, now)
                     self._read_receipt(str(line["round"]))
             except SecureMedianError as error:

@@ -158,7 +158,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Result:
+class CurveResult:
     """A curve with the accuracy, in percent, of each run after each round: [seed][round]."""
 
     curve: Curve
@@ -184,7 +184,7 @@ class Result:
         )
 
 
-Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
+Draw = Callable[[Path, str, Design, Sequence[CurveResult]], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -446,7 +446,7 @@ def _accuracy_by_round(
     stem: Path,
     figure: str,
     design: Design,
-    results: Sequence[Result],
+    results: Sequence[CurveResult],
     measured: str = f"{ACCURACY} (%)",
 ) -> list[Path]:
     panels = [
@@ -462,13 +462,13 @@ def _accuracy_by_round(
 
 
 def _inference_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
 ) -> list[Path]:
     return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
 def _accuracy_by_range(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
 ) -> list[Path]:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
@@ -491,7 +491,7 @@ def _accuracy_by_range(
 
 
 def _accuracy_grid(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
 ) -> list[Path]:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))

@@ -13,8 +13,8 @@ from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.experiments import aggregation, saved
 from securemedian.laboratory.experiments.collaborators import Collaborators
 from securemedian.laboratory.experiments.players import Players
-from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
-from securemedian.laboratory.experiments.service import Service
+from securemedian.laboratory.experiments.runs import Figures, Run, RunRecord, ServerCost
+from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
@@ -24,7 +24,7 @@ from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
 
 # called with the record so far, first and after every round
-ShowRecord = Callable[[Record], None]
+ShowRecord = Callable[[RunRecord], None]
 
 
 class Diverged(SecureMedianError):
@@ -34,15 +34,20 @@ class Diverged(SecureMedianError):
 
 
 def carry_out(
-    run: Run, rounds: int, data: Dataset, service: Service | None, folder: Path, show: ShowRecord
-) -> Record:
+    run: Run,
+    rounds: int,
+    data: Dataset,
+    service: ExperimentServers | None,
+    folder: Path,
+    show: ShowRecord,
+) -> RunRecord:
     """Train for `rounds` rounds, save each, and return the record.
 
     Only runs that are `secure` need `service`.
     """
     players = Collaborators(run, data) if run.collaboration else Players(run, data)
     record, state = saved.load_checkpoint(folder, run) or (
-        Record(),
+        RunRecord(),
         RunState(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser),
     )
     show(record)
@@ -74,7 +79,7 @@ def carry_out(
 
 
 def _round(
-    run: Run, before: RunState, players: Players, service: Service | None
+    run: Run, before: RunState, players: Players, service: ExperimentServers | None
 ) -> tuple[RunState, ServerCost | None]:
     """Run one more round, and return the run's state after it and what the round cost the servers.
 
@@ -110,7 +115,7 @@ def _round(
 
 
 def _collaborate(
-    run: Run, before: RunState, players: Collaborators, service: Service | None
+    run: Run, before: RunState, players: Collaborators, service: ExperimentServers | None
 ) -> tuple[RunState, ServerCost | None, dict[str, float]]:
     """Run one more round of predictions, and return what `_round` does, and what inference reaches.
 

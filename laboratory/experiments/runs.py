@@ -148,7 +148,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """The measured rounds of a run.
 
     A run that diverged ends in the round in which a value was no longer a number.
@@ -174,7 +174,7 @@ class Record:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Record":
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunRecord":
         """Return the record that was saved as these values."""
         rounds = [
             Figures(**(one | {"cost": ServerCost(**one["cost"]) if one["cost"] else None}))

@@ -36,7 +36,7 @@ Play = Callable[[Float32s], Float32s]
 POLL_S = 0.02
 
 
-class Service:
+class ExperimentServers:
     """Both servers, which start when the first round needs them and end with this context."""
 
     def __init__(self, clients: int, show: ShowStatus) -> None:
@@ -62,7 +62,7 @@ class Service:
     def run_round(
         self, params: RoundParams, before: RunState, play: Play
     ) -> tuple[RunState, ServerCost]:
-        """Run one more round, and return the run's state after it and what the round cost the servers.
+        """Run one more round; return the run's state after it and what it cost the servers.
 
         The servers must be `ready` for `before`. The published result is compared with the one
         computed in the clear: raises SecureMedianError if they differ. An error of `play` aborts
