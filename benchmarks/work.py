@@ -36,8 +36,8 @@ from securemedian.mpc.rounds.pipeline import (
     run_round,
 )
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18

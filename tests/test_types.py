@@ -21,7 +21,7 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = Path(mpc.__file__).parent / "methods"
+METHODS = Path(mpc.__file__).parent / "rounds" / "methods"
 # What turns shares into something public.
 OPENS = {"open_bits", "open_ring", "open_rows"}
 PUBLIC = {"PublicBits", "PublicValues", "PublicWords"}
@@ -30,7 +30,7 @@ SHARES = {"RingShare", "XorWords", "XorBits", "UnpackedXorBits", "Result"}
 HOLDERS = {"Party", "Chunk", "Upload"}
 
 SETTING = """\
-from securemedian.mpc import boolean, compare, equal, share
+from securemedian.mpc.protocols import boolean, compare, equal, share
 from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits, XorWords
 from securemedian.mpc.rounds.methods import radix
 from securemedian.mpc.rounds.methods.base import Method, Published
