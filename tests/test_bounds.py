@@ -11,7 +11,7 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.methods import bounds
-from securemedian.mpc.rounds.methods.base import SizedFixedPoint, Published
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -103,7 +103,7 @@ def verdicts(
 
 
 @pytest.mark.parametrize("method", METHODS_CHECKED, ids=lambda m: f"{m.label} {m.ring_bits}")
-def test_who_cheats_is_left_out_and_the_result_is_that_of_the_others(method: SizedFixedPoint) -> None:
+def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedPoint) -> None:
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""
     params = RoundParams(method, DIM, CLIENTS)
     values, uploads = honest(params, CLIENTS)
@@ -162,7 +162,7 @@ def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> No
     uploads: Uploads = [(share.SeedUpload(params.layout, bytes(16)),) * 2] * 3
     checked = verdicts(params, uploads)
     assert checked == Checked([True] * 3, pipeline.Cost())
-    if not isinstance(method, SizedFixedPoint):
+    if not isinstance(method, FixedPoint):
         with pytest.raises(LocalProtocolError, match="no values to check"):
             method.out_of_range(make_parties()[0][0], params.chunk([], [], 0, 10, 1024))
 
