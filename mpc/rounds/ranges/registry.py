@@ -1,7 +1,7 @@
-"""The list of range policies: a new one is a module next to this one and a line here."""
+"""The list of range policies: a new one is a class of this folder and a line here."""
 
 from securemedian.mpc.options import named
-from securemedian.mpc.rounds.ranges import constant, coordinate, follow, l1, linf, log, mean
+from securemedian.mpc.rounds.ranges import follow, log, uniform
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 
 # By the names used in flags, messages and saved files. The first is the default.
@@ -10,11 +10,11 @@ POLICIES: dict[str, type[RangePolicy]] = {
     for policy in (
         follow.FollowRange,
         log.LogRange,
-        coordinate.CoordinateRange,
-        mean.MeanRange,
-        linf.LinfRange,
-        l1.L1Range,
-        constant.ConstantRange,
+        uniform.CoordinateRange,
+        uniform.MeanRange,
+        uniform.LinfRange,
+        uniform.L1Range,
+        uniform.ConstantRange,
     )
 }
 DEFAULT_POLICY = next(iter(POLICIES))
