@@ -38,7 +38,7 @@ class Outcomes:
         # servers' links carry the same load
         self._source = service.keys.public[-1] % 2
         # of the round whose results were fetched last, the groups without one
-        self._kept_groups: tuple[str, list[int]] = "", []
+        self._unchanged_groups: tuple[str, list[int]] = "", []
 
     def run_before(self, round_id: str, digest: bytes, patience_s: float) -> RunState:
         """Return the run that a round starts from, which has this digest.
@@ -91,15 +91,15 @@ class Outcomes:
         after, published = finish(start, params, opened, total, record.groups)
         with_result = params.published_groups(opened, record.groups)
         every = range(params.method.groups)
-        self._kept_groups = round_id, [group for group in every if group not in with_result]
+        self._unchanged_groups = round_id, [group for group in every if group not in with_result]
         self._recent.keep(after)
         return after, published
 
     def unchanged_groups(self, round_id: str, limit: Limit) -> list[int]:
         """Wait for a round's results and return the groups, 0-based, without one."""
-        if self._kept_groups[0] != round_id:
+        if self._unchanged_groups[0] != round_id:
             self.fetch(round_id, limit, self._service.params(round_id, limit.left_s))
-        return list(self._kept_groups[1])
+        return list(self._unchanged_groups[1])
 
     def _checked(
         self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
