@@ -247,7 +247,7 @@ class RayBackend:
     ) -> None:
         """Take two streams of each session.
 
-        A local cluster writes to `folder`, which is its own. Raises ConfigError if Ray is not
+        A local cluster writes to `ray` in `folder`. Raises ConfigError if Ray is not
         installed, or if a cluster at an address is not guarded.
         """
         check_guarded(engine)
@@ -346,7 +346,7 @@ class RayBackend:
 
     def _clear(self) -> None:
         """Remove what a local cluster has written, which can be slices of shares."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder / "ray", ignore_errors=True)
 
     def _connect(self) -> None:
         address = self._engine.address
@@ -366,6 +366,7 @@ class RayBackend:
             options["address"] = address
         else:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            os.environ["RAY_TMPDIR"] = str(self._folder)
             # of a server that was killed
             self._clear()
             # "local" is never one that runs here already, as no address may be
@@ -373,7 +374,6 @@ class RayBackend:
                 "address": "local",
                 "num_cpus": self._engine.workers,
                 "include_dashboard": False,
-                "_temp_dir": str(self._folder),
             }
         try:
             self._ray.init(**options)

@@ -18,5 +18,5 @@ def backend_of(
     """
     if config.engine.kind == "threads":
         return ThreadBackend(config.party, config.protocol, open_lane)
-    folder = Path(config.state_dir) / "ray"
+    folder = Path(config.state_dir)
     return RayBackend(config.party, config.protocol, config.engine, folder, open_lane, timeout_s)
