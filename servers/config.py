@@ -133,6 +133,8 @@ class EngineConfig:
     kind: str = "threads"
     # HOST:PORT of the cluster's head; "" for a local cluster that the server starts and ends
     address: str = ""
+    # whether a cluster at an address may do without token and TLS
+    insecure: bool = False
     # how many workers this server asks the cluster for, of one CPU each
     workers: int = 2
     # how many shards a round is cut into, the same at both servers; 0 for as many as workers
@@ -144,7 +146,7 @@ class EngineConfig:
         check_one_of("kind", self.kind, KINDS)
         check_whole("workers", self.workers, 1, MAX_SHARDS)
         check_whole("shards", self.shards, 0, MAX_SHARDS)
-        own = ("address", "workers", "shards", "ports")
+        own = ("address", "insecure", "workers", "shards", "ports")
         changed = [name for name in own if getattr(self, name) != getattr(EngineConfig, name)]
         if self.kind == "threads" and changed:
             raise ConfigError(f'{", ".join(own)} are for kind = "ray" alone')
