@@ -31,8 +31,8 @@ from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.operating import keygen
-from securemedian.servers.control import Dealt, Held, Uploaded
-from securemedian.servers.requests import NO_ROUND
+from securemedian.servers.network.control import Dealt, Held, Uploaded
+from securemedian.servers.rounds.requests import NO_ROUND
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 from tests.test_receipts import PUBLIC, RECORD, signed

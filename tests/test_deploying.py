@@ -8,7 +8,7 @@ import pytest
 
 from securemedian.common.states import State
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.peer import Change
+from securemedian.servers.network.peer import Change
 from securemedian.servers.policy import Policy
 
 ROOT = Path(__file__).parent.parent

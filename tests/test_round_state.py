@@ -36,8 +36,27 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers import control
-from securemedian.servers.control import (
+from securemedian.servers.machine.events import (
+    CheckEnded,
+    CloseAsked,
+    Computed,
+    DealingStored,
+    Effect,
+    Event,
+    Failure,
+    Interrupted,
+    OpenAsked,
+    Overdue,
+    Stored,
+    Tossed,
+    Turn,
+    Unlinked,
+    is_message,
+)
+from securemedian.servers.machine.round_facts import Limits
+from securemedian.servers.machine.round_state import LATE, TABLE, ServerRound, Transition, always
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
     Again,
     Check,
     Close,
@@ -55,26 +74,7 @@ from securemedian.servers.control import (
     Uploaded,
     Verdicts,
 )
-from securemedian.servers.events import (
-    CheckEnded,
-    CloseAsked,
-    Computed,
-    DealingStored,
-    Effect,
-    Event,
-    Failure,
-    Interrupted,
-    OpenAsked,
-    Overdue,
-    Stored,
-    Tossed,
-    Turn,
-    Unlinked,
-    is_message,
-)
-from securemedian.servers.peer import Change, PeerWatch, differences
-from securemedian.servers.round_facts import Limits
-from securemedian.servers.round_state import LATE, TABLE, ServerRound, Transition, always
+from securemedian.servers.network.peer import Change, PeerWatch, differences
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}

@@ -40,9 +40,9 @@ from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.mpc.rounds.optimiser import optimiser_from
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers.control import SHA256_BYTES, is_round_id
-from securemedian.servers.database import Database, Row
-from securemedian.servers.outcome import Result
+from securemedian.servers.network.control import SHA256_BYTES, is_round_id
+from securemedian.servers.storage.database import Database, Row
+from securemedian.servers.storage.outcome import Result
 
 # bytes that are hashed at a time, and that are worth being synchronised beside the caller
 _CHUNK_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.control import SHA256_BYTES, Open, group_of
+from securemedian.servers.network.control import SHA256_BYTES, Open, group_of
 
 
 @dataclass(frozen=True)

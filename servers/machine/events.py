@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from securemedian.common.receipts import Receipt
-from securemedian.servers.control import (
+from securemedian.servers.network.control import (
     Again,
     Check,
     Close,

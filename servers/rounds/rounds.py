@@ -31,18 +31,10 @@ from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import logs
+from securemedian.servers.computing.engine import Coin, Result
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import (
-    Message,
-    Open,
-    RoundMessage,
-    new_round_id,
-    upload_digest,
-)
-from securemedian.servers.database import Row
-from securemedian.servers.engine import Coin, Result
-from securemedian.servers.engines import Engines
-from securemedian.servers.events import (
+from securemedian.servers.machine.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -58,12 +50,20 @@ from securemedian.servers.events import (
     Unlinked,
     Use,
 )
-from securemedian.servers.keeper import RunKeeper
-from securemedian.servers.peer import PeerWatch
-from securemedian.servers.peer_control import PeerControl
-from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.servers.runner import RoundRunner, event_of
-from securemedian.servers.store import DEALING, Store, sha256
+from securemedian.servers.network.control import (
+    Message,
+    Open,
+    RoundMessage,
+    new_round_id,
+    upload_digest,
+)
+from securemedian.servers.network.peer import PeerWatch
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.peer_control import PeerControl
+from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.rounds.runner import RoundRunner, event_of
+from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.store import DEALING, Store, sha256
 
 WhenStored = Callable[[SecureMedianError | None], None]
 

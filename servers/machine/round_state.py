@@ -62,24 +62,7 @@ from securemedian.mpc.errors import (
     TooFewClients,
     cut,
 )
-from securemedian.servers.control import (
-    Again,
-    Check,
-    Close,
-    Compute,
-    Dealt,
-    Done,
-    Failed,
-    Held,
-    Open,
-    Opened,
-    Ready,
-    Resume,
-    RoundMessage,
-    Uploaded,
-    Verdicts,
-)
-from securemedian.servers.events import (
+from securemedian.servers.machine.events import (
     OF_A_LINK,
     Action,
     CheckEnded,
@@ -99,7 +82,24 @@ from securemedian.servers.events import (
     Use,
     is_message,
 )
-from securemedian.servers.round_facts import RoundFacts
+from securemedian.servers.machine.round_facts import RoundFacts
+from securemedian.servers.network.control import (
+    Again,
+    Check,
+    Close,
+    Compute,
+    Dealt,
+    Done,
+    Failed,
+    Held,
+    Open,
+    Opened,
+    Ready,
+    Resume,
+    RoundMessage,
+    Uploaded,
+    Verdicts,
+)
 
 # by the state of S0, the states in which S1 may be when they tell each other on a new link
 BESIDE: dict[str, tuple[str, ...]] = {
