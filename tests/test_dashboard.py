@@ -144,7 +144,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     }
     for why, kind in words.items():
         assert kind_of("a", status("1-00000000", "published", left_out={"a": why})) == kind, why
-    code = (ROOT / "servers" / "round_facts.py").read_text()
+    code = (ROOT / "servers" / "machine" / "selection.py").read_text()
     assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
 
 

@@ -99,7 +99,7 @@ def uncopied_sends(source: str) -> list[int]:
 
 def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
     assert uncopied_sends("s.send(b'', copy=False)") == [1]
-    folders = ("mpc", "servers", "clients", "benchmarks", "laboratory", "scripts", "settings")
+    folders = ("mpc", "servers", "clients", "benchmarks", "laboratory", "common")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {path.relative_to(ROOT): uncopied_sends(path.read_text()) for path in paths}
     found = {path: lines for path, lines in found.items() if lines}

@@ -13,7 +13,7 @@ import securemedian
 from securemedian import cli
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.servers.machine.events import Effect
-from securemedian.servers.machine.round_state import LATE, TABLE
+from securemedian.servers.machine.table import LATE, TABLE
 from tests.daemons import ROOT
 
 pytest.importorskip("mkdocs")

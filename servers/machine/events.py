@@ -1,6 +1,6 @@
 """The events of a round, and what a server does at them.
 
-The table of `round_state` says which event does what in which state.
+`table` says which event does what in which state.
 """
 
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import logs
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.machine.round_state import ServerRound
+from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored

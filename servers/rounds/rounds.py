@@ -3,7 +3,7 @@
 What comes from the coordinator, the clients, the engine, the peer and the clock is turned here into
 events of a round. The parts are `register` (which rounds there are), `keeper` (the run),
 `peer_control` (the other server) and `runner`, which feeds events to a round and does what its
-table in `round_state` says.
+table in `machine.table` says.
 """
 
 import logging
@@ -63,7 +63,8 @@ from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.store import DEALING, Store, sha256
+from securemedian.servers.storage.spool import DEALING, sha256
+from securemedian.servers.storage.store import Store
 
 WhenStored = Callable[[SecureMedianError | None], None]
 
