@@ -189,9 +189,8 @@ def _service(params: RoundParams, *tables: str, **of_server: str) -> Iterator[_S
     """Start two servers with these tables in both files, and in those of one server besides."""
     with tempfile.TemporaryDirectory(prefix="securemedian-scale-") as made:
         folder = Path(made) / "service"
-        keygen.make_all(
-            folder, params.max_clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-        )
+        names = keygen.client_names(params.max_clients)
+        keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
         for server in SERVERS:
             file = folder / f"{server}.toml"
             own = [of_server[server]] if server in of_server else []
