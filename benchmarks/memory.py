@@ -23,7 +23,7 @@ from securemedian.laboratory.processes import Processes
 from securemedian.mpc.protocols.dealing import Dealt
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
 
 # the parameters of CNNMnist

@@ -36,7 +36,7 @@ from securemedian.laboratory.processes import Processes, unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
 from securemedian.servers.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES

@@ -24,7 +24,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.optimiser import Adam, Momentum
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.mean import MeanRange
+from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
 
 @pytest.mark.parametrize(
