@@ -23,13 +23,13 @@ from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES, po
 MAX_CHOICES = 50
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add --training."""
+def add_cohort(parser: argparse.ArgumentParser) -> None:
+    """Add --cohort."""
     parser.add_argument(
-        "--training",
+        "--cohort",
         default="",
         metavar="NAME",
-        help="which training (default: that of the configuration)",
+        help="the cohort (default: that of the configuration)",
     )
 
 

@@ -27,7 +27,7 @@ class RoundPlan:
     # the range policy and the optimiser with their options; {} for those of the run
     range: dict[str, Any] = field(default_factory=dict)
     optimiser: dict[str, Any] = field(default_factory=dict)
-    # the names of the clients that take part; [] for all of the training
+    # the names of the clients that take part; [] for all of the cohort
     participants: list[str] = field(default_factory=list)
     # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
     model: str = ""
