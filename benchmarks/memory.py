@@ -20,10 +20,10 @@ from securemedian.clients.client import Client
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
-from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
 
 # the parameters of CNNMnist
@@ -37,12 +37,12 @@ class Copied(Client):
 
     made: dict[str, Any]
 
-    def deal(self, *arguments: Any, **named: Any) -> Dealt:
+    def deal(self, *arguments: Any, **named: Any) -> OwnDealing:
         """Return the one dealing of all clients."""
         if "dealt" not in self.made:
             self.made["dealt"] = super().deal(*arguments, **named)
         # a dealing rotates one update only, and so each client gets a copy
-        dealt: Dealt = copy.copy(self.made["dealt"])
+        dealt: OwnDealing = copy.copy(self.made["dealt"])
         return dealt
 
     def encode(self, *arguments: Any, **named: Any) -> NDArray[Any]:
@@ -117,7 +117,8 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
     update = np.random.default_rng(1).normal(0, 0.01, dim).astype(np.float32)
     with tempfile.TemporaryDirectory(prefix="securemedian-memory-") as made:
         folder = Path(made) / "service"
-        keygen.make_all(folder, clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
+        names = keygen.client_names(clients)
+        keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
         with (
             Processes(folder) as processes,
             Coordinator.from_config(folder / "coordinator.toml") as coordinator,

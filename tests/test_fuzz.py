@@ -72,7 +72,7 @@ CONTROL = [
     control.Uploaded("1-00000000", "key"),
     control.Close("1-00000000", {"key": b""}),
     control.Held("1-00000000", {"key": b""}),
-    control.Run("1-00000000", bytes(32), 1, bytes(16), True),
+    control.Compute("1-00000000", bytes(32), 1, bytes(16), True),
     control.Failed("1-00000000", "timeout", "why"),
 ]
 
@@ -190,7 +190,7 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_key_files(tmp_path: Path, fuzz_examples: int) -> None:
     net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, 7000)
-    keygen.make_one(tmp_path / "s0", "s0", "s0", 2, net)
+    keygen.make_one(tmp_path / "s0", "s0", "s0", ["client-1", "client-2"], net)
     valid = (tmp_path / "s0" / "s0.key_secret").read_bytes()
     path = tmp_path / "damaged.key_secret"
 

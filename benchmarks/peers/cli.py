@@ -34,7 +34,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Framework:
     """Another system, and the ways in which it does the work."""
 
     name: str
@@ -46,7 +46,7 @@ class Peer:
 
 
 PEERS = (
-    Peer(
+    Framework(
         "spu",
         "SPU",
         2,
@@ -57,7 +57,7 @@ PEERS = (
             Way(MEDIAN, "Cheetah, jnp.median", 20),
         ),
     ),
-    Peer(
+    Framework(
         "mpyc",
         "MPyC",
         3,
@@ -185,7 +185,7 @@ def _ours(options: argparse.Namespace, ours: settings.Settings) -> list[Row]:
     ]
 
 
-def _theirs(peer: Peer, python: Path, options: argparse.Namespace) -> list[Row]:
+def _theirs(peer: Framework, python: Path, options: argparse.Namespace) -> list[Row]:
     jobs = [
         (
             way,

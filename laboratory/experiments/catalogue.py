@@ -23,8 +23,9 @@ from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
-from securemedian.mpc.rounds.ranges.base import RangePolicy, UniformRange
+from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import POLICIES
+from securemedian.mpc.rounds.ranges.uniform import UniformRange
 
 # the values of p0 = p1 in the experiment on the bucket range
 ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
@@ -79,7 +80,7 @@ class Design:
         policy: RangePolicy | None = None,
         networks: tuple[str, ...] = (),
     ) -> Run:
-        """Return one training run of this design.
+        """Return one run of this design.
 
         `policy` is by default the method's own, and `networks` of clients that keep theirs are by
         default the design's.
@@ -158,7 +159,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Result:
+class CurveResult:
     """A curve with the accuracy, in percent, of each run after each round: [seed][round]."""
 
     curve: Curve
@@ -184,12 +185,12 @@ class Result:
         )
 
 
-Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
+Draw = Callable[[Path, str, Design, Sequence[CurveResult]], list[Path]]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is found out and drawn in place of training runs."""
+    """What is found out and drawn in place of runs."""
 
     # a row per measurement, for the table and the JSON
     find: Callable[[Design], list[dict[str, Any]]]
@@ -446,7 +447,7 @@ def _accuracy_by_round(
     stem: Path,
     figure: str,
     design: Design,
-    results: Sequence[Result],
+    results: Sequence[CurveResult],
     measured: str = f"{ACCURACY} (%)",
 ) -> list[Path]:
     panels = [
@@ -462,13 +463,13 @@ def _accuracy_by_round(
 
 
 def _inference_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
 ) -> list[Path]:
     return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
 def _accuracy_by_range(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
 ) -> list[Path]:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
@@ -491,7 +492,7 @@ def _accuracy_by_range(
 
 
 def _accuracy_grid(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
 ) -> list[Path]:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))

@@ -4,7 +4,7 @@ A method is a frozen dataclass. Its fields are its options. Its functions say wh
 what the two parties do, what that takes, what is opened, and what the result must be. A new method
 is a module next to this one and a line in `registry`; docs/extending.md shows how.
 
-`Weighted`, `Counting` and `FixedPoint` hold what several methods have in common.
+`Weighted`, `Counting`, `FixedPoint` and `SizedFixedPoint` hold what several methods have in common.
 """
 
 from abc import ABC, abstractmethod
@@ -233,7 +233,7 @@ class Method(ABC):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
-        Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
+        Where clients deal, they are bucket indices, which their `OwnDealing` turns into rotations.
         Raises InputError for NaN.
         """
 
@@ -322,7 +322,7 @@ class Method(ABC):
     def at_once(self, clients: int) -> int:
         """Return how many comparisons run at once per coordinate, or what takes their memory."""
 
-    def group(self, chunk: Chunk) -> int | None:
+    def batch_limit(self, chunk: Chunk) -> int | None:
         """Return the most comparisons to run at once, or None if all of a chunk run at once.
 
         It is a number where even the smallest chunk has more than `chunk.batch` comparisons:
@@ -509,27 +509,31 @@ class Counting(Weighted):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint(Method):
-    """A method on values in fixed point: F2I(x) = floor(x 2^s).
+    """A method on values in fixed point in a ring of 64 bits: F2I(x) = floor(x 2^s).
 
-    The ring has 64 bits, or as many as the options say. Values are saturated to the range in which
-    differences keep their sign, and sums too where the method adds up.
+    Values are saturated to the range in which differences keep their sign, and sums too where the
+    method adds up.
     """
 
-    ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
     fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
 
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
-        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
+        most = self.value_bits - 2 - self.headroom(max_clients)
         if most < 0:
             raise ConfigError(
-                f"ring_bits {self.ring_bits} is too small for {self.name} with a total weight of "
+                f"ring_bits {self.value_bits} is too small for {self.name} with a total weight of "
                 f"{self.max_total(max_clients)}: use {self.headroom(max_clients) + 2} or more"
             )
         check_whole("fraction_bits", self.fraction_bits, 0, most)
 
+    @property
+    def value_bits(self) -> int:
+        """Return l, the bits of the ring."""
+        return 64
+
     def bits_for(self, max_clients: int) -> int:
-        return self.ring_bits or 64
+        return self.value_bits
 
     def headroom(self, max_clients: int) -> int:
         """Return the bits that a result needs beyond those of one value, for sums."""
@@ -551,7 +555,7 @@ class FixedPoint(Method):
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that opened ring elements stand for."""
-        return encode.from_fixed(values, self.ring_bits or 64, self.fraction_bits)
+        return encode.from_fixed(values, self.value_bits, self.fraction_bits)
 
     def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
         """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
@@ -561,3 +565,14 @@ class FixedPoint(Method):
             scaled = np.floor(np.asarray(updates, np.float64) * 2.0**self.fraction_bits)
         inside = np.clip(scaled, -top, np.nextafter(top, 0)).astype(np.int64)
         return np.where(scaled >= top, np.int64(int(top) - 1), inside)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedFixedPoint(FixedPoint):
+    """A method on values in fixed point, in a ring of as many bits as the options say."""
+
+    ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
+
+    @property
+    def value_bits(self) -> int:
+        return self.ring_bits or super().value_bits

@@ -33,12 +33,12 @@ from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import Chunk, FixedPoint, Published, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint, Weighted
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairwise(Weighted, FixedPoint):
+class Pairwise(Weighted, SizedFixedPoint):
     """The exact median of fixed-point values, from all pairwise comparisons."""
 
     name = "pairwise"
@@ -61,7 +61,7 @@ class Pairwise(Weighted, FixedPoint):
         bits = self.bits_for(chunk.max_clients)
         values, weights = chunk.rows(party), chunk.weights
         element = median(
-            party, values, bits, self.selection, weights=weights, batch=self.group(chunk)
+            party, values, bits, self.selection, weights=weights, batch=self.batch_limit(chunk)
         )
         shares = RingShare(element[None])
         if self.result_to == "clients":

@@ -33,7 +33,7 @@ from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import exposed
 from securemedian.mpc.rounds.methods import descent, order, pairwise, trimmed_mean
-from securemedian.mpc.rounds.methods.base import Chunk, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
@@ -46,7 +46,7 @@ MOST_OPENED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reclustered(Clustered):
+class Reclustered(Clustered, SizedFixedPoint):
     """A robust aggregate of sums over random clusters, averaged over several reclusterings."""
 
     name = "reclustered"
@@ -167,9 +167,9 @@ class Reclustered(Clustered):
             width = self._sum_bits(chunk.weights, chunk.max_clients)
             found = descent.element(party, flat, width, bits, ring.median_rank(len(flat)))
         elif self.aggregator == MEDIAN:
-            found = pairwise.median(party, flat, bits, "oblivious", batch=self.group(chunk))
+            found = pairwise.median(party, flat, bits, "oblivious", batch=self.batch_limit(chunk))
         else:
-            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.group(chunk))
+            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
         return self._rescaled(opened, bits, clients)
 

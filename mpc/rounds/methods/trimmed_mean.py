@@ -31,13 +31,13 @@ from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import Chunk, FixedPoint, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Grouped, FixedPoint):
+class TrimmedMean(Grouped, SizedFixedPoint):
     """The mean of fixed-point values without the smallest and the largest."""
 
     name = "trimmed-mean"
@@ -61,7 +61,7 @@ class TrimmedMean(Grouped, FixedPoint):
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
-        total = kept_sum(party, chunk.rows(party), bits, self.trim, self.group(chunk))
+        total = kept_sum(party, chunk.rows(party), bits, self.trim, self.batch_limit(chunk))
         return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
