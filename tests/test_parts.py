@@ -54,7 +54,7 @@ def test_clocks_are_taken_away_after_an_error() -> None:
     assert [dict(vars(owner)) for owner in owners] == before
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_parts_and_the_rest_are_the_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
