@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from securemedian.clients.flags import add_range_options, range_policy
 from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
-from securemedian.laboratory.experiments.aggregation import FINE
+from securemedian.laboratory.experiments.aggregation import FineRange
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.rounds import encode
@@ -35,15 +35,8 @@ from securemedian.servers.run_start import begin
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]
-OWN: dict[str, Any] = {
-    "policy": "follow",
-    "lowest": 0.01,
-    "highest": 1.0,
-    "edges": [1, 3.0],
-    "values": [0.5, 2.0, 3.0],
-    "factors": [0.5, 1.0, 4.0],
-}
 EDGES = [4 / 2.5**i for i in range(6, -1, -1)]
+FINE = FineRange().later(16)
 # one size per bucket of EDGES
 ROOT = Decimal("2.5").sqrt()
 SIZES = [0.008192, *(float(4 / Decimal("2.5") ** i * ROOT) for i in range(6, 0, -1)), 4.0]
@@ -55,8 +48,7 @@ LAYOUTS = {
         [0.125, 0.5, 2.0, 8.0],
         [0.0625, 0.25, 1.0, 4.0, 8.0],
     ),
-    "own": (policy_from(OWN), OWN["edges"], OWN["values"]),
-    "fine": (FINE, FINE.edges, FINE.values),
+    "fine": (FineRange(), [*FINE.edges], [*FINE.values]),
 }
 
 
@@ -376,16 +368,6 @@ def test_the_bucket_is_known_from_a_result_that_was_rounded_or_shortened(rank: i
     assert (found == np.float32(wanted)).all()
 
 
-def test_own_buckets_are_taken() -> None:
-    policy = policy_from(OWN)
-    lying = policy.buckets(np.full(1, 2, np.float32), 6)
-    xs = [-7.0, -6.0, -3.0, 0.0, 1.0, 2.0, 5.0, 6.0, 6.1]
-    assert lying.bucketize(xs, 0.0).tolist() == [0, 0, 1, 2, 3, 3, 4, 4, 5]
-    assert lying.quantize(np.arange(6), 10.0).tolist() == [4.0, 6.0, 9.0, 11.0, 14.0, 16.0]
-    scale = policy.next(np.full(3, 2, np.float32), np.zeros(3), np.array([1.0, -4.0, 6.0]), 5, 6)
-    assert scale.tolist() == [1.0, 2.0, 8.0]
-
-
 def test_log_keeps_no_state() -> None:
     policy = LogRange()
     moved = np.arange(3, dtype=np.float32)
@@ -431,35 +413,18 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         ({}, 4, "an even number of buckets"),
         ({}, 12, "would each span a factor of 3162"),
         ({"policy": "log"}, 12, "would each span a factor of 5623"),
-        (OWN, 8, "edges for 6 buckets, and the round has 8"),
         ({"initial": 0.1}, 16, "initial is an option of coordinate .*: leave it out for follow"),
         ({"policy": "coordinate", "lowest": 0.1}, 16, "lowest is an option of follow and log"),
         ({"policy": "log", "ratio": 2.0}, 16, "ratio is an option of follow"),
         ({"ratio": 1.0}, 16, "range ratio must be"),
         ({"ratio": math.inf}, 16, "range ratio must be"),
         ({"top": 0.0}, 16, "range top must be"),
-        ({"edges": [1.0]}, 16, "as many factors as values"),
-        ({"factors": [1.0]}, 16, "as many factors as values"),
         ({"policy": "log", "lowest": 0.0}, 16, "range lowest must be above"),
         ({"policy": "log", "highest": math.inf}, 16, "range highest must be"),
         ({"policy": "log", "lowest": math.nan}, 16, "range lowest must be"),
         ({"lowest": 2.0, "highest": 1.0}, 16, "lowest must be below highest"),
         ({"lowest": True}, 16, "lowest must be float"),
-        (OWN | {"edges": []}, 6, "as many factors as values"),
-        (OWN | {"factors": [1.0, 1.0]}, 6, "as many factors as values"),
-        (OWN | {"edges": [3.0, 1.0]}, 6, "must lie between its edges"),
-        (OWN | {"edges": [1.0, "3"]}, 6, "edge or value must be"),
-        (OWN | {"edges": [1.0, math.nan]}, 6, "edge or value must be"),
-        (OWN | {"values": [0.5, 0.7, 3.0]}, 6, "must lie between its edges"),
-        (OWN | {"values": [1.0, 2.0, 3.0]}, 6, "must lie between its edges"),
-        (OWN | {"values": [0.5, 1.0, 3.0]}, 6, "must lie between its edges"),
-        (OWN | {"values": [0.5, 2.0, 3.5]}, 6, "the last be the last edge"),
-        (OWN | {"values": [0, 2.0, 3.0]}, 6, "edge or value must be"),
-        (OWN | {"factors": [0.5, 0.0, 2.0]}, 6, "a range factor must be"),
-        (OWN | {"factors": [0.5, -1.0, 2.0]}, 6, "a range factor must be"),
-        (OWN | {"factors": [0.5, math.inf, 2.0]}, 6, "a range factor must be"),
         ({"policy": ["log"]}, 16, "range policy must be one of"),
-        ({"edges": 3}, 16, "edges must be list"),
     ],
 )
 def test_unusable_ranges_are_refused_when_a_round_opens(
@@ -496,9 +461,6 @@ def test_flags_name_a_policy_and_its_options() -> None:
     assert parsed("--range", "log", "--range-lowest", "1e-4") == LogRange(lowest=1e-4)
     assert parsed("--range-ratio", "3") == FollowRange(ratio=3.0)
     assert parsed("--range", "mean", "--range-initial", "2") == MeanRange(2.0)
-    own = ["--range-edges", "1,3", "--range-values", ".5,2,3", "--range-factors", ".5,1,4"]
-    first = ["--range-lowest", ".01", "--range-highest", "1"]
-    assert parsed(*first, *own) == policy_from(OWN)
     with pytest.raises(ConfigError, match="leave it out for log"):
         parsed("--range", "log", "--range-ratio", "3")
 

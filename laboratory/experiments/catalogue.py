@@ -184,7 +184,7 @@ class Result:
         )
 
 
-Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
+Draw = Callable[[Path, str, Design, Sequence[Result]], Path]
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Analysis:
 
     # a row per measurement, for the table and the JSON
     find: Callable[[Design], list[dict[str, Any]]]
-    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], list[Path]]
+    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], Path]
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ def _accuracy_by_round(
     design: Design,
     results: Sequence[Result],
     measured: str = f"{ACCURACY} (%)",
-) -> list[Path]:
+) -> Path:
     panels = [
         Panel(
             name,
@@ -461,15 +461,11 @@ def _accuracy_by_round(
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _inference_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
-) -> list[Path]:
+def _inference_by_round(stem: Path, figure: str, design: Design, results: Sequence[Result]) -> Path:
     return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
-def _accuracy_by_range(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
-) -> list[Path]:
+def _accuracy_by_range(stem: Path, figure: str, design: Design, results: Sequence[Result]) -> Path:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
         own = [result for result in results if result.curve.line == policy]
@@ -490,9 +486,7 @@ def _accuracy_by_range(
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _accuracy_grid(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
-) -> list[Path]:
+def _accuracy_grid(stem: Path, figure: str, design: Design, results: Sequence[Result]) -> Path:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))
     value = {

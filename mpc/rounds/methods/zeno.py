@@ -62,10 +62,6 @@ class Zeno(Clustered):
     summary = "the clusters that agree with a validator (SHARE with Zeno++), linear in the clusters"
     surveys = True
 
-    # not swept: `plan` and `bench` leave this ring as it is
-    ring_bits: int = option(
-        0, text="64, the default: squares fit into no less", metavar="L", swept=False
-    )
     validator: str = option(
         "",
         metavar="NAME",
@@ -89,8 +85,6 @@ class Zeno(Clustered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ring_bits not in (0, BITS):
-            raise ConfigError(f"ring_bits of zeno is {BITS}, not {self.ring_bits}: leave it out")
         check_number("rho", self.rho, 0, 1e6, "above 0 and at most 1e6")
         check_number("epsilon", self.epsilon, 0, 1e6, "above 0 and at most 1e6")
         check_whole("whole_bits", self.whole_bits, 1, 32)

@@ -7,7 +7,6 @@ shrinks where it was too long.
 import math
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -65,30 +64,11 @@ class FollowRange(LogRange):
         "(default: 2.5)",
         metavar="R",
     )
-    edges: list[float] = option(
-        [],
-        text="from the second round on, in place of top and ratio: where the buckets above 0 end, "
-        "in units of the scale, without the outermost, which has no end",
-        metavar="X,..",
-    )
-    values: list[float] = option(
-        [],
-        text="with edges: what the buckets above 0 stand for, in units of the scale, the outermost "
-        "for the last edge",
-        metavar="X,..",
-    )
-    factors: list[float] = option(
-        [],
-        text="with edges: what a result in each of these buckets multiplies the scale by",
-        metavar="F,..",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_edge("range top", self.top)
         check_number("range ratio", self.ratio, 1, GREATEST, f"above 1 and at most {GREATEST:g}")
-        if self.edges or self.values or self.factors:
-            _check(self.edges, self.values, self.factors)
 
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
@@ -109,19 +89,12 @@ class FollowRange(LogRange):
 
     def _sizes(self, scale: ArrayLike, buckets: int) -> Sizes:
         """Return the buckets of a round with this scale."""
-        if self.edges and buckets != 2 * len(self.values):
-            raise ConfigError(
-                f"the range has edges for {2 * len(self.values)} buckets, and the round has "
-                f"{buckets}: change buckets or the edges, or leave these out"
-            )
         # made in the first round, too, so that it refuses buckets that later ones cannot have
-        later = self._later(buckets)
+        later = self.later(buckets)
         return self.logarithmic(buckets) if np.ndim(scale) == 0 else later
 
-    def _later(self, buckets: int) -> Sizes:
+    def later(self, buckets: int) -> Sizes:
         """Return the buckets of the second round on, in units of the scale."""
-        if self.edges:
-            return Sizes(tuple(self.edges), tuple(self.values), tuple(self.factors))
         self.check_even(buckets)
         # as in `logarithmic`
         edges, ratio = [Decimal(self.top)], Decimal(self.ratio)
@@ -137,22 +110,3 @@ class FollowRange(LogRange):
         return Sizes(
             tuple(map(float, edges)), (*values, float(self.top)), (*factors, OUTERMOST_FACTOR)
         )
-
-
-def _check(edges: list[float], values: list[float], factors: list[float]) -> None:
-    """Raise ConfigError unless these are buckets, from the innermost to the outermost."""
-    if not len(edges) + 1 == len(values) == len(factors) >= 3:
-        raise ConfigError(
-            "range edges need as many factors as values, 3 or more, and one edge less, "
-            f"not {len(edges)} edges, {len(values)} values and {len(factors)} factors"
-        )
-    inner = [number for pair in zip(values, edges, strict=False) for number in pair]
-    for number in (*inner, values[-1]):
-        check_edge("a range edge or value", number)
-    if any(low >= high for low, high in pairwise(inner)) or values[-1] != edges[-1]:
-        raise ConfigError(
-            "each range value must lie between its edges, and the last be the last edge, so that "
-            "no result lies beyond what an honest client sent"
-        )
-    for factor in factors:
-        check_number("a range factor", factor, 0, GREATEST, f"above 0 and at most {GREATEST:g}")
