@@ -23,7 +23,7 @@ from securemedian.laboratory.processes import Processes
 from securemedian.mpc.protocols.dealing import Dealt
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
 
 # the parameters of CNNMnist
@@ -117,7 +117,8 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
     update = np.random.default_rng(1).normal(0, 0.01, dim).astype(np.float32)
     with tempfile.TemporaryDirectory(prefix="securemedian-memory-") as made:
         folder = Path(made) / "service"
-        keygen.make_all(folder, clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
+        names = keygen.client_names(clients)
+        keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
         with (
             Processes(folder) as processes,
             Coordinator.from_config(folder / "coordinator.toml") as coordinator,

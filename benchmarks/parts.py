@@ -340,7 +340,8 @@ def _ot_parts(
 
     def work(party: Party) -> None:
         for start in range(0, count, BLOCK):
-            party.pool.random_keys(min(BLOCK, count - start), sending)
+            end = party.pool.ends.sender if sending else party.pool.ends.receiver
+            end.extend(min(BLOCK, count - start))
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes: defaultdict[str, float] = defaultdict(float)

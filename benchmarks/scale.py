@@ -36,7 +36,7 @@ from securemedian.laboratory.processes import Processes, unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
 from securemedian.servers.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES
@@ -189,9 +189,8 @@ def _service(params: RoundParams, *tables: str, **of_server: str) -> Iterator[_S
     """Start two servers with these tables in both files, and in those of one server besides."""
     with tempfile.TemporaryDirectory(prefix="securemedian-scale-") as made:
         folder = Path(made) / "service"
-        keygen.make_all(
-            folder, params.max_clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-        )
+        names = keygen.client_names(params.max_clients)
+        keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
         for server in SERVERS:
             file = folder / f"{server}.toml"
             own = [of_server[server]] if server in of_server else []

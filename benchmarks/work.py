@@ -36,8 +36,8 @@ from securemedian.mpc.rounds.pipeline import (
     run_round,
 )
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18
@@ -258,7 +258,8 @@ def _random_ots(party: Party, count: int) -> None:
     """Make random OTs in one direction, with S0 as the sender, and keep none of their keys."""
     for start in range(0, count, BLOCK):
         size = min(BLOCK, -(-(count - start) // ALIGN) * ALIGN)
-        party.pool.random_keys(size, sending=party.number == 0)
+        end = party.pool.ends.sender if party.number == 0 else party.pool.ends.receiver
+        end.extend(size)
 
 
 def _bytes(party: Party, count: int, both_ways: bool) -> None:

@@ -91,7 +91,7 @@ def load_keys(path: str | Path) -> KeyPair:
 def load_signing_key(path: str | Path) -> SigningKey:
     """Return the signing key in a server's .key_secret file.
 
-    Raises ConfigError as `load_keys` does, and if the file has none, as those of earlier releases.
+    Raises ConfigError as `load_keys` does, and if the file has none.
     """
     path = Path(path)
     _check_key_file(path)
@@ -101,7 +101,7 @@ def load_signing_key(path: str | Path) -> SigningKey:
     if set(found) != {"signing-key", "signing-secret"}:
         raise ConfigError(
             f"{path} has no signing key, with which a server vouches for results: "
-            f"`securemedian keygen --add-signing {path}` adds one"
+            "name that of `securemedian keygen --role s0` or `s1`"
         )
     key = SigningKey(found["signing-key"], found["signing-secret"])
     if not is_signature(key.public, b"", key.sign(b"")):
@@ -213,19 +213,12 @@ def key_places(values: dict[str, Any]) -> list[KeyPlace]:
 
 
 def check_key_places(values: dict[str, Any], where: str) -> None:
-    """Raise ConfigError, which names all of them, if texts stand where public keys belong.
-
-    It names the places without a signing key, too, which configurations of earlier releases have.
-    """
-    places = key_places(values)
+    """Raise ConfigError, which names all of them, if texts stand where public keys belong."""
     wrong = [
         f"{place.table}: {quoted(key)}"
-        for place in places
+        for place in key_places(values)
         for key in (place.key, place.signing_key)
         if isinstance(key, str) and not is_public_key(key)
-    ]
-    unsigned = [
-        place.table for place in places if place.signs and place.key and place.signing_key is None
     ]
     if wrong:
         verb = "is no public key" if len(wrong) == 1 else "are no public keys"
@@ -233,10 +226,4 @@ def check_key_places(values: dict[str, Any], where: str) -> None:
             f"{where}: {cut('; '.join(wrong))} {verb}: fill them in with "
             "`securemedian keygen --join`, or paste the 40 characters after `public-key` (or "
             "`signing-key`) in the .key file"
-        )
-    if unsigned:
-        raise ConfigError(
-            f"{where}: {' and '.join(unsigned)} without signing_key: fill it in with "
-            "`securemedian keygen --join` and the server's new .key file (who runs the server "
-            "makes it with `keygen --add-signing`)"
         )

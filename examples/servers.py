@@ -21,7 +21,9 @@ def main() -> None:
     named = sys.argv[1] if len(sys.argv) > 1 else "~/securemedian-example"
     directory = Path(named).expanduser().resolve()
     if not (directory / "s0.toml").exists():
-        keygen.make_all(directory, CLIENTS, keygen.network("127.0.0.1", "127.0.0.1", None))
+        keygen.make_all(
+            directory, keygen.client_names(CLIENTS), keygen.network("127.0.0.1", "127.0.0.1", None)
+        )
     # SIGTERM unwinds the stack, so that both servers are ended
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Processes(directory) as processes:

@@ -211,12 +211,11 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    keygen.make_all(
-        directory, scenario.clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-    )
+    names = keygen.client_names(scenario.clients)
+    keygen.make_all(directory, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
     with Processes(directory) as processes:
         daemons.start(processes, directory)
-        for index, name in enumerate(keygen.client_names(scenario.clients)):
+        for index, name in enumerate(names):
             processes.start(name, WORKER, *_worker(scenario, index, directory, name))
         with Coordinator.from_config(directory / "coordinator.toml") as coordinator:
             yield TrainingRun(scenario, directory, processes, coordinator)

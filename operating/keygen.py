@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey, load_keys
-from securemedian.mpc.errors import ConfigError
+from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.operating.public_keys import (
     NAME,
     ROLES,
@@ -71,31 +71,30 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
         return Network(host0, host1, *(probe.getsockname()[1] for probe in probes))
 
 
-def make_all(directory: Path, clients: int, net: Network) -> list[PublicKey]:
-    """Make the keys and configurations of S0, S1, the coordinator and `clients` clients.
+def make_all(directory: Path, clients: Sequence[str], net: Network) -> list[PublicKey]:
+    """Make the keys and configurations of S0, S1, the coordinator and these clients.
 
     Returns their public keys.
     """
-    names = client_names(clients)
-    roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(names, "client")
+    roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(clients, "client")
     _prepare(directory, list(roles))
     made = [_make_keys(directory, role, name) for name, role in roles.items()]
     keys = {one.name: one for one in made}
     for name, role in roles.items():
-        (directory / f"{name}.toml").write_text(_configuration(role, name, keys, net, names))
+        (directory / f"{name}.toml").write_text(_configuration(role, name, keys, net, clients))
     return made
 
 
-def make_one(directory: Path, role: str, name: str, clients: int, net: Network) -> PublicKey:
+def make_one(
+    directory: Path, role: str, name: str, clients: Sequence[str], net: Network
+) -> PublicKey:
     """Make one party's keys, and a configuration into which it fills the others' public keys.
 
     Returns the party's own public key, to hand out.
     """
     _prepare(directory, [name])
     made = _make_keys(directory, role, name)
-    (directory / f"{name}.toml").write_text(
-        _configuration(role, name, {name: made}, net, client_names(clients))
-    )
+    (directory / f"{name}.toml").write_text(_configuration(role, name, {name: made}, net, clients))
     return made
 
 
@@ -155,31 +154,6 @@ def _sign(public_file: Path, secret_file: Path) -> None:
             replace_text(file, file.read_text().replace("curve\n", f"{lines}curve\n", 1))
     finally:
         os.umask(mask)
-
-
-def add_signing(secret_file: Path) -> PublicKey:
-    """Add a signing key to the key files that an earlier release made for a server.
-
-    Returns the public keys, to hand out. Raises ConfigError if `secret_file` is no NAME.key_secret,
-    if its NAME.key is not beside it or is not a server's, or if there is a signing key already.
-    """
-    public_file = secret_file.with_suffix(".key")
-    if secret_file.suffix != ".key_secret" or not public_file.is_file():
-        raise ConfigError(
-            f"name a server's NAME.key_secret whose NAME.key lies beside it, not {secret_file}"
-        )
-    load_keys(secret_file)
-    role = re.search(r'^\s*role = "(.*)"$', public_file.read_text(), re.MULTILINE)
-    if (whose := role[1] if role else public_file.stem) not in SERVERS:
-        raise ConfigError(f"{public_file} is a {whose}'s key, and servers alone sign")
-    if any("signing-" in file.read_text() for file in (secret_file, public_file)):
-        raise ConfigError(
-            f"{secret_file} or {public_file} has a signing key already, and a key once overwritten "
-            "is lost: nothing was changed"
-        )
-    _sign(public_file, secret_file)
-    (made,) = read_public_keys([str(public_file)])
-    return made
 
 
 def _configuration(
@@ -297,8 +271,8 @@ def add_verbs(verbs: "Verbs") -> None:
         type=Path,
         metavar="CONFIG",
         help=(
-            "fill others' public keys into this party's configuration, and then check it; new "
-            "clients are added"
+            "fill others' public keys into this party's configuration, in the places that it "
+            "names, and then check it"
         ),
     )
     exchange.add_argument(
@@ -307,36 +281,29 @@ def add_verbs(verbs: "Verbs") -> None:
         metavar="CONFIG",
         help="print the fingerprints of a configuration's keys, and name all that are missing",
     )
-    exchange.add_argument(
-        "--add-signing",
-        type=Path,
-        metavar="FILE",
-        help=(
-            "add a signing key to a server's NAME.key_secret, and to NAME.key beside it, which an "
-            "earlier release made without one"
-        ),
-    )
     verb.add_argument(
         "--keys",
         nargs="+",
         metavar="FILE",
         help=(
-            "with --join: the others' .key files, or text with the lines that keygen printed for "
-            f"them; {STDIN} for the standard input (default)"
+            "with --join: the others' .key files, each called NAME.key after whose key it has; "
+            f"{STDIN} for the standard input (default), which takes the lines that keygen printed"
         ),
     )
     verb.add_argument(
         "--clients",
-        type=int,
-        metavar="N",
-        help="how many clients the servers allow, 2 or more (with --role s0 or s1: default 2)",
+        metavar="NAMES",
+        help=(
+            "the clients that the servers allow, NAME,NAME,..; or how many, which are then called "
+            "client-1 and so on (with --role s0 or s1: default 2)"
+        ),
     )
     verb.add_argument("--role", choices=ROLES, help="make this party alone")
     verb.add_argument(
         "--name",
         help=(
-            "with --role: the name of the files, by which the servers call this party "
-            "(default: the role; a client needs a name)"
+            "with --role client or coordinator: the name of the files, by which the servers call "
+            "this party (default: the role; a client needs a name)"
         ),
     )
     verb.add_argument(
@@ -369,8 +336,6 @@ def _keygen(options: argparse.Namespace) -> None:
         _join(options.join, options.keys or [STDIN])
     elif options.check:
         _check(options.check)
-    elif options.add_signing:
-        _hand_out(add_signing(options.add_signing), options.add_signing.with_suffix(".key"))
     elif options.role:
         _make_one(options)
     else:
@@ -379,11 +344,11 @@ def _keygen(options: argparse.Namespace) -> None:
 
 def _check_flags(options: argparse.Namespace) -> None:
     """Raise ConfigError if flags do not fit together."""
-    config = options.join or options.check or options.add_signing
+    config = options.join or options.check
     if config and (options.directory or options.role or options.name or options.clients):
         raise ConfigError(
-            "--join, --check and --add-signing take a file that is there already: leave out DIR, "
-            "--role, --name and --clients"
+            "--join and --check take a file that is there already: leave out DIR, --role, --name "
+            "and --clients"
         )
     if options.keys and not options.join:
         raise ConfigError("--keys are others' keys, for --join")
@@ -394,17 +359,18 @@ def _check_flags(options: argparse.Namespace) -> None:
 def _make_all(options: argparse.Namespace) -> None:
     if options.clients is None or options.name is not None:
         raise ConfigError(
-            "say for how many clients: --clients N; "
+            "say for which clients, or how many: --clients N; "
             "or make one party alone: --role, with --name for a client"
         )
+    clients = _clients(options.clients)
     made = make_all(
         options.directory,
-        _check_clients(options.clients),
+        clients,
         network(options.host0, options.host1, options.base_port),
     )
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
-        f"{options.clients} clients"
+        f"{len(clients)} clients"
     )
     print("give every party its own .toml and .key_secret, and nobody those of another")
     print("their public keys, each with its fingerprint:")
@@ -414,14 +380,16 @@ def _make_all(options: argparse.Namespace) -> None:
 def _make_one(options: argparse.Namespace) -> None:
     if options.role == "client" and not options.name:
         raise ConfigError("a client needs a name, by which the servers call it: --name hospital-a")
-    name = _check_name(options.name or options.role)
+    if options.role in SERVERS and options.name:
+        raise ConfigError(f"the name of a server is its role, {options.role}: leave out --name")
+    name = _check_name("--name", options.name or options.role)
     net = network(
         options.host0,
         options.host1,
         DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
     )
     directory: Path = options.directory
-    made = make_one(directory, options.role, name, _check_clients(options.clients or 2), net)
+    made = make_one(directory, options.role, name, _clients(options.clients or "2"), net)
     _hand_out(made, directory / f"{name}.key")
     print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
 
@@ -455,18 +423,28 @@ def _check(path: Path) -> None:
     print(f"{path} is complete")
 
 
-def _check_clients(count: int) -> int:
-    if not 2 <= count <= MAX_CLIENTS:
+def _clients(text: str) -> list[str]:
+    """Return the names that `--clients` gives, or as many as it says."""
+    # so many digits are no count that could be made
+    count = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None
+    names = text.split(",") if count is None else []
+    if not 2 <= (len(names) if count is None else count) <= MAX_CLIENTS:
         raise ConfigError(
-            f"--clients must be from 2 to {MAX_CLIENTS}, not {count}: "
+            f"--clients must be from 2 to {MAX_CLIENTS}, or as many names, not {quoted(text)}: "
             "the median of a single client is that client's update"
         )
-    return count
+    taken = {"coordinator", *SERVERS}
+    for name in names:
+        if _check_name("--clients", name) in taken:
+            raise ConfigError(f"--clients: {name} is the name of somebody else, too")
+        taken.add(name)
+    return names or client_names(count or 0)
 
 
-def _check_name(name: str) -> str:
+def _check_name(flag: str, name: str) -> str:
     if not re.fullmatch(NAME, name):
         raise ConfigError(
-            f"--name must be 1 to 40 letters, digits, dots, dashes or underscores, not {name!r}"
+            f"{flag}: a name has 1 to 40 letters, digits, dots, dashes or underscores, "
+            f"not {quoted(name)}"
         )
     return name

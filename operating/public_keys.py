@@ -25,7 +25,7 @@ from securemedian.common.keys import (
     load_signing_key,
 )
 from securemedian.common.toml import read_toml
-from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.servers import config as server_config
 
 ROLES = ("s0", "s1", "coordinator", "client")
@@ -42,9 +42,8 @@ _LINE = re.compile(
     r"\s+((?:[0-9A-Z]{5}-){3}[0-9A-Z]{5})"
     r"(?!\S)"
 )
-_SETTING = re.compile(
-    r'^\s*(role|name|signing-key|public-key|secret-key|signing-secret)\s*=\s*"(.*)"\s*$'
-)
+_SETTING = re.compile(r'^\s*(role|name|signing-key|public-key)\s*=\s*"(.*)"\s*$')
+_SECRET = re.compile(r"^\s*(secret-key|signing-secret)\s*=", re.MULTILINE)
 # what else a .key file has: comments and the titles of its parts
 _REST_OF_KEY_FILE = re.compile(r"^\s*(#(\s.*)?|metadata|signing|curve)?\s*$")
 
@@ -71,13 +70,15 @@ class PublicKey:
         if self.role not in SERVERS:
             if self.signing_key:
                 raise ConfigError(f"{self.name} is a {self.role}, which has no signing key")
-        elif self.signing_key:
-            check_signing_key(self.signing_key)
-        else:
+            return
+        if self.name != self.role:
+            raise ConfigError(f"the name of a server is its role, {self.role}, not {self.name}")
+        if not self.signing_key:
             raise ConfigError(
-                f"the key of {self.name} comes without a signing key, as in earlier releases: have "
-                "`securemedian keygen --add-signing` run there, and the new line or .key file sent"
+                f"the key of {self.name} comes without its signing key: have the whole line or "
+                ".key file sent again"
             )
+        check_signing_key(self.signing_key)
 
     @property
     def keys(self) -> list[str]:
@@ -104,36 +105,51 @@ class PublicKey:
 def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
     """Return the public keys in these files, of which "-" is the standard input.
 
-    Raises ConfigError if a file cannot be read, has something else than keys, or has none.
+    A file NAME.key has the key of NAME and no other, because its sender wrote it: who names the
+    files says by that whose keys they are. The standard input may have several.
+
+    Raises ConfigError if a file cannot be read, or has something else.
     """
     found = []
     for source in sources:
         if source == STDIN:
             if sys.stdin.isatty():
                 print("Paste the others' lines, and end with Ctrl-D:")
-            text, name = sys.stdin.read(), ""
+            text = sys.stdin.read()
         else:
             try:
-                text, name = Path(source).read_text("utf-8"), Path(source).stem
+                text = Path(source).read_text("utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"cannot read {source}: {error}") from error
         where = "the standard input" if source == STDIN else source
         try:
-            keys = parse_public_keys(text, name)
+            keys = parse_public_keys(text)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         if not keys:
             raise ConfigError(f"{where} has no public key: give .key files, or lines of keygen")
+        if source != STDIN and [key.name for key in keys] != [Path(source).stem]:
+            held = ", ".join(f"{key.role} {key.name}" for key in keys)
+            raise ConfigError(
+                f"{source} has the keys of {cut(held, 200)}, and not one key, of "
+                f"{Path(source).stem}: ask who sent it; lines that you have compared go to the "
+                "standard input"
+            )
         found += keys
     return found
 
 
-def parse_public_keys(text: str, name: str = "") -> list[PublicKey]:
+def parse_public_keys(text: str) -> list[PublicKey]:
     """Return the public keys in lines as `PublicKey.line` has them, and in the text of .key files.
 
-    `name` is whose a .key file is that does not say so. Raises ConfigError if there is anything
-    else, or if a key does not fit its fingerprint.
+    Raises ConfigError if there is anything else, if one does not say whose it is, or if a key does
+    not fit its fingerprint.
     """
+    if _SECRET.search(text):
+        raise ConfigError(
+            "this is a secret key, which nobody but its owner may have: take the .key file without "
+            "it, and if the secret has left its owner, have new keys made"
+        )
     found = []
     for match in _LINE.finditer(text):
         role, whose, key, signing_key, digits = match.groups()
@@ -151,17 +167,9 @@ def parse_public_keys(text: str, name: str = "") -> list[PublicKey]:
     for line in _LINE.sub("", text).splitlines():
         if setting := _SETTING.match(line):
             about[setting[1]] = setting[2]
-            if setting[1] in ("secret-key", "signing-secret"):
-                raise ConfigError(
-                    "this is a secret key, which nobody but its owner may have: take the .key file "
-                    "without it, and if the secret has left its owner, have new keys made"
-                )
             if setting[1] == "public-key":
-                whose = about.get("name", name)
-                role = about.get("role", whose if whose in ROLES else "client")
-                signing_key = about.get("signing-key", "")
-                found.append(PublicKey(role, whose, about["public-key"], signing_key))
-                about = {}
+                of = (about.pop(what, "") for what in ("role", "name", "public-key", "signing-key"))
+                found.append(PublicKey(*of))
         elif not _REST_OF_KEY_FILE.match(line):
             raise ConfigError(
                 f"{quoted(line.strip())} is no public key: give .key files, or whole lines of "
@@ -173,36 +181,25 @@ def parse_public_keys(text: str, name: str = "") -> list[PublicKey]:
 def join(path: Path, keys: Sequence[PublicKey]) -> list[str]:
     """Fill others' public keys into a configuration, and return what was done, in words.
 
-    A server gets the other server, and the coordinators and clients by name. One that it does not
-    name yet takes the next marked place of its role, or else a new entry. Everybody else gets the
-    two servers. Raises ConfigError, and changes nothing, if another key is there already.
+    A server gets the other server, and the coordinators and clients that its file names.
+    Everybody else gets the two servers. Raises ConfigError, and changes nothing, if a key has no
+    place there, or if another key has it already.
     """
     values = read_toml(path)
     text = path.read_text("utf-8")
     done = []
-    # exact names first, so that nobody else takes their places
-    for key in sorted(keys, key=lambda key: not _names(values, key.name)):
+    for key in keys:
         table = _table(values, key.role)
         if table is None:
-            done.append(f"{key.name}: not needed in {path.name}")
+            done.append(f"{key.role} {key.name}: not needed in {path.name}")
             continue
         entries = _entries(values, table, path)
-        place = _place(entries, table, key)
-        if place is None:
-            text = (
-                f'{text.rstrip()}\n\n[[{table}]]\nname = "{key.name}"\npublic_key = "{key.key}"\n'
-            )
-            done.append(f"{key.name}: added to [[{table}]], {key.fingerprint}")
-        else:
-            _check_kept(entries[place], key, path)
-            text = _filled(text, table, place, key)
-            done.append(f"{key.name}: {key.fingerprint}")
+        place = _place(entries, table, key, path)
+        _check_kept(entries[place], key, path)
+        text = _filled(text, table, place, key)
+        done.append(f"{key.role} {key.name}: {key.fingerprint}")
         values = _parsed(text, path)
-        if not any(
-            entry.items() >= key.settings.items()
-            for entry in _entries(values, table, path)
-            if table in _SINGLE or entry.get("name") == key.name
-        ):
+        if not _entries(values, table, path)[place].items() >= key.settings.items():
             raise ConfigError(
                 f"cannot find in {path} where the key of {key.name} belongs: paste it by hand"
             )
@@ -290,25 +287,22 @@ def _entries(values: dict[str, Any], table: str, path: Path) -> list[dict[str, A
     return entries
 
 
-def _place(entries: Sequence[dict[str, Any]], table: str, key: PublicKey) -> int | None:
-    """Return which of a table's entries is for this key; None if a new one has to be made."""
+def _place(entries: Sequence[dict[str, Any]], table: str, key: PublicKey, path: Path) -> int:
+    """Return which of a table's entries is for this key; raise ConfigError if none is."""
     if table in _SINGLE:
         return 0
-    named = [i for i, entry in enumerate(entries) if entry.get("name") == key.name]
-    marked = [i for i, entry in enumerate(entries) if not is_public_key(entry.get("public_key"))]
-    return next(iter(named + marked), None)
-
-
-def _names(values: dict[str, Any], name: str) -> bool:
-    """Return whether a configuration has a place for a key of this name."""
-    return any(place.name == name for place in key_places(values))
+    for number, entry in enumerate(entries):
+        if entry.get("name") == key.name:
+            return number
+    raise ConfigError(
+        f"{path} names no {key.role} {key.name}: whoever takes part is named there by you, and not "
+        f"by the key. If {key.name} is to, write first:\n"
+        f'[[{table}]]\nname = "{key.name}"\npublic_key = ""'
+    )
 
 
 def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
-    """Return the text with the keys, and in a list the name, in one table. All else stays.
-
-    A configuration of an earlier release has no line for a signing key, and gets one.
-    """
+    """Return the text with the keys in one table. All else stays."""
     header = re.compile(r"^[ \t]*\[.*$", re.MULTILINE)
     wanted = re.compile(rf"^[ \t]*\[+\s*{table}\s*\]+")
     starts = [match.start() for match in header.finditer(text)] + [len(text)]
@@ -321,14 +315,10 @@ def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
         return text
     start, end = spans[place]
     part = text[start:end]
-    signing = re.search(r"^[ \t]*signing_key[ \t]*=", part, re.MULTILINE)
-    if key.signing_key and not signing:
-        line = r'^([ \t]*)(public_key[ \t]*=[ \t]*"[^"]*".*)$'
-        part = re.sub(line, r'\1\2\n\1signing_key = ""', part, count=1, flags=re.MULTILINE)
-    for setting, value in {**key.settings, "name": key.name}.items():
+    for setting, value in key.settings.items():
         part = re.sub(
             rf'^([ \t]*{setting}[ \t]*=[ \t]*")[^"]*"',
-            # neither keys nor names have a backslash, which would mean something here
+            # keys have no backslash, which would mean something here
             rf'\g<1>{value}"',
             part,
             count=1,

@@ -38,7 +38,7 @@ from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.mpc.rounds.optimiser import optimiser_from
-from securemedian.mpc.rounds.ranges.registry import saved_policy
+from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import Training
 from securemedian.servers.control import SHA256_BYTES, is_round_id
 from securemedian.servers.database import Database, Row
@@ -607,7 +607,7 @@ class Store:
 
 def _training(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training:
     return Training.of_arrays(
-        saved_policy(fields["policy"]),
+        policy_from(fields["policy"]),
         fields["published"],
         optimiser_from(fields["optimiser"]),
         arrays,

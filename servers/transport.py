@@ -300,7 +300,7 @@ class PeerPort:
         except zmq.ZMQError as error:
             raise NoSocket(
                 f"this server cannot open a socket: {zmq.strerror(error.errno or 0)}. "
-                "Limit who can connect, or raise LimitNOFILE (docs/deploying.md)"
+                "Limit who can connect, or raise LimitNOFILE (docs/servers.md)"
             ) from error
         return socket
 

@@ -162,7 +162,7 @@ class Pair:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._descriptors = descriptors if hard < 0 else min(descriptors, hard)
         self.names = keygen.client_names(clients)
-        keygen.make_all(folder, clients, keygen.network("127.0.0.1", "127.0.0.1", None))
+        keygen.make_all(folder, self.names, keygen.network("127.0.0.1", "127.0.0.1", None))
         for server in ("s0", "s1"):
             self.configure(server, **settings)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

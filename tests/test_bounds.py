@@ -11,7 +11,7 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.methods import bounds
-from securemedian.mpc.rounds.methods.base import ChosenRing, Published
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -66,7 +66,7 @@ def test_one_value_is_enough_wherever_it_is() -> None:
 
 # Rounds
 
-METHODS_CHECKED: list[ChosenRing] = [
+METHODS_CHECKED: list[SizedFixedPoint] = [
     Pairwise(ring_bits=32, fraction_bits=8),
     Pairwise(ring_bits=13, fraction_bits=3, selection="opened"),
     TrimmedMean(ring_bits=32, fraction_bits=8, trim=0.25),
@@ -103,7 +103,7 @@ def verdicts(
 
 
 @pytest.mark.parametrize("method", METHODS_CHECKED, ids=lambda m: f"{m.label} {m.ring_bits}")
-def test_who_cheats_is_left_out_and_the_result_is_that_of_the_others(method: ChosenRing) -> None:
+def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedPoint) -> None:
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""
     params = RoundParams(method, DIM, CLIENTS)
     values, uploads = honest(params, CLIENTS)
@@ -135,7 +135,7 @@ def test_who_cheats_is_left_out_and_the_result_is_that_of_the_others(method: Cho
 
 @pytest.mark.parametrize("cls", [Pairwise, TrimmedMean])
 @pytest.mark.parametrize("bits", [5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 62, 63, 64])
-def test_no_honest_client_is_left_out(cls: type[ChosenRing], bits: int) -> None:
+def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> None:
     """All that a float can be, in rings in which nearly everything saturates."""
     for fraction in {0, bits - 5}:
         params = RoundParams(cls(ring_bits=bits, fraction_bits=fraction), 300, CLIENTS)
@@ -162,7 +162,7 @@ def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> No
     uploads: Uploads = [(share.SeedUpload(params.layout, bytes(16)),) * 2] * 3
     checked = verdicts(params, uploads)
     assert checked == Checked([True] * 3, pipeline.Cost())
-    if not isinstance(method, ChosenRing):
+    if not isinstance(method, FixedPoint):
         with pytest.raises(LocalProtocolError, match="no values to check"):
             method.out_of_range(make_parties()[0][0], params.chunk([], [], 0, 10, 1024))
 
@@ -193,7 +193,7 @@ def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("clients", [CLIENTS, 3])
 @pytest.mark.parametrize("method", METHODS_CHECKED[::2], ids=lambda m: m.label)
-def test_what_is_filled_ahead_is_enough(method: ChosenRing, clients: int) -> None:
+def test_what_is_filled_ahead_is_enough(method: SizedFixedPoint, clients: int) -> None:
     params = RoundParams(method, DIM, CLIENTS)
     protocol = ProtocolParams(lanes=2)
     lanes = make_parties(2)

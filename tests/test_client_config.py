@@ -56,7 +56,7 @@ def test_samples_load(name: str) -> None:
         (OTHER_KEY, KEY, "the same public_key"),
         (OTHER_SIGNING_KEY, SIGNING_KEY, "the same signing_key"),
         (SIGNING_KEY, "PASTE HERE the signing key of s0", r"\[s0\]: 'PASTE HERE the signing"),
-        (f'signing_key = "{SIGNING_KEY}"\n', "", r"\[s0\] without signing_key"),
+        (f'signing_key = "{SIGNING_KEY}"\n', "", r"\[s0\]: missing signing_key"),
         ("tcp://127.0.0.1:2", "tcp://127.0.0.1:1", "the same address"),
     ],
 )

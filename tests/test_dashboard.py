@@ -467,7 +467,9 @@ def test_mistakes_are_named(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("uvicorn")
-    keygen.make_all(tmp_path, 2, keygen.network("127.0.0.1", "127.0.0.1", None))
+    keygen.make_all(
+        tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
+    )
     assert cli.main(["dashboard", str(tmp_path / "coordinator.toml"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -528,7 +530,9 @@ def test_a_real_round_is_shown(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_others_than_this_machine_are_warned_of(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
-    keygen.make_all(tmp_path, 2, keygen.network("127.0.0.1", "127.0.0.1", None))
+    keygen.make_all(
+        tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
+    )
     with dashboard(tmp_path, "--listen", "0.0.0.0:0") as (url, process):
         assert "it asks for no password" in (tmp_path / "dashboard.log").read_text()
         # no server has an answer for it, and the page is there all the same

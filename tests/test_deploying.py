@@ -1,4 +1,4 @@
-"""docs/deploying.md: what it quotes and computes is what the servers do."""
+"""The pages about deploying: what they quote and compute is what the servers do."""
 
 import re
 import tomllib
@@ -12,13 +12,17 @@ from securemedian.servers.peer import Change
 from securemedian.servers.policy import Policy
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "deploying.md").read_text("utf-8")
 SERVERS = {path.name: path.read_text("utf-8") for path in (ROOT / "servers").rglob("*.py")}
 
 
-def rows(header: str) -> list[list[str]]:
-    """Return the cells of the table whose header begins like this, without the header."""
-    table = PAGE[PAGE.index(header) :].split("\n\n")[0].splitlines()[2:]
+def read(page: str) -> str:
+    return (ROOT / "docs" / page).read_text("utf-8")
+
+
+def rows(page: str, header: str) -> list[list[str]]:
+    """Return the cells of a page's table whose header begins like this, without the header."""
+    text = read(page)
+    table = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
 
 
@@ -27,7 +31,9 @@ def quoted(cell: str) -> list[str]:
 
 
 def test_the_table_of_events_has_all_that_a_server_logs_and_no_others() -> None:
-    shown = [event for row in rows("| event | meaning |") for event in quoted(row[0])]
+    shown = [
+        event for row in rows("maintaining.md", "| event | meaning |") for event in quoted(row[0])
+    ]
     logged = {
         event
         for text in SERVERS.values()
@@ -40,7 +46,8 @@ def test_the_table_of_events_has_all_that_a_server_logs_and_no_others() -> None:
 
 
 def test_the_policy_that_it_shows_is_one_and_refuses_uploads_that_nobody_checks() -> None:
-    tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
+    blocks = re.findall(r"```toml\n(.*?)```", read("servers.md"), re.DOTALL)
+    tables = [tomllib.loads(block) for block in blocks]
     (policy,) = (Policy(**table["policy"]) for table in tables if "policy" in table)
     bucketed = {"method": "bucketed", "dim": 1000, "max_clients": 10}
     policy.check(RoundParams.from_dict(bucketed), 0, "s0")
@@ -49,7 +56,7 @@ def test_the_policy_that_it_shows_is_one_and_refuses_uploads_that_nobody_checks(
 
 
 def test_what_a_dealing_takes_is_what_the_round_says() -> None:
-    for cells in rows("| coordinates | `max_clients` | `dealt` |"):
+    for cells in rows("servers.md", "| coordinates | `max_clients` | `dealt` |"):
         dim, clients, ahead, after, usual, most = (float(cell.replace(",", "")) for cell in cells)
         params = RoundParams.from_dict(
             {"method": "bucketed", "dim": int(dim), "max_clients": int(clients)}
@@ -62,7 +69,11 @@ def test_what_a_dealing_takes_is_what_the_round_says() -> None:
 
 def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
     code = SERVERS["round_facts.py"]
-    shown = [reason for row in rows("| reason | cause | do |") for reason in quoted(row[0])]
+    shown = [
+        reason
+        for row in rows("troubleshooting.md", "| reason | cause | do |")
+        for reason in quoted(row[0])
+    ]
     names = {
         "its dealing reached only s0": "its dealing reached {",
         "its upload reached only s0": "its upload reached {",

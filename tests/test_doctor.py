@@ -19,7 +19,9 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    keygen.make_all(tmp_path / "keys", 2, keygen.network("127.0.0.1", "127.0.0.1", None))
+    keygen.make_all(
+        tmp_path / "keys", ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
+    )
     return tmp_path / "keys"
 
 

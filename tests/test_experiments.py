@@ -36,8 +36,7 @@ from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
 from securemedian.mpc.rounds.clusters import exposed  # noqa: E402
 from securemedian.mpc.rounds.methods.reclustered import Reclustered  # noqa: E402
 from securemedian.mpc.rounds.optimiser import Adam, Momentum, NoOptimiser  # noqa: E402
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange  # noqa: E402
-from securemedian.mpc.rounds.ranges.mean import MeanRange  # noqa: E402
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

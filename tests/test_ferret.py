@@ -375,19 +375,19 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch, small: ferret.C
     with monkeypatch.context() as patch:
         # kernels that do all at once count as tests/test_native.py says
         for side in itertools.chain(*sides):
-            for end in (side.pool._ends.sender, side.pool._ends.receiver):
+            for end in (side.pool.ends.sender, side.pool.ends.receiver):
                 patch.setattr(end, "_native_aes", False)
         for name in ("blocks", "block_pairs"):
             patch.setattr(Hash, name, recording(getattr(Hash, name)))
         for lane in range(2):
             # one party after the other, so that the record knows whose hash it is: what the first
             # waits for comes first
-            for end in (side[lane].pool._ends.receiver for side in sides):
+            for end in (side[lane].pool.ends.receiver for side in sides):
                 end.prepare()
             for party in (0, 1):
-                sides[party][lane].pool._ends.sender.extend(2 * SMALL.yields)
+                sides[party][lane].pool.ends.sender.extend(2 * SMALL.yields)
             for party in (0, 1):
-                sides[party][lane].pool._ends.receiver.extend(2 * SMALL.yields)
+                sides[party][lane].pool.ends.receiver.extend(2 * SMALL.yields)
     assert used[0] and {stream & 0xFFFF for _, _, stream in used[0]} == {0, 1, 2, 3}
     assert {stream >> 63 for _, _, stream in used[0]} == {0, 1}
     run_both(lambda j: sides[j][0].pool.reserve(demand))

@@ -22,8 +22,8 @@ from securemedian.mpc.rounds.optimiser import Momentum
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, check_values, demand, run_round
 from securemedian.mpc.rounds.plan import predict
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import Training, finish
 from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store

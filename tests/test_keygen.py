@@ -82,7 +82,8 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         ("client", "client-2"),
     ):
         directory = tmp_path / name
-        assert cli.main(["keygen", str(directory), "--role", role, "--name", name, *hosts]) == 0
+        named = [] if role == name else ["--name", name]
+        assert cli.main(["keygen", str(directory), "--role", role, *named, *hosts]) == 0
         keys[name] = public_key(directory, name)
         assert keys[name] in capsys.readouterr().out
         assert {path.name for path in directory.iterdir()} == {
@@ -125,6 +126,11 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         (["--role", "client"], "--name"),
         (["--role", "client", "--name", "../x"], "--name"),
         (["--role", "client", "--name", 'a"b'], "--name"),
+        (["--role", "s1", "--name", "beta"], "the name of a server is its role"),
+        (["--clients", "a,,b"], "--clients: a name has"),
+        (["--clients", "a,b,a"], "the name of somebody else"),
+        (["--clients", "a,s0"], "the name of somebody else"),
+        (["--clients", "a"], "as many names"),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(
@@ -164,7 +170,8 @@ def handed(role: str, name: str, key: str, signing_key: str = "") -> public_keys
 
 def alone(directory: Path, role: str, name: str) -> Path:
     """Make one party and return its configuration."""
-    assert cli.main(["keygen", str(directory), "--role", role, "--name", name]) == 0
+    given = ["--clients", "hospital-a,hospital-b"] if role == name else ["--name", name]
+    assert cli.main(["keygen", str(directory), "--role", role, *given]) == 0
     return directory / f"{name}.toml"
 
 
@@ -201,7 +208,7 @@ def test_everything_that_keygen_makes_has_its_fingerprint(
     assert line in capsys.readouterr().out.splitlines()
 
 
-def test_a_pasted_block_renames_and_adds_clients(
+def test_a_pasted_block_fills_the_named_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = alone(tmp_path, "s0", "s0")
@@ -209,32 +216,61 @@ def test_a_pasted_block_renames_and_adds_clients(
     before = path.read_text()
     lines = [
         handed("client", name, key).line
-        for name, key in zip(("hospital-a", "client-1", "hospital-b"), KEYS, strict=True)
+        for name, key in zip(("hospital-b", "hospital-a"), KEYS, strict=False)
     ]
     # mail programs break lines, and the coordinator's .key file is pasted as a whole
-    alone(tmp_path / "gamma", "coordinator", "gamma")
-    alone(tmp_path / "beta", "s1", "beta")
+    alone(tmp_path / "gamma", "coordinator", "coordinator")
+    alone(tmp_path / "beta", "s1", "s1")
     block = "\n".join(lines).replace(" ", "\n  ") + "\n"
-    block += (tmp_path / "gamma" / "gamma.key").read_text()
-    block += (tmp_path / "beta" / "beta.key").read_text()
+    block += (tmp_path / "gamma" / "coordinator.key").read_text()
+    block += (tmp_path / "beta" / "s1.key").read_text()
     monkeypatch.setattr("sys.stdin", io.StringIO(block))
     assert cli.main(["keygen", "--join", str(path)]) == 0
     said = capsys.readouterr().out
-    assert f"hospital-b: added to [[clients]], {fingerprint(KEYS[2])}" in said
+    assert f"client hospital-b: {fingerprint(KEYS[0])}" in said
     assert f"{path} is complete" in said
     loaded = server_config.load(path)
-    # who is named keeps the place, the next one takes the marked one, and the third a new one
     assert [(caller.name, caller.public_key) for caller in loaded.clients] == [
-        ("client-1", KEYS[1]),
-        ("hospital-a", KEYS[0]),
-        ("hospital-b", KEYS[2]),
+        ("hospital-a", KEYS[1]),
+        ("hospital-b", KEYS[0]),
     ]
-    assert [caller.name for caller in loaded.coordinators] == ["gamma"]
-    assert loaded.peer.public_key == public_key(tmp_path / "beta", "beta")
+    assert loaded.peer.public_key == public_key(tmp_path / "beta", "s1")
     assert mode(path) == 0o640 and not path.with_name("s0.toml.new").exists()
     # everything else stands as it was, comments included
-    kept = [line for line in before.splitlines() if "PASTE" not in line and "client-" not in line]
-    assert set(kept) - set(path.read_text().splitlines()) == {'name = "coordinator"'}
+    kept = [line for line in before.splitlines() if "PASTE" not in line]
+    assert not set(kept) - set(path.read_text().splitlines())
+
+
+def test_a_file_fills_no_place_but_that_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone(tmp_path, "s0", "s0")
+    before = path.read_bytes()
+
+    def refused(file: str, text: str) -> str:
+        given = tmp_path / file
+        given.write_text(text)
+        assert cli.main(["keygen", "--join", str(path), "--keys", str(given)]) == 2
+        assert path.read_bytes() == before
+        return capsys.readouterr().err
+
+    own, second = (handed("client", f"hospital-{one}", KEYS[0]).line for one in "ac")
+    # as another one, as the other server, and twice
+    other = handed("coordinator", "coordinator", KEYS[1])
+    for text in (other.line, handed("s1", "s1", KEYS[1]).line, f"{own}\n{second}"):
+        assert "not one key, of hospital-a" in refused("hospital-a.key", text)
+    # as the coordinator, in its own name; the place would have to be named by who runs the server
+    said = refused("hospital-a.key", handed("coordinator", "hospital-a", KEYS[1]).line)
+    assert "names no coordinator hospital-a" in said
+    assert "names no client hospital-c" in refused("hospital-c.key", second)
+    # whose role stands nowhere is nobody's
+    assert "a role is one of" in refused("s1.key", f'name = "s1"\npublic-key = "{KEYS[1]}"')
+    assert "a role is one of" in refused("hospital-a.key", f'public-key = "{KEYS[1]}"')
+    path.write_text(f'{path.read_text()}\n[[clients]]\nname = "hospital-c"\npublic_key = ""\n')
+    assert (
+        cli.main(["keygen", "--join", str(path), "--keys", str(tmp_path / "hospital-c.key")]) == 0
+    )
+    assert f"client hospital-c: {fingerprint(KEYS[0])}" in capsys.readouterr().out
 
 
 def test_join_tells_what_is_still_missing(
@@ -259,12 +295,19 @@ def test_join_tells_what_is_still_missing(
         (f"client a/b {KEYS[0]} DIGITS", "is no public key"),
         (f"client a {KEYS[1]} DIGITS", "the key of a does not fit its fingerprint"),
         (f"client a {KEYS[0].swapcase()} DIGITS", "the key of a does not fit its fingerprint"),
-        (f'public-key = "{KEYS[0][:-1]}"', "is no public key"),
+        (f'role = "client"\nname = "a"\npublic-key = "{KEYS[0][:-1]}"', "is no public key"),
         (f'role = "owner"\npublic-key = "{KEYS[0]}"', "a role is one of"),
-        (f"s0 s0 {KEYS[0]} DIGITS", "comes without a signing key"),
-        (f'role = "s0"\npublic-key = "{KEYS[0]}"', "comes without a signing key"),
+        (f"s0 s0 {KEYS[0]} DIGITS", "comes without its signing key"),
+        (
+            f'role = "s0"\nname = "beta"\npublic-key = "{KEYS[0]}"',
+            "the name of a server is its role",
+        ),
         (f"s0 s0 {KEYS[0]} {KEYS[1]} DIGITS", "the key of s0 does not fit its fingerprint"),
-        (f'role = "client"\nsigning-key = "{KEYS[1]}"\npublic-key = "{KEYS[0]}"', "which has no"),
+        (
+            f'role = "client"\nname = "a"\nsigning-key = "{KEYS[1]}"\npublic-key = "{KEYS[0]}"',
+            "which has no",
+        ),
+        (f"s0 beta {KEYS[0]} {KEYS[1]} DIGITS", "the key of beta does not fit its fingerprint"),
         (f'signing-secret = "{KEYS[1]}"', "this is a secret key"),
         (f'public-key = "{KEYS[0]}"\nsecret-key = "{KEYS[1]}"', "this is a secret key"),
     ],
@@ -327,19 +370,19 @@ def test_check_names_every_missing_and_doubtful_key(
     own = public_key(tmp_path, "s0")
     signing = load_signing_key(tmp_path / "s0.key_secret").public
     text = path.read_text().replace("PASTE HERE the signing key of s1", signing)
-    for name, key in (("s1", own), ("client-1", KEYS[0]), ("coordinator", KEYS[0])):
+    for name, key in (("s1", own), ("hospital-a", KEYS[0]), ("coordinator", KEYS[0])):
         text = text.replace(f"PASTE HERE the public key of {name}", key)
     path.write_text(text)
     assert cli.main(["keygen", "--check", str(path)]) == 2
     said = capsys.readouterr()
     assert "[peer] s1 has this party's own key" in said.err
-    assert "[[clients]] 2 has no public key of client-2" in said.err
-    assert "[[clients]] 1 client-1 has the same key as [[coordinators]] 1 coordinator" in said.err
+    assert "[[clients]] 2 has no public key of hospital-b" in said.err
+    assert "[[clients]] 1 hospital-a has the same key as [[coordinators]] 1 coordinator" in said.err
     printed = [line.split() for line in said.out.splitlines()]
     assert ["own", "key", "s0", fingerprint(own, signing)] in printed
     assert ["[peer]", "s1", fingerprint(own, signing)] in printed
-    assert ["[[clients]]", "1", "client-1", fingerprint(KEYS[0])] in printed
-    assert ["[[clients]]", "2", "client-2", "missing"] in printed
+    assert ["[[clients]]", "1", "hospital-a", fingerprint(KEYS[0])] in printed
+    assert ["[[clients]]", "2", "hospital-b", "missing"] in printed
 
 
 @pytest.mark.parametrize("name", ["s0", "client-1"])
@@ -363,8 +406,6 @@ def test_check_finds_what_a_start_would_refuse(
     "arguments",
     [
         ["DIR", "--join", "s0.toml"],
-        ["DIR", "--add-signing", "s0.key_secret"],
-        ["--add-signing", "none.key_secret"],
         ["--check", "s0.toml", "--role", "s0"],
         ["--check", "s0.toml", "--keys", "s1.key"],
         ["--clients", "2", "--keys", "s1.key"],
@@ -397,60 +438,6 @@ def test_a_signature_is_of_its_key_and_its_data(tmp_path: Path) -> None:
     ):
         assert not is_signature(other, data, signed)
     assert key.secret not in repr(key)
-
-
-def without_signing(folder: Path, name: str) -> Path:
-    """Make a server's files those of an earlier release, and return its configuration."""
-    path = alone(folder, name, name)
-    for file in folder.iterdir():
-        kept = [line for line in file.read_text().splitlines() if "signing" not in line]
-        file.write_text("\n".join(kept) + "\n")
-    return path
-
-
-def test_files_of_an_earlier_release_get_a_signing_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without_signing(tmp_path / "s0", "s0")
-    secret, public = tmp_path / "s0" / "s0.key_secret", tmp_path / "s0" / "s0.key"
-    curve = load_keys(secret)
-    with pytest.raises(ConfigError, match=f"--add-signing {secret}"):
-        load_signing_key(secret)
-    with pytest.raises(ConfigError, match="--add-signing"):
-        public_keys.read_public_keys([str(public)])
-    capsys.readouterr()
-    assert cli.main(["keygen", "--add-signing", str(secret)]) == 0
-    signing = load_signing_key(secret)
-    line = handed("s0", "s0", curve.public.decode(), signing.public).line
-    assert line in capsys.readouterr().out.splitlines()
-    assert load_keys(secret) == curve and (mode(secret), mode(public)) == (0o600, 0o644)
-    assert signing.secret in secret.read_text() and signing.secret not in public.read_text()
-    assert [key.line for key in public_keys.read_public_keys([str(public)])] == [line]
-    # a second time, for a client, and for another file
-    client = alone(tmp_path / "a", "client", "a").with_suffix(".key_secret")
-    for file, said in (
-        (secret, "has a signing key already"),
-        (client, "servers alone sign"),
-        (public, "whose NAME.key lies beside it"),
-    ):
-        before = file.read_bytes()
-        assert cli.main(["keygen", "--add-signing", str(file)]) == 2
-        assert said in capsys.readouterr().err and file.read_bytes() == before
-
-
-def test_a_configuration_of_an_earlier_release_gets_the_signing_keys(tmp_path: Path) -> None:
-    path = tmp_path / "a.toml"
-    path.write_text(
-        'name = "a"\nkey_file = "a.key_secret"\n[s0]\naddress = "tcp://127.0.0.1:1"\n'
-        f'public_key = "{KEYS[0]}" # as of May\n[s1]\n  public_key = "{KEYS[1]}"\n'
-        '  address = "tcp://127.0.0.1:2"\n'
-    )
-    with pytest.raises(ConfigError, match=r"\[s0\] and \[s1\] without signing_key.*--join"):
-        ClientConfig.load(path)
-    public_keys.join(path, [handed("s0", "s0", KEYS[0]), handed("s1", "s1", KEYS[1])])
-    config = ClientConfig.load(path)
-    assert (config.s0.signing_key, config.s1.signing_key) == tuple(SIGNING_KEYS.values())
-    assert f'public_key = "{KEYS[0]}" # as of May\nsigning_key = ' in path.read_text()
 
 
 def test_a_signing_key_and_its_secret_are_a_pair(tmp_path: Path) -> None:

@@ -30,13 +30,12 @@ from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, check_values, fill, run_round
 from securemedian.mpc.rounds.plan import predict
-from securemedian.mpc.rounds.ranges.base import RangePolicy, UniformRange
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.log import LogRange
-from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from, saved_policy
+from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import Training, finish
-from securemedian.servers.store import Store
 from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
@@ -327,26 +326,9 @@ def test_a_policy_is_its_name_and_its_options() -> None:
     for name, cls in POLICIES.items():
         policy = cls()
         assert policy.to_dict()["policy"] == name
-        assert policy_from(policy.to_dict()) == saved_policy(policy.to_dict()) == policy
+        assert policy_from(policy.to_dict()) == policy
     with pytest.raises(ConfigError, match="decay is an option of .*: leave it out for constant"):
         policy_from({"policy": "constant", "decay": 0.1})
-
-
-@pytest.mark.parametrize("name", ["coordinate", "mean", "linf", "l1", "constant"])
-def test_a_training_run_saved_by_an_earlier_release_loads(name: str, tmp_path: Any) -> None:
-    """Release 0.2 saved `decay` for every policy, and both 0.2 and 0.3 the scale as `width`."""
-    store = Store(tmp_path / "state")
-    np.savez(
-        tmp_path / "state" / "training.npz",
-        policy=np.array(f'{{"policy": "{name}", "initial": 0.2, "decay": 0.3}}'),
-        width=np.float32(0.2),
-        published=np.array(4),
-        model=np.zeros(5, np.float32),
-    )
-    loaded = store.load_training()
-    assert isinstance(loaded.policy, UniformRange) and loaded.scale == np.float32(0.2)
-    assert (loaded.policy.name, loaded.policy.initial, loaded.published) == (name, 0.2, 4)
-    assert getattr(loaded.policy, "decay", 0.3) == 0.3
 
 
 def test_published_buckets_need_a_model() -> None:

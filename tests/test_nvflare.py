@@ -54,7 +54,7 @@ from nvflare.private.fed.utils.fed_utils import fobs_initialize
 from nvflare.private.privacy_manager import Scope
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.rounds.ranges.mean import MeanRange
+from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
 from securemedian.plugins.rounds import Rounds
 from tests import wrong

@@ -241,23 +241,16 @@ def test_extension_does_not_print_secrets() -> None:
 
 @pytest.mark.parametrize("bits", [2, 7, 8, 32, 33, 64])
 @pytest.mark.parametrize("count", [0, 1, 65, 1000])
-def test_chosen_and_correlated_one_of_two(bits: int, count: int) -> None:
+def test_correlated_one_of_two(bits: int, count: int) -> None:
     parties = [lanes[0] for lanes in make_parties()]
-    m0, m1, delta = (ring.reduce(RNG.integers(0, 2**64, count, np.uint64), bits) for _ in range(3))
+    delta = ring.reduce(RNG.integers(0, 2**64, count, np.uint64), bits)
     choice = RNG.integers(0, 2, count).astype(np.uint8)
-    stock = run_both(
-        lambda j: [
-            parties[j].pool.take(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
-            for _ in range(2)
-        ]
+    (sender, _), (_, receiver) = run_both(
+        lambda j: parties[j].pool.take(RandomOts(bits), *((count, 0) if j == 0 else (0, count)))
     )
-    (sender, _), (sender2, _) = stock[0]
-    (_, receiver), (_, receiver2) = stock[1]
-    chosen = receiver.finish_chosen(choice, sender.chosen(receiver.request(choice), m0, m1))
-    assert (chosen == np.where(choice, m1, m0)).all()
-    request = receiver2.request(choice)
-    reply, own = sender2.correlated(request, delta)
-    got = receiver2.finish_correlated(choice, reply)
+    request = receiver.request(choice)
+    reply, own = sender.correlated(request, delta)
+    got = receiver.finish_correlated(choice, reply)
     assert (ring.reduce(own + got, bits) == ring.reduce(choice * delta, bits)).all()
     with pytest.raises(LocalProtocolError, match="serves once"):
         receiver.request(choice)

@@ -97,7 +97,7 @@ def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
 
 def sender_of(party: Party) -> Any:
     """Return the sender's end of a party's OT extension."""
-    return party.pool._ends.sender
+    return party.pool.ends.sender
 
 
 def radix_products(party: Party, own: tuple[XorBits, XorBits], bits: int) -> list[RingShare]:
@@ -611,7 +611,7 @@ def chunk(kind: Tables, tables: np.ndarray, positions: np.ndarray) -> np.ndarray
 def unread_messages(kind: Tables, extension: str = "softspoken") -> None:
     """Check each unread pad of a table next to what the receiver's own keys say there."""
     parties, _ = recorded_parties(extension)
-    receiver: Any = parties[1].pool._ends.receiver
+    receiver: Any = parties[1].pool.ends.receiver
     extend, kept = receiver.extend_planes, []
 
     def keeping(ots: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -799,29 +799,15 @@ def lanes_apart(extension: str = "softspoken", count: int = COUNT) -> None:
     check_uniform(seen)
 
 
-def chosen_messages(bits: int = 8) -> None:
-    """Check a 1-of-2 OT's request next to the choice, and its reply next to both messages."""
-    sender, receiver = one_way(bits)
-    for choice in (0, 1):
-        wanted = np.full(COUNT, choice, np.uint8)
-        zeros = np.zeros(COUNT, ring.dtype(bits))
-        send, receive = next(sender), next(receiver)
-        request = receive.request(wanted)
-        check_uniform({"request": boolean.unpack_bits(request, COUNT)})
-        reply = ring.unpack(send.chosen(request, zeros, zeros), bits, 2 * COUNT).reshape(2, -1)
-        seen = bits_of("reply 0", reply[0], 0, bits) | bits_of("reply 1", reply[1], 0, bits)
-        check_uniform(seen)
-
-
 def correlated_messages(bits: int = 8) -> None:
-    """Check both ends' shares of x delta, each alone, and the reply."""
+    """Check a 1-of-2 OT's request, its reply and the share of x delta at each end."""
     sender, receiver = one_way(bits)
     for choice, delta in ((0, 0), (1, 0), (1, 1)):
         wanted = np.full(COUNT, choice, np.uint8)
         send, receive = next(sender), next(receiver)
-        reply, own = send.correlated(
-            receive.request(wanted), np.full(COUNT, delta, ring.dtype(bits))
-        )
+        request = receive.request(wanted)
+        check_uniform({"request": boolean.unpack_bits(request, COUNT)})
+        reply, own = send.correlated(request, np.full(COUNT, delta, ring.dtype(bits)))
         got = receive.finish_correlated(wanted, reply)
         check_uniform(bits_of("sender's share", own, 0, bits))
         check_uniform(bits_of("receiver's share", got, 0, bits))
@@ -856,7 +842,6 @@ def test_corrections_hide_the_choices(field_bits: int) -> None:
 
 
 def test_messages_of_ots_are_masked() -> None:
-    chosen_messages()
     correlated_messages()
 
 

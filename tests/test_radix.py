@@ -20,7 +20,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 

@@ -25,21 +25,20 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges import follow
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.log import LogRange
-from securemedian.mpc.rounds.ranges.mean import MeanRange
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange
 from securemedian.mpc.rounds.run_state import Training, finish
 from securemedian.servers.run_start import begin
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]
 EDGES = [4 / 2.5**i for i in range(6, -1, -1)]
-FINE = FineRange().later(16)
 # one size per bucket of EDGES
 ROOT = Decimal("2.5").sqrt()
 SIZES = [0.008192, *(float(4 / Decimal("2.5") ** i * ROOT) for i in range(6, 0, -1)), 4.0]
+FINE = FineRange().later(16)
 # policies, and their edges and values from the second round on
 LAYOUTS = {
     "default": (FollowRange(), EDGES, [EDGES[0] / 2, *SIZES[1:]]),
@@ -48,7 +47,7 @@ LAYOUTS = {
         [0.125, 0.5, 2.0, 8.0],
         [0.0625, 0.25, 1.0, 4.0, 8.0],
     ),
-    "fine": (FineRange(), [*FINE.edges], [*FINE.values]),
+    "fine": (FineRange(), list(FINE.edges), list(FINE.values)),
 }
 
 

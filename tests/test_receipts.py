@@ -35,7 +35,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.optimiser import Adam, Momentum
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import Training, finish
 from tests.daemons import WAIT_S, Pair
 

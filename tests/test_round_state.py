@@ -9,7 +9,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1189,64 +1188,6 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
 )
 def test_no_longer_order_of_events_makes_an_honest_server_refuse(scenario: Scenario) -> None:
     assert walk(scenario)[2] > 5_000
-
-
-def documented() -> str:
-    """Return the tables as docs/wire.md shows them: states with the same line together."""
-    text = []
-    for party, table in enumerate(TABLE):
-        # what happens at an event, and the states in which it does: the order of the lines counts
-        blocks: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-        order = list(State)
-        for (state, event), lines in sorted(
-            table.items(), key=lambda item: order.index(item[0][0])
-        ):
-            rows = (
-                (
-                    _event(event),
-                    ""
-                    if line.when is always
-                    else _sentence(line.when).removeprefix("return whether "),
-                    "" if line.to is state else f"**{line.to}**",
-                    "; ".join(
-                        action.value if isinstance(action, Effect) else f"send {_event(action)}"
-                        for action in line.actions
-                    ),
-                )
-                for line in lines
-            )
-            blocks.setdefault(tuple(rows), []).append(state.value)
-        text.append(
-            f"| S{party}: in state | at | if | next | does |\n| --- | --- | --- | --- | --- |"
-        )
-        text += [
-            f"| {', '.join(states)} | {' | '.join(row)} |"
-            for rows, states in sorted(blocks.items(), key=lambda item: len(item[1]) > 1)
-            for row in rows
-        ]
-        text.append(f"\n| S{party}: in state | may come late | because |\n| --- | --- | --- |")
-        reasons: dict[tuple[str, str], list[str]] = {}
-        for (state, event), reason in LATE[party].items():
-            reasons.setdefault((state.value, reason), []).append(_event(event))
-        text += [f"| {s} | {', '.join(kinds)} | {r} |" for (s, r), kinds in reasons.items()]
-        text.append("")
-    return "\n".join(text)
-
-
-def _event(kind: type) -> str:
-    if issubclass(kind, RoundMessage):
-        return f"`{kind.__name__.lower()}`"
-    return _sentence(kind)
-
-
-def _sentence(what: Any) -> str:
-    sentence = (what.__doc__ or "").strip().splitlines()[0].rstrip(".")
-    return sentence[0].lower() + sentence[1:]
-
-
-def test_the_documentation_shows_the_tables() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text("utf-8")
-    assert documented() in page, f"put this into docs/wire.md:\n{documented()}"
 
 
 # An attempt that may have opened values

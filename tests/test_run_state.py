@@ -16,8 +16,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.l1 import L1Range
-from securemedian.mpc.rounds.ranges.mean import MeanRange
+from securemedian.mpc.rounds.ranges.uniform import L1Range, MeanRange
 from securemedian.mpc.rounds.run_state import Training, finish
 from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store

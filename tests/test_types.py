@@ -21,7 +21,8 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = Path(mpc.__file__).parent / "methods"
+MPC = Path(mpc.__file__).parent
+METHODS = MPC / "rounds" / "methods"
 # What turns shares into something public.
 OPENS = {"open_bits", "open_ring", "open_rows"}
 PUBLIC = {"PublicBits", "PublicValues", "PublicWords"}
@@ -30,7 +31,7 @@ SHARES = {"RingShare", "XorWords", "XorBits", "UnpackedXorBits", "Result"}
 HOLDERS = {"Party", "Chunk", "Upload"}
 
 SETTING = """\
-from securemedian.mpc import boolean, compare, equal, share
+from securemedian.mpc.protocols import boolean, compare, equal, share
 from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits, XorWords
 from securemedian.mpc.rounds.methods import radix
 from securemedian.mpc.rounds.methods.base import Method, Published
@@ -212,8 +213,8 @@ def makers(source: str) -> set[str]:
 def test_only_openings_make_something_public_of_shares() -> None:
     """`PublicBits(share)` is no error to mypy, so it may stand in few places."""
     found = {
-        (path.relative_to(METHODS.parent).with_suffix("").as_posix(), name)
-        for path in METHODS.parent.rglob("*.py")
+        (path.relative_to(MPC).with_suffix("").as_posix(), name)
+        for path in MPC.rglob("*.py")
         for name in makers(path.read_text("utf-8"))
     }
     assert found == {

@@ -17,7 +17,7 @@ from securemedian.mpc.rounds.encode import UniformBuckets
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 
 # neither a multiple of a word nor of a block
 D = 700

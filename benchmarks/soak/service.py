@@ -46,7 +46,7 @@ class Service:
         # the clients by training
         self.members = {name: list(islice(names, count)) for name, count in TRAININGS.items()}
         net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-        keygen.make_all(folder, len(self.names), net)
+        keygen.make_all(folder, self.names, net)
         self._proxies = Proxies()
         # S0's way to S1, and each client's to either server
         self.link = self._proxies.add(net.s1_peer)

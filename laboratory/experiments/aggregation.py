@@ -20,18 +20,18 @@ from securemedian.mpc.rounds.aggregators import AGGREGATORS, mean, trimmed_mean
 from securemedian.mpc.rounds.methods.reclustered import HIDDEN, MEDIAN, TRIMMED_MEAN
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.constant import ConstantRange
-from securemedian.mpc.rounds.ranges.coordinate import CoordinateRange
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.log import LogRange, Sizes
+from securemedian.mpc.rounds.ranges.uniform import ConstantRange, CoordinateRange
 
 # the policy of a method without buckets, on whose results it has no influence
 CONSTANT = ConstantRange()
 
 
-@dataclass(frozen=True)
 class FineRange(FollowRange):
-    """`follow` with 16 narrower buckets, finer around the scale, which no server knows."""
+    """The policy `follow` with 16 buckets that are narrower, and finer around the scale."""
+
+    name = "follow-fine"
 
     def later(self, buckets: int) -> Sizes:
         return Sizes(
@@ -69,21 +69,21 @@ SECURE: dict[str, Secure] = {
         CoordinateRange(0.1, 0.1),
     ),
     **{
-        f"{policy.name}-{buckets}{variant}": Secure(
-            f"{policy.name}{variant}, b = {buckets}",
+        f"{policy.name}-{buckets}": Secure(
+            f"{policy.name}, b = {buckets}",
             # more are not dealt; the results are the same
             {"method": "bucketed", "buckets": buckets}
             | ({"uploads": "unverified"} if buckets > MAX_BUCKETS else {}),
             policy,
             usual=False,
         )
-        for buckets, variant, policy in (
+        for buckets, policy in (
             # so few buckets cannot reach as far
-            (8, "", FollowRange(lowest=1e-3, highest=1e3)),
-            (32, "", FollowRange()),
-            (16, "-fine", FineRange()),
-            (32, "", LogRange(1e-5, 600.0)),
-            (64, "", LogRange()),
+            (8, FollowRange(lowest=1e-3, highest=1e3)),
+            (32, FollowRange()),
+            (16, FineRange()),
+            (32, LogRange(1e-5, 600.0)),
+            (64, LogRange()),
         )
     },
     "cronus": Secure(

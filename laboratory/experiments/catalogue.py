@@ -23,8 +23,9 @@ from securemedian.laboratory.plots import Grid, Line, Panel
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
-from securemedian.mpc.rounds.ranges.base import RangePolicy, UniformRange
+from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import POLICIES
+from securemedian.mpc.rounds.ranges.uniform import UniformRange
 
 # the values of p0 = p1 in the experiment on the bucket range
 ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)

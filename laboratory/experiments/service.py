@@ -48,7 +48,7 @@ class Service:
         self._kept: Training | None = None
         try:
             keygen.make_all(
-                self._directory, clients, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
+                self._directory, self._names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
             )
         except BaseException:
             shutil.rmtree(self._directory)

@@ -19,7 +19,7 @@ from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.options import check_whole, option, options_of
 from securemedian.mpc.rounds.encode import without_nan
 from securemedian.mpc.rounds.methods.base import Published
-from securemedian.mpc.rounds.ranges.constant import ConstantRange
+from securemedian.mpc.rounds.ranges.uniform import ConstantRange
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # from 0 to 1, on even buckets with the middle one at 0.5

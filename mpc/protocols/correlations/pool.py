@@ -44,7 +44,7 @@ class Pool:
         randomness: Stream,
     ) -> None:
         self._party_id = party_id
-        self._ends = Ends(channel, sender, receiver, randomness)
+        self.ends = Ends(channel, sender, receiver, randomness)
         self._sent: defaultdict[Kind[Any], Stock] = defaultdict(Stock)
         self._received: defaultdict[Kind[Any], Stock] = defaultdict(Stock)
         # by `reserve`
@@ -53,12 +53,12 @@ class Pool:
     @property
     def ots(self) -> int:
         """Return the OTs made so far, in both directions together."""
-        return self._ends.sender.index + self._ends.receiver.index
+        return self.ends.sender.index + self.ends.receiver.index
 
     @property
     def left(self) -> tuple[int, int]:
         """Return the OTs that the extensions have left, as the sender and as the receiver."""
-        return self._ends.sender.left, self._ends.receiver.left
+        return self.ends.sender.left, self.ends.receiver.left
 
     @property
     def stock(self) -> dict[Kind[Any], tuple[int, int]]:
@@ -70,8 +70,8 @@ class Pool:
     def fingerprint(self) -> bytes:
         """Return a digest of the stock, equal at both parties while they hold the same items."""
         directions = [
-            (self._ends.sender.index, self._sent),
-            (self._ends.receiver.index, self._received),
+            (self.ends.sender.index, self._sent),
+            (self.ends.receiver.index, self._received),
         ]
         if self._party_id == 1:
             directions.reverse()
@@ -83,10 +83,6 @@ class Pool:
             for index, stocks in directions
         ]
         return hashlib.sha256(repr(state).encode()).digest()
-
-    def random_keys(self, count: int, sending: bool) -> None:
-        """Make `count` random OTs (one block) in one direction and drop them, to time them."""
-        (self._ends.sender if sending else self._ends.receiver).extend(count)
 
     def take(self, kind: Kind[HandedOut], as_sender: int, as_receiver: int) -> HandedOut:
         """Hand out items of a kind, after making those that the stock lacks."""
@@ -106,10 +102,10 @@ class Pool:
 
         It takes two rounds at most, however much is made.
         """
-        start, traffic = time.perf_counter(), self._ends.channel.traffic
+        start, traffic = time.perf_counter(), self.ends.channel.traffic
         before = replace(traffic)
         to_send, to_receive = self._missing(demand)
-        if self._ends.sender.sender_speaks:
+        if self.ends.sender.sender_speaks:
             self._make_where_senders_speak(to_send, to_receive)
         else:
             self._make_where_receivers_speak(to_send, to_receive)
@@ -145,14 +141,14 @@ class Pool:
         """
         begun: list[tuple[Kind[Any], int, list[Half]]] = []
         for kind, blocks in _blocks(to_receive):
-            halves = (kind.receive(self._ends, items) for items in blocks)
+            halves = (kind.receive(self.ends, items) for items in blocks)
             if kind.corrected:
                 begun.append((kind, sum(blocks), list(halves)))
             else:
                 self._received[kind].put(_joined(halves, sum(blocks)))
         self._send_all(to_send)
         for kind, count, first in begun:
-            finished = (kind.finish(self._ends, half) for half in first)
+            finished = (kind.finish(self.ends, half) for half in first)
             self._received[kind].put(_joined(finished, count))
 
     def _make_where_senders_speak(self, to_send: Orders, to_receive: Orders) -> None:
@@ -163,15 +159,15 @@ class Pool:
         the peer's sender waits for what this party's receiver says in `prepare`.
         """
         if any(missing > 0 for _, missing in to_receive):
-            self._ends.receiver.prepare()
+            self.ends.receiver.prepare()
         self._send_all(to_send)
         for kind, blocks in _blocks(to_receive):
-            halves = (kind.finish(self._ends, kind.receive(self._ends, items)) for items in blocks)
+            halves = (kind.finish(self.ends, kind.receive(self.ends, items)) for items in blocks)
             self._received[kind].put(_joined(halves, sum(blocks)))
 
     def _send_all(self, to_send: Orders) -> None:
         for kind, blocks in _blocks(to_send):
-            halves = (kind.send(self._ends, items) for items in blocks)
+            halves = (kind.send(self.ends, items) for items in blocks)
             self._sent[kind].put(_joined(halves, sum(blocks)))
 
 

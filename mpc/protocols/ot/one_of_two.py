@@ -1,16 +1,9 @@
-"""1-of-2 OT of ring elements: random, chosen or correlated (Beaver, CRYPTO 1995).
+"""1-of-2 OT of ring elements, random and correlated (Beaver, CRYPTO 1995).
 
-One short message each way turns a random OT (sender r_0, r_1; receiver c, r_c) into one of the
-other forms. For a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d}
-the receiver knows r'_x, so
-
-    chosen      the sender sends m_i - r'_i for i = 0, 1;
-                the receiver ends with m_x
-    correlated  the sender sends delta + r'_0 - r'_1 and keeps -r'_0;
-                the receiver ends with r'_0 + x delta
-
-and the two ends of the correlated form are additive shares of x delta. A batch is used once: its
-first request or reply takes it.
+One short message each way turns a random OT (sender r_0, r_1; receiver c, r_c) into a correlated
+one. For a choice x the receiver sends d = c ^ x, which is uniform. With r'_i = r_{i ^ d} it knows
+r'_x. The sender sends delta + r'_0 - r'_1 and keeps -r'_0; the receiver ends with r'_0 + x delta.
+These are additive shares of x delta. A batch serves once: its first request or reply uses it up.
 
 Arrays are ring elements of `bits` bits; requests are packed bits, replies packed to `bits` bits per
 value.
@@ -59,7 +52,7 @@ class _Once:
 
 @dataclass
 class OtSender(_Once):
-    """Random OTs at the sender, which turns them into chosen or correlated ones."""
+    """Random OTs at the sender, which turns them into correlated ones."""
 
     bits: int
     keys0: Ring = field(repr=False)
@@ -71,15 +64,6 @@ class OtSender(_Once):
         packing.unpack_bits(request, swap)
         flip = swap.astype(bool)
         return np.where(flip, self.keys1, self.keys0), np.where(flip, self.keys0, self.keys1)
-
-    def chosen(self, request: Words, messages0: Ring, messages1: Ring) -> Words:
-        """Return the reply that transfers one message of each pair, m_x."""
-        pads = self._permuted(request)
-        pair = [
-            ring.reduce(m - pad, self.bits)
-            for m, pad in zip((messages0, messages1), pads, strict=True)
-        ]
-        return ring.pack(np.concatenate(pair), self.bits)
 
     def correlated(self, request: Words, deltas: Ring) -> tuple[Words, RingShare]:
         """Return the reply, and the sender's share -r'_0 of x delta."""
@@ -102,11 +86,6 @@ class OtReceiver(_Once):
         words = np.empty(ring.packed_words(choices.size, 1), np.uint64)
         packing.pack_bits(self.choices ^ choices, words)
         return words
-
-    def finish_chosen(self, choices: Bits, reply: Words) -> Ring:
-        """Return the chosen messages m_x."""
-        pair = ring.unpack(reply, self.bits, 2 * choices.size).reshape(2, -1)
-        return ring.reduce(np.where(choices.astype(bool), pair[1], pair[0]) + self.keys, self.bits)
 
     def finish_correlated(self, choices: Bits, reply: Words) -> RingShare:
         """Return the receiver's share r'_0 + x delta."""

@@ -4,7 +4,7 @@ A method is a frozen dataclass. Its fields are its options. Its functions say wh
 what the two parties do, what that takes, what is opened, and what the result must be. A new method
 is a module next to this one and a line in `registry`; docs/extending.md shows how.
 
-`Weighted`, `Counting`, `FixedPoint` and `ChosenRing` hold what several methods have in common.
+`Weighted`, `Counting`, `FixedPoint` and `SizedFixedPoint` hold what several methods have in common.
 """
 
 from abc import ABC, abstractmethod
@@ -509,27 +509,31 @@ class Counting(Weighted):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint(Method):
-    """A method on values in fixed point: F2I(x) = floor(x 2^s).
+    """A method on values in fixed point in a ring of 64 bits: F2I(x) = floor(x 2^s).
 
-    The ring has 64 bits. Values are saturated to the range in which differences keep their sign,
-    and sums too where the method adds up.
+    Values are saturated to the range in which differences keep their sign, and sums too where the
+    method adds up.
     """
 
     fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
 
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
-        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
+        most = self.value_bits - 2 - self.headroom(max_clients)
         if most < 0:
             raise ConfigError(
-                f"ring_bits {self.bits_for(max_clients)} is too small for {self.name} with a total "
-                f"weight of {self.max_total(max_clients)}: use "
-                f"{self.headroom(max_clients) + 2} or more"
+                f"ring_bits {self.value_bits} is too small for {self.name} with a total weight of "
+                f"{self.max_total(max_clients)}: use {self.headroom(max_clients) + 2} or more"
             )
         check_whole("fraction_bits", self.fraction_bits, 0, most)
 
-    def bits_for(self, max_clients: int) -> int:
+    @property
+    def value_bits(self) -> int:
+        """Return l, the bits of the ring."""
         return 64
+
+    def bits_for(self, max_clients: int) -> int:
+        return self.value_bits
 
     def headroom(self, max_clients: int) -> int:
         """Return the bits that a result needs beyond those of one value, for sums."""
@@ -551,7 +555,7 @@ class FixedPoint(Method):
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that opened ring elements stand for."""
-        return encode.from_fixed(values, self.bits_for(0), self.fraction_bits)
+        return encode.from_fixed(values, self.value_bits, self.fraction_bits)
 
     def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
         """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
@@ -564,10 +568,11 @@ class FixedPoint(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenRing(FixedPoint):
-    """A method in fixed point whose ring may have fewer than 64 bits."""
+class SizedFixedPoint(FixedPoint):
+    """A method on values in fixed point, in a ring of as many bits as the options say."""
 
     ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
 
-    def bits_for(self, max_clients: int) -> int:
-        return self.ring_bits or 64
+    @property
+    def value_bits(self) -> int:
+        return self.ring_bits or super().value_bits

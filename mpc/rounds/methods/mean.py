@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods.base import ChosenRing, Chunk, Published, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint, Weighted
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mean(Weighted, ChosenRing):
+class Mean(Weighted, SizedFixedPoint):
     """The mean of all clients' fixed-point values."""
 
     name = "mean"

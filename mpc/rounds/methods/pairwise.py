@@ -33,12 +33,12 @@ from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import ChosenRing, Chunk, Published, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint, Weighted
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairwise(Weighted, ChosenRing):
+class Pairwise(Weighted, SizedFixedPoint):
     """The exact median of fixed-point values, from all pairwise comparisons."""
 
     name = "pairwise"

@@ -33,7 +33,7 @@ from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import exposed
 from securemedian.mpc.rounds.methods import descent, order, pairwise, trimmed_mean
-from securemedian.mpc.rounds.methods.base import ChosenRing, Chunk, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
@@ -46,7 +46,7 @@ MOST_OPENED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reclustered(Clustered, ChosenRing):
+class Reclustered(Clustered, SizedFixedPoint):
     """A robust aggregate of sums over random clusters, averaged over several reclusterings."""
 
     name = "reclustered"

@@ -31,13 +31,13 @@ from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import ChosenRing, Chunk, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Grouped, ChosenRing):
+class TrimmedMean(Grouped, SizedFixedPoint):
     """The mean of fixed-point values without the smallest and the largest."""
 
     name = "trimmed-mean"

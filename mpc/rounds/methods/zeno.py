@@ -49,6 +49,7 @@ from securemedian.mpc.rounds.methods.base import Chunk, Published
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
+# of the ring: squares fit into no fewer
 BITS = 64
 # as many comparisons take the memory of one square, whose l - 1 OTs are of whole ring elements
 COMPARISONS_PER_SQUARE = 16

@@ -1,9 +1,7 @@
-"""The list of range policies: a new one is a module next to this one and a line here."""
+"""The list of range policies: a new one is a class of this folder and a line here."""
 
-from typing import Any
-
-from securemedian.mpc.options import named, options_of
-from securemedian.mpc.rounds.ranges import constant, coordinate, follow, l1, linf, log, mean
+from securemedian.mpc.options import named
+from securemedian.mpc.rounds.ranges import follow, log, uniform
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 
 # By the names used in flags, messages and saved files. The first is the default.
@@ -12,11 +10,11 @@ POLICIES: dict[str, type[RangePolicy]] = {
     for policy in (
         follow.FollowRange,
         log.LogRange,
-        coordinate.CoordinateRange,
-        mean.MeanRange,
-        linf.LinfRange,
-        l1.L1Range,
-        constant.ConstantRange,
+        uniform.CoordinateRange,
+        uniform.MeanRange,
+        uniform.LinfRange,
+        uniform.L1Range,
+        uniform.ConstantRange,
     )
 }
 DEFAULT_POLICY = next(iter(POLICIES))
@@ -28,12 +26,3 @@ def policy_from(values: object) -> RangePolicy:
     Raises ConfigError, which says what is wrong.
     """
     return named(values, "policy", POLICIES, what="range policy", where="range")
-
-
-def saved_policy(values: dict[str, Any]) -> RangePolicy:
-    """Return the policy that `to_dict` saved, in this release or an earlier one.
-
-    Earlier ones saved `decay` for every policy.
-    """
-    kept = options_of(POLICIES[values["policy"]])
-    return policy_from({key: v for key, v in values.items() if key in kept or key == "policy"})

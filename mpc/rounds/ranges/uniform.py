@@ -1,0 +1,143 @@
+"""The range policies of the paper's uniform buckets, whose scale is the range B of the buckets.
+
+All but `constant` follow how far the model moved; they differ in what they measure.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.options import option
+from securemedian.mpc.rounds.encode import Buckets, UniformBuckets
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+
+
+@dataclass(frozen=True)
+class UniformRange(RangePolicy):
+    """A policy of the paper's uniform buckets. The scale is their range B."""
+
+    # B of the first round
+    initial: float = option(0.1, text="the first bucket range (default: 0.1)", metavar="P0")
+
+    def __post_init__(self) -> None:
+        if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
+            raise ConfigError(
+                f"the bucket range must start above 0 and finite, not {quoted(self.initial)}"
+            )
+
+    def start(self) -> Float32s:
+        # one that float32 cannot hold is refused by `buckets`
+        with np.errstate(over="ignore"):
+            return np.array(self.initial, np.float32)
+
+    def buckets(self, scale: ArrayLike, count: int) -> Buckets:
+        return UniformBuckets(scale, count)
+
+    def take_over(self, scale: Float32s, former: RangePolicy) -> Float32s:
+        return scale if isinstance(former, UniformRange) else self.start()
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.initial:g}"
+
+
+@dataclass(frozen=True)
+class Following(UniformRange):
+    """A policy that follows how far the model moved: B' = 2 moved(|w' - w|) + decay / t.
+
+    t is the number of the round that moved it from w to w'.
+    """
+
+    decay: float = option(
+        0.1, text="P1/t is added to the range after round t (default: 0.1)", metavar="P1"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.decay) not in (int, float) or not 0 < self.decay < float("inf"):
+            raise ConfigError(
+                f"range decay must be above 0 and finite, not {quoted(self.decay)}: "
+                "the range must never reach 0"
+            )
+
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
+        distance = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
+        # a range that diverges becomes inf, which `buckets` refuses
+        with np.errstate(over="ignore"):
+            return np.asarray(2.0 * self.moved(distance) + self.decay / number, np.float32)
+
+    @abstractmethod
+    def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the distance that the range doubles, from |w' - w| of shape (d,).
+
+        It is one number, or one per coordinate.
+        """
+
+
+@dataclass(frozen=True)
+class ConstantRange(UniformRange):
+    """The first round's B in every round."""
+
+    name = "constant"
+    summary = "over the same range in every round"
+
+    def next(
+        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
+    ) -> Float32s:
+        return np.asarray(scale, np.float32)
+
+
+@dataclass(frozen=True)
+class CoordinateRange(Following):
+    """A range per coordinate: twice the distance that it moved. It converges on some models."""
+
+    name = "coordinate"
+    summary = "per coordinate over twice the distance that it moved"
+
+    def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        return distance
+
+
+@dataclass(frozen=True)
+class MeanRange(Following):
+    """One range for all coordinates: twice the mean distance that they moved. It converges."""
+
+    name = "mean"
+    summary = "over twice the distance that coordinates moved on average"
+
+    def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(distance.mean())
+
+
+@dataclass(frozen=True)
+class LinfRange(Following):
+    """One range for all coordinates: twice the distance of the one that moved most.
+
+    It converges on small models.
+    """
+
+    name = "linf"
+    summary = "over twice the distance of the coordinate that moved most"
+
+    def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(distance.max())
+
+
+@dataclass(frozen=True)
+class L1Range(Following):
+    """One range for all coordinates: twice the L1 distance of the two models.
+
+    This is what the paper prints. It diverges at real model sizes.
+    """
+
+    name = "l1"
+    summary = "over twice the distance of all coordinates together"
+
+    def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(distance.sum())
