@@ -36,7 +36,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from securemedian.benchmarks.link import Link
+from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, swept_options, with_fraction
 from securemedian.clients.flags import add_method_options, check_belong, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
@@ -246,7 +246,7 @@ def run(options: argparse.Namespace) -> None:
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
-    link = Link(options.bandwidth * 1e6, options.rtt / 1e3)
+    link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], []
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
@@ -309,7 +309,7 @@ def forecast(
     params: RoundParams,
     clients: int,
     protocol: ProtocolParams,
-    link: Link,
+    link: LinkShape,
     byte: float,
     workers: int = 0,
 ) -> Forecast:
@@ -341,7 +341,7 @@ def _on_workers(
     params: RoundParams,
     clients: int,
     protocol: ProtocolParams,
-    link: Link,
+    link: LinkShape,
     byte: float,
     workers: int,
 ) -> Forecast:
@@ -386,7 +386,13 @@ def door_seconds_per_byte() -> float:
 
 
 def estimate(
-    name: str, params: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link
+    name: str,
+    params: RoundParams,
+    clients: int,
+    cost: Cost,
+    memory: int,
+    speed: Speed,
+    link: LinkShape,
 ) -> Forecast:
     """Return the forecast by the formula above, from S0's predicted cost."""
     both = cost.bytes_sent + cost.bytes_received

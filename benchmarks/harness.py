@@ -39,7 +39,7 @@ def run(
     report: Callable[[int, Point], None],
     link: str = "loopback",
 ) -> list[Result]:
-    """Return one result per point, over a link that is written as `Link.parse` reads it.
+    """Return one result per point, over a link that is written as `LinkShape.parse` reads it.
 
     `report(done, point)` is called after each repetition of a point. Raises ConfigError if a point
     is not valid, and BenchmarkError if a process stops or falls silent.

@@ -64,7 +64,7 @@ KERNELS: tuple[Place, ...] = tuple(
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnTime:
     """What one turn of some lanes took: seconds, and processor seconds of all threads together."""
 
     seconds: float
@@ -167,7 +167,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
     return work
 
 
-def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> Turn:
+def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> TurnTime:
     """Let each party do the work so many times, on a thread of its own."""
 
     def lane(number: int) -> None:
@@ -176,7 +176,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
 
     start, processor = time.perf_counter(), time.process_time()
     pipeline.run_lanes(parties, lane)
-    return Turn(time.perf_counter() - start, time.process_time() - processor)
+    return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 
 def _outside_kernels(protocol: ProtocolParams, work: Callable[[Party], None]) -> float:

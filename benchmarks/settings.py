@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securemedian.benchmarks.link import Link
+from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
@@ -26,7 +26,7 @@ class Settings:
     """The conditions under which points are timed."""
 
     protocol: ProtocolParams
-    # as `Link.parse` reads it
+    # as `LinkShape.parse` reads it
     link: str = "loopback"
     # repetitions per point
     repeat: int = 5
@@ -191,9 +191,9 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
 
 
 def link(text: str) -> str:
-    """Return a link's text as it is, once `Link.parse` has read it."""
+    """Return a link's text as it is, once `LinkShape.parse` has read it."""
     try:
-        Link.parse(text)
+        LinkShape.parse(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -104,7 +104,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Spent:
+class Repetition:
     """The cost of one repetition at one party.
 
     `publish_seconds` are those that S0 takes alone, for the new model and range after a round.
@@ -116,7 +116,7 @@ class Spent:
 
 def run_point(
     point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]
-) -> Spent:
+) -> Repetition:
     """Do the work of one repetition and return its cost; `meet` waits for the other party."""
     if point.bench == "median":
         return _median(round_params(point), point, parties, protocol, meet)
@@ -128,7 +128,7 @@ def run_point(
         _bytes(parties[0], point.count or 0, both_ways=point.method == "both ways")
     else:
         _comparisons(parties, point.count or 0, point.options["ring_bits"])
-    return Spent(meter.read())
+    return Repetition(meter.read())
 
 
 def round_params(point: Point) -> RoundParams:
@@ -173,7 +173,7 @@ def _median(
     parties: Sequence[Party],
     protocol: ProtocolParams,
     meet: Callable[[], None],
-) -> Spent:
+) -> Repetition:
     party, dealt = parties[0], params.dealing
     halves: list[share.Upload] = []
     if dealt:
@@ -200,9 +200,9 @@ def _median(
     outcome = run_round(parties, params, protocol, uploads, groups=groups)
     publishes = party.number == 0 and params.uses_range
     if not publishes:
-        return Spent(outcome.cost.after(checking).after(ahead))
+        return Repetition(outcome.cost.after(checking).after(ahead))
     seconds = _publish(params, params.method.public(outcome.values), groups)
-    return Spent(outcome.cost.after(checking).after(ahead), seconds)
+    return Repetition(outcome.cost.after(checking).after(ahead), seconds)
 
 
 def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
@@ -215,9 +215,9 @@ def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -
     except ConfigError:
         # it has no layout of so many buckets, and this one has
         policy = CoordinateRange()
-    before = run_state.Training(policy, zeros, scale)
+    before = run_state.RunState(policy, zeros, scale)
     if params.method.groups > 1:
-        before = run_state.Training.of_groups([before] * params.method.groups)
+        before = run_state.RunState.of_groups([before] * params.method.groups)
     start = time.perf_counter()
     run_state.finish(before, params, values, params.max_clients, groups)
     return time.perf_counter() - start

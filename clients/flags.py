@@ -21,13 +21,13 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add --training."""
+def add_cohort(parser: argparse.ArgumentParser) -> None:
+    """Add --cohort."""
     parser.add_argument(
-        "--training",
+        "--cohort",
         default="",
         metavar="NAME",
-        help="the training (default: that of the configuration, and otherwise the default one)",
+        help="the cohort (default: that of the configuration, and otherwise the default one)",
     )
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from securemedian.clients import files
 from securemedian.clients.cli import add_receipt, say_result, tell
 from securemedian.clients.flags import (
+    add_cohort,
     add_exchange_options,
     add_method,
     add_method_options,
     add_optimiser_options,
     add_range_options,
-    add_training,
     exchange_of,
     optimiser,
     range_policy,
@@ -64,7 +64,7 @@ def _add_round(subparsers: "Verbs") -> None:
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         action.add_argument("config", help="coordinator.toml")
-        add_training(action)
+        add_cohort(action)
         action.add_argument(
             "--round", default="", metavar="ID", help="which round (default: the latest)"
         )
@@ -93,16 +93,16 @@ def _add_open(actions: "Verbs") -> None:
         description="Open a round and print its id. Options not given keep their defaults.",
     )
     action.add_argument("config", help="coordinator.toml")
-    add_training(action)
+    add_cohort(action)
     action.add_argument(
         "--model",
         type=Path,
         metavar="FILE.npy",
-        help="start a new training run from this flat model, or from one per group as rows "
+        help="start a new run from this flat model, or from one per group as rows "
         "(default: go on with the last run)",
     )
     action.add_argument(
-        "--reset", action="store_true", help="start a new training run from the model that S0 has"
+        "--reset", action="store_true", help="start a new run from the model that S0 has"
     )
     action.add_argument(
         "--keep-range",
@@ -122,7 +122,7 @@ def _add_open(actions: "Verbs") -> None:
         "--participants",
         type=lambda text: text.split(","),
         metavar="NAME,..",
-        help="only these clients take part (default: all of the training)",
+        help="only these clients take part (default: all of the cohort)",
     )
     action.add_argument(
         "--min-clients", type=int, help="the servers refuse to compute with fewer (default: 2)"
@@ -149,7 +149,7 @@ def _as_coordinator(
     def run(options: argparse.Namespace) -> None:
         from securemedian.coordinator.coordinator import Coordinator
 
-        with Coordinator.from_config(options.config, options.training, report=tell) as coordinator:
+        with Coordinator.from_config(options.config, options.cohort, report=tell) as coordinator:
             act(coordinator, options)
 
     return run
@@ -223,24 +223,24 @@ def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
     return round_id
 
 
-_COORDINATE = """Run a training unattended, from its first round to its last: open each round, close
-it when its quorum is there, try failed ones again, and write what comes out. TRAINING.toml says
-what to do (docs/samples/training.toml). In the folder that it names are then, for each published
+_COORDINATE = """Lead a run unattended, from its first round to its last: open each round, close
+it when its quorum is there, try failed ones again, and write what comes out. RUN.toml says
+what to do (docs/samples/run.toml). In the folder that it names are then, for each published
 round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
 the result is another vector than that model (with an optimiser, or of several ranks),
 result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
-The same command goes on with a training that was interrupted, also with a round that is still
+The same command goes on with a run that was interrupted, also with a round that is still
 open."""
 
 
 def _add_coordinate(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "coordinate",
-        help="run a training, unattended from its first round to its last (coordinator)",
+        help="lead a run, unattended from its first round to its last (coordinator)",
         description=_COORDINATE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verb.add_argument("training", type=Path, metavar="TRAINING.toml", help="what to do")
+    verb.add_argument("plan", type=Path, metavar="RUN.toml", help="what to do")
     verb.add_argument(
         "--evaluate",
         metavar="MODULE:FUNCTION",
@@ -254,17 +254,17 @@ def _add_coordinate(subparsers: "Verbs") -> None:
 
 def _coordinate(options: argparse.Namespace) -> None:
     from securemedian.coordinator.coordinator import Coordinator
-    from securemedian.coordinator.unattended import Training, TrainingPlan
+    from securemedian.coordinator.unattended import RunPlan, UnattendedRun
 
-    plan = TrainingPlan.load(options.training)
+    plan = RunPlan.load(options.plan)
     if options.evaluate:
         plan = replace(plan, evaluate=options.evaluate)
     with (
-        Coordinator.from_config(plan.coordinator, plan.training) as coordinator,
+        Coordinator.from_config(plan.coordinator, plan.cohort) as coordinator,
         _narration() as (report, show),
-        closing(Training(plan, coordinator, report, show)) as training,
+        closing(UnattendedRun(plan, coordinator, report, show)) as run,
     ):
-        training.run()
+        run.run()
 
 
 def _add_dashboard(subparsers: "Verbs") -> None:
@@ -284,7 +284,7 @@ def _add_dashboard(subparsers: "Verbs") -> None:
         metavar="HOST:PORT",
         help="where browsers find it (default: %(default)s, for this machine alone)",
     )
-    add_training(verb)
+    add_cohort(verb)
     verb.add_argument(
         "--output",
         type=Path,
@@ -299,7 +299,7 @@ def _dashboard(options: argparse.Namespace) -> None:
     from securemedian.coordinator.dashboard.app import serve
 
     serve(
-        ClientConfig.load(options.config, options.training),
+        ClientConfig.load(options.config, options.cohort),
         options.listen,
         options.output,
         lambda text: print(text, file=sys.stderr, flush=True),

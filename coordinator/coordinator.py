@@ -34,8 +34,8 @@ class Coordinator(Member):
         hex digits that the caller draws and keeps, the caller can do so, too, when there was no
         answer, or after its own restart: S0 answers a request in the same way each time.
 
-        A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. With `keep_range` it goes on as well, with the `model` in place of its
+        A `model` (flat) starts a new run, and so does `reset`; without them the last
+        run goes on. With `keep_range` it goes on as well, with the `model` in place of its
         own. Without a `range_policy` or an `optimiser` the current one is kept.
         The optimiser makes the next round's model of this one's result.
 

@@ -1,7 +1,7 @@
 """What the plug-ins share: rounds of the service that a framework leads, and updates for them.
 
-The framework has a training of its own. At its server `Rounds` opens a round of the service for
-each round of that training; at its clients `submit` takes the update there.
+The framework has a training of its own. At its server `FrameworkRounds` opens a round of the
+service for each round of that training; at its clients `submit` takes the update there.
 """
 
 import logging
@@ -113,7 +113,7 @@ class RoundOptions:
         )
 
 
-class Rounds:
+class FrameworkRounds:
     """Rounds of the service that a framework leads with a coordinator's key, one at a time."""
 
     def __init__(

@@ -14,7 +14,7 @@ import zmq
 
 from securemedian import cli
 from securemedian.benchmarks import lanes, points, settings
-from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, Link, ShapedLink, Shaper
+from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.kernels import native
@@ -315,9 +315,9 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_starts(
     ],
 )
 def test_links_are_read_with_their_units(text: str, bits_per_second: float, rtt_s: float) -> None:
-    link = Link.parse(text)
+    link = LinkShape.parse(text)
     assert (link.bits_per_second, link.rtt_s) == pytest.approx((bits_per_second, rtt_s))
-    assert Link.parse("loopback") == LOOPBACK
+    assert LinkShape.parse("loopback") == LOOPBACK
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_links_are_read_with_their_units(text: str, bits_per_second: float, rtt_
 )
 def test_other_links_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a link"):
-        Link.parse(text)
+        LinkShape.parse(text)
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ def sockets() -> Any:
 
 
 def test_a_shaped_link_takes_its_time_over_all_lanes_together(sockets: Any) -> None:
-    out = Shaper(Link(bits_per_second=8e6, rtt_s=0.1))
+    out = Shaper(LinkShape(bits_per_second=8e6, rtt_s=0.1))
     lanes = []
     for number in range(2):
         one, other = sockets(str(number))
@@ -367,7 +367,7 @@ def test_a_shaped_link_takes_its_time_over_all_lanes_together(sockets: Any) -> N
 
 def test_a_sender_waits_only_when_the_buffer_is_full() -> None:
     now = 100.0
-    shaper = Shaper(Link(bits_per_second=8e6, rtt_s=0.04), clock=lambda: now)
+    shaper = Shaper(LinkShape(bits_per_second=8e6, rtt_s=0.04), clock=lambda: now)
     seconds = BUFFER_BYTES / 1e6
     assert shaper.book(BUFFER_BYTES) == pytest.approx((0.0, now + seconds + 0.02))
     assert shaper.book(1_000_000) == pytest.approx((0.0, now + seconds + 1.02))
@@ -424,7 +424,9 @@ def test_lanes_are_as_fast_as_their_turns_say(
     monkeypatch.setattr(
         lanes,
         "_turn",
-        lambda parties, *_: lanes.Turn(one, 3.0) if len(parties) == 1 else lanes.Turn(both, 9.0),
+        lambda parties, *_: (
+            lanes.TurnTime(one, 3.0) if len(parties) == 1 else lanes.TurnTime(both, 9.0)
+        ),
     )
     monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.25)
     found = lanes.measure(RoundParams(Mean(), 64, 3), ProtocolParams(lanes=2), 3)
@@ -437,8 +439,8 @@ def test_the_fastest_turns_of_lanes_are_compared(monkeypatch: pytest.MonkeyPatch
     # the first of each warms up, or tells how often the work fits into a turn
     taken = {1: iter([0.1, 0.4, 0.2, 0.3]), 2: iter([0.2, 0.4, 0.4, 0.25])}
 
-    def turn(parties: Sequence[Party], *_: object) -> lanes.Turn:
-        return lanes.Turn(next(taken[len(parties)]), 1.0)
+    def turn(parties: Sequence[Party], *_: object) -> lanes.TurnTime:
+        return lanes.TurnTime(next(taken[len(parties)]), 1.0)
 
     monkeypatch.setattr(lanes, "_turn", turn)
     monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.0)

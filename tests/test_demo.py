@@ -87,7 +87,7 @@ def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
     check(figures, 4)
     final = figures["final"]
     assert final["secure"] > final["plain_median"] + 0.2
-    assert figures["rounds"][-1]["kept_groups"] == []
+    assert figures["rounds"][-1]["unchanged_groups"] == []
 
 
 def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.coordinator.unattended import Training, TrainingPlan
+from securemedian.coordinator.unattended import RunPlan, UnattendedRun
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.malformed import MalformedClient
@@ -104,18 +104,18 @@ def test_every_group_follows_its_own_clients_and_one_that_is_too_small_keeps_its
         for group in too_small:
             assert np.array_equal(results[group], before[group])
         for server in ("s0", "s1"):
-            assert pair.wait("published", server)["kept_groups"] == too_small
+            assert pair.wait("published", server)["unchanged_groups"] == too_small
             last = [one for one in pair.events(server) if one["event"] == "round-published"][-1]
-            assert last.get("kept_groups", []) == too_small
+            assert last.get("unchanged_groups", []) == too_small
         for member, group in zip(members, groups, strict=True):
             assert np.array_equal(np.asarray(member.result(round_id), np.float32), want[group])
-            assert member.kept_groups(round_id) == too_small
+            assert member.unchanged_groups(round_id) == too_small
         assert members[0].receipt(round_id).record.groups == []
         assert pair.status()["groups"] == []
         before = want
 
 
-def test_a_training_of_groups_goes_on_after_a_restart_of_s0(
+def test_a_run_of_groups_goes_on_after_a_restart_of_s0(
     pair: Pair, coordinator: Coordinator, members: list[Client]
 ) -> None:
     coordinator.open(PARAMS, STARTS)
@@ -179,11 +179,11 @@ def test_visible_groups_are_told_and_computed_by_themselves(
         own = dict(zip(pair.names, groups, strict=True))
         for server in ("s0", "s1"):
             status = pair.wait("published", server)
-            assert status["kept_groups"] == kept
+            assert status["unchanged_groups"] == kept
             assert dict(zip(status["included"], status["groups"], strict=True)) == own
             assert status["groups"] == record.groups
         assert np.array_equal(members[5].result(round_id), want[groups[5]])
-        assert members[5].kept_groups(round_id) == kept
+        assert members[5].unchanged_groups(round_id) == kept
         before = want
 
 
@@ -310,31 +310,31 @@ def test_fit_trains_the_model_that_fits_best(
     assert told[0][-1].endswith("the result is loaded")
 
 
-def test_the_coordinator_runs_a_training_of_groups(
+def test_the_coordinator_runs_a_run_of_groups(
     pair: Pair, members: list[Client], opened: ExitStack, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "starts.npy", STARTS)
-    plan = TrainingPlan(
+    plan = RunPlan(
         str(pair.folder / "coordinator.toml"),
         rounds=1,
         round={"method": "bucketed", "groups": 2, "max_clients": CLIENTS},
         model=str(tmp_path / "starts.npy"),
-        output=str(tmp_path / "training"),
+        output=str(tmp_path / "run"),
         evaluate="tests.test_group_rounds:mean_of",
     )
     said: list[str] = []
     coordinator = opened.enter_context(Coordinator.from_config(plan.coordinator))
-    training = Training(plan, coordinator, said.append)
-    wait = in_background(training.run)
+    unattended = UnattendedRun(plan, coordinator, said.append)
+    wait = in_background(unattended.run)
     run(members, [0] * 5 + [1], 3)
     wait()
-    training.close()
-    (file,) = (tmp_path / "training").glob("model-*.npy")
+    unattended.close()
+    (file,) = (tmp_path / "run").glob("model-*.npy")
     models = np.load(file)
     assert models.shape == (2, DIM) and np.array_equal(models[1], STARTS[1])
     assert any("too few chose group 1, whose model stays" in line for line in said)
-    lines: list[dict[str, Any]] = training._journal.rounds
-    assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["kept_groups"] == [1]
+    lines: list[dict[str, Any]] = unattended._log.rounds
+    assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["unchanged_groups"] == [1]
 
 
 def mean_of(model: NDArray[np.float32]) -> float:

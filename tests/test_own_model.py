@@ -265,7 +265,7 @@ def test_a_model_is_downloaded_only_where_it_is_needed(
             client.submit(START + 1, round_id)
             assert asked.count("model") == needed
             pair.submit("client-2", START + 2)
-            # decoded against the training run that the round started from
+            # decoded against the run that the round started from
             assert (client.result(round_id) > START).all()
             assert asked.count("model") == 1
 

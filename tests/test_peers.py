@@ -11,7 +11,7 @@ import pytest
 from securemedian import cli
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.peers import cli as peers
-from securemedian.benchmarks.peers.cli import Peer, PeerFailed
+from securemedian.benchmarks.peers.cli import Framework, PeerFailed
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
@@ -32,26 +32,26 @@ for number, task in enumerate(job["tasks"]):
 
 
 @pytest.fixture
-def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Peer]:
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Framework]:
     """Return what makes a peer whose parties run a text, in this very environment."""
     monkeypatch.setattr(peers, "HERE", tmp_path)
     monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
 
-    def made(text: str, parties: int) -> Peer:
+    def made(text: str, parties: int) -> Framework:
         (tmp_path / "some" / "bin").mkdir(parents=True)
         (tmp_path / "some" / "bin" / "python").symlink_to(sys.executable)
         (tmp_path / "some_party.py").write_text(text)
-        return Peer("some", "Some", parties, 64, ())
+        return Framework("some", "Some", parties, 64, ())
 
     return made
 
 
-def test_every_party_gets_its_job_and_is_heard(peer: Callable[..., Peer]) -> None:
+def test_every_party_gets_its_job_and_is_heard(peer: Callable[..., Framework]) -> None:
     results = peers.parties_results(peer(WRITES, 3), TASKS, 2)
     assert [party[0]["seconds"] for party in results] == [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]]
 
 
-def test_one_that_stops_ends_the_others_and_is_quoted(peer: Callable[..., Peer]) -> None:
+def test_one_that_stops_ends_the_others_and_is_quoted(peer: Callable[..., Framework]) -> None:
     text = (
         "import json, sys, time\n"
         "if json.load(sys.stdin)['rank'] == 1: sys.exit('no such card')\n"
@@ -63,14 +63,14 @@ def test_one_that_stops_ends_the_others_and_is_quoted(peer: Callable[..., Peer])
 
 
 def test_one_that_never_ends_is_ended(
-    peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+    peer: Callable[..., Framework], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "LIMIT_S", 0.5)
     with pytest.raises(PeerFailed, match="not done within 0.5 s: lower --count"):
         peers.parties_results(peer("import time; time.sleep(1000)", 2), TASKS, 1)
 
 
-def test_results_that_are_missing_are_a_failure(peer: Callable[..., Peer]) -> None:
+def test_results_that_are_missing_are_a_failure(peer: Callable[..., Framework]) -> None:
     with pytest.raises(PeerFailed, match="0 of 1 results: hello"):
         peers.parties_results(peer("print('hello')", 1), TASKS, 1)
 
@@ -97,7 +97,7 @@ def test_ratios_stand_beside_ours_and_a_failed_peer_is_named(
     def measure(points: list[Point], *_: object) -> list[dict[str, Any]]:
         return [{"seconds": 0.5, "bytes_s0_to_s1": 10, "bytes_s1_to_s0": 30} for _ in points]
 
-    def results(peer: Peer, tasks: list[Any], repetitions: int) -> list[list[dict[str, Any]]]:
+    def results(peer: Framework, tasks: list[Any], repetitions: int) -> list[list[dict[str, Any]]]:
         if peer.name == "mpyc":
             raise PeerFailed("no network")
         return [

@@ -18,7 +18,7 @@ from securemedian import Client, Coordinator, PublicSet, cli
 from securemedian.clients import files
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.upload import Round, encode_update
-from securemedian.coordinator.unattended import TrainingPlan
+from securemedian.coordinator.unattended import RunPlan
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -32,7 +32,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.optimiser import Adam
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.run_start import begin
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
 from tests.parties import make_parties, run_both, shared
@@ -106,7 +106,7 @@ def test_a_round_publishes_the_median_labels_of_numpy(method: Method, clients: i
     values = one.values
     if method.result_to == "clients":
         values = (values + other.values).astype(values.dtype)
-    _, results = finish(Training(), params, values, clients)
+    _, results = finish(RunState(), params, values, clients)
     assert results.dtype == np.float32 and results.shape == (1, DIM)
     got = results.reshape(SAMPLES, CLASSES)
     assert np.array_equal(got, in_numpy(method, labels))
@@ -173,7 +173,7 @@ def test_parameters_that_no_round_can_have(given: dict[str, Any], message: str) 
 
 def test_the_model_stays_as_it_is_and_rounds_count() -> None:
     params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
-    kept = replace(Training(), model=np.ones(7, np.float32), published=4)
+    kept = replace(RunState(), model=np.ones(7, np.float32), published=4)
     started = begin(kept, params, {}, False, None, {})
     assert started is kept
     values = PublicValues(UNIT.words(soft_labels(1).reshape(1, DIM)))
@@ -229,7 +229,7 @@ def test_a_coordinator_s_plan_names_the_public_set(tmp_path: Path) -> None:
         'coordinator = "c.toml"\nrounds = 1\npublic = "set"\n'
         '[round]\nmethod = "radix"\nmax_clients = 3\nclasses = 4\n'
     )
-    plan = TrainingPlan.load(tmp_path / "t.toml")
+    plan = RunPlan.load(tmp_path / "t.toml")
     params = plan.params(1)
     assert params.exchange == EXCHANGE and params.dim == DIM
 

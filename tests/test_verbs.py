@@ -57,7 +57,7 @@ def toml(pair: Pair, name: str) -> str:
     return str(pair.folder / f"{name}.toml")
 
 
-def test_a_training_run_in_python(pair: Pair) -> None:
+def test_a_run_in_python(pair: Pair) -> None:
     params, policy = RoundParams(Bucketed(buckets=8, schedule="scan"), 50, 3), MeanRange(4.0, 0.5)
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]

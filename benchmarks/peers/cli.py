@@ -48,7 +48,7 @@ class PeerFailed(SecureMedianError):
 
 
 @dataclass(frozen=True)
-class Peer:
+class Framework:
     """Another system, and the ways in which it does the work."""
 
     name: str
@@ -72,7 +72,7 @@ class Peer:
 
 
 PEERS = (
-    Peer(
+    Framework(
         "spu",
         "SPU",
         2,
@@ -83,7 +83,7 @@ PEERS = (
             (MEDIAN, "Cheetah, jnp.median", 20),
         ),
     ),
-    Peer(
+    Framework(
         "mpyc",
         "MPyC",
         3,
@@ -174,7 +174,7 @@ def _ours(options: argparse.Namespace, ours: settings.Settings) -> list[Row]:
     ]
 
 
-def _theirs(peer: Peer, options: argparse.Namespace) -> list[Row]:
+def _theirs(peer: Framework, options: argparse.Namespace) -> list[Row]:
     rows, tasks = [], []
     for work, how, part in peer.ways:
         compares = work == COMPARE
@@ -227,7 +227,7 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def parties_results(
-    peer: Peer, tasks: Sequence[dict[str, Any]], repetitions: int
+    peer: Framework, tasks: Sequence[dict[str, Any]], repetitions: int
 ) -> list[list[dict[str, Any]]]:
     """Run a peer's parties, and return what each of them wrote for each task.
 

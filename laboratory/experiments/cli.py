@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from securemedian.laboratory.experiments.catalogue import Design, Experiment
     from securemedian.laboratory.experiments.progress import ExperimentBoard
-    from securemedian.laboratory.experiments.runs import Record, Run
+    from securemedian.laboratory.experiments.runs import Run, RunRecord
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -311,7 +311,7 @@ def _run(
 ) -> None:
     """Carry out all runs, then save, draw and print the results."""
     from securemedian.laboratory.experiments import saved, summaries
-    from securemedian.laboratory.experiments.catalogue import Result
+    from securemedian.laboratory.experiments.catalogue import CurveResult
     from securemedian.laboratory.experiments.progress import ExperimentBoard
 
     curves = experiment.curves(design)
@@ -323,7 +323,7 @@ def _run(
         runs, design, folder / "runs", ExperimentBoard(console, len(runs), design.rounds)
     )
     results = [
-        Result(
+        CurveResult(
             curve,
             [
                 [
@@ -348,10 +348,10 @@ def _run(
 
 def _records(
     runs: "dict[str, Run]", design: "Design", folder: Path, board: "ExperimentBoard"
-) -> "dict[str, Record]":
+) -> "dict[str, RunRecord]":
     """Carry out the runs that are missing, and return the records of all."""
     from securemedian.laboratory.experiments import execution, saved
-    from securemedian.laboratory.experiments.service import Service
+    from securemedian.laboratory.experiments.service import ExperimentServers
 
     done = {
         run_id: record
@@ -363,7 +363,7 @@ def _records(
         board.found(done)
         service = None
         if any(run.secure for run in missing.values()):
-            service = stack.enter_context(Service(design.clients, board.servers))
+            service = stack.enter_context(ExperimentServers(design.clients, board.servers))
         for run_id, run in missing.items():
             board.begin(run)
             done[run_id] = execution.carry_out(

@@ -8,6 +8,7 @@ nothing of Ray. Ray is an extra, and is imported once a configuration asks for i
 import functools
 import os
 import secrets
+import shutil
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import securemedian
@@ -34,6 +36,8 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 # For a local cluster besides: Ray listens at the loopback alone where it does not make clusters of
 # several machines, and answers only whoever knows a token.
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+# For a cluster at an address, by name: the values that guard it. Ray asks for neither by itself.
+GUARDED = {"RAY_AUTH_MODE": ("token",), "RAY_USE_TLS": ("1", "true")}
 # how long a cluster may take to answer at its address
 CONNECT_S = 5.0
 # how long Ray may take to start a local cluster, or to connect to one
@@ -214,6 +218,21 @@ def _lost(error: Exception) -> WorkerLost:
     return WorkerLost(f"its worker has ended ({type(error).__name__}: {cut(first, 200)})")
 
 
+def check_guarded(engine: EngineConfig) -> None:
+    """Raise ConfigError if whoever reaches the cluster at an address can use it, or can listen."""
+    missing = [
+        f"{name}={values[0]}"
+        for name, values in GUARDED.items()
+        if os.environ.get(name, "").lower() not in values
+    ]
+    if engine.address and missing and not engine.insecure:
+        raise ConfigError(
+            f"[engine] address {engine.address}: without {' and '.join(missing)} in the "
+            "environment whoever reaches the cluster may see every share: set what docs/scaling.md "
+            "says on all nodes and for this server, or write insecure = true"
+        )
+
+
 class RayBackend:
     """A Ray cluster: a `Backend`."""
 
@@ -222,10 +241,16 @@ class RayBackend:
         party: int,
         protocol: ProtocolParams,
         engine: EngineConfig,
+        folder: Path,
         open_lane: OpenLane,
         timeout_s: Callable[[], float],
     ) -> None:
-        """Take two streams of each session. Raises ConfigError if Ray is not installed."""
+        """Take two streams of each session.
+
+        A local cluster writes to `ray` in `folder`. Raises ConfigError if Ray is not
+        installed, or if a cluster at an address is not guarded.
+        """
+        check_guarded(engine)
         os.environ.update(QUIET if engine.address else QUIET | LOCAL)
         try:
             import ray
@@ -233,6 +258,7 @@ class RayBackend:
             raise ConfigError(NEEDS_RAY) from error
         self._ray = ray
         self._party, self._protocol, self._engine = party, protocol, engine
+        self._folder = folder.resolve()
         self._open_lane, self._timeout_s = open_lane, timeout_s
         self._workers: RayWorkers | None = None
         self._connected: Future[None] = Future()
@@ -316,6 +342,11 @@ class RayBackend:
             self._connected.set_result(None)
             self._ended.wait()
         self._ray.shutdown()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Remove what a local cluster has written, which can be slices of shares."""
+        shutil.rmtree(self._folder / "ray", ignore_errors=True)
 
     def _connect(self) -> None:
         address = self._engine.address
@@ -335,6 +366,9 @@ class RayBackend:
             options["address"] = address
         else:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            os.environ["RAY_TMPDIR"] = str(self._folder)
+            # of a server that was killed
+            self._clear()
             # "local" is never one that runs here already, as no address may be
             options |= {
                 "address": "local",

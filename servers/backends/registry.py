@@ -1,6 +1,7 @@
 """The backend that a server's configuration asks for."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from securemedian.servers.backends.base import Backend
 from securemedian.servers.backends.ray import RayBackend
@@ -13,8 +14,9 @@ def backend_of(
 ) -> Backend:
     """Return the backend of `[engine] kind`; `timeout_s` gives today's `channel_timeout_s`.
 
-    Raises ConfigError if what it needs is not installed.
+    Raises ConfigError if what it needs is not installed, or if it is not guarded.
     """
     if config.engine.kind == "threads":
         return ThreadBackend(config.party, config.protocol, open_lane)
-    return RayBackend(config.party, config.protocol, config.engine, open_lane, timeout_s)
+    folder = Path(config.state_dir)
+    return RayBackend(config.party, config.protocol, config.engine, folder, open_lane, timeout_s)

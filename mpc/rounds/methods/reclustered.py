@@ -166,9 +166,9 @@ class Reclustered(Clustered, SizedFixedPoint):
             width = self._sum_bits(chunk.weights, chunk.max_clients)
             found = descent.element(party, flat, width, bits, ring.median_rank(len(flat)))
         elif self.aggregator == MEDIAN:
-            found = pairwise.median(party, flat, bits, "oblivious", batch=self.group(chunk))
+            found = pairwise.median(party, flat, bits, "oblivious", batch=self.batch_limit(chunk))
         else:
-            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.group(chunk))
+            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
         return self._rescaled(opened, bits, clients)
 
