@@ -14,7 +14,7 @@ import zmq
 
 from securemedian import cli
 from securemedian.benchmarks import lanes, points, settings
-from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, ShapedLink, Shaper
+from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.kernels import native
