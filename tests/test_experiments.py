@@ -450,7 +450,7 @@ def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
 
 def test_files_are_named_after_split_and_optimiser(tmp_path: Path) -> None:
     options = [*SMALL, "--methods", "mean", "--split", "dirichlet:0.3", "--out", str(tmp_path)]
-    assert experiment("fig2", *options, "--optimiser", "momentum", "--optimiser-rate", "0.5") == 0
+    assert experiment("fig2", *options, "--optimiser", "momentum:rate=0.5") == 0
     stem = "fig2-digits-dirichlet-0.3-momentum"
     assert {path.name for path in tmp_path.iterdir()} - {"runs"} == {
         f"{stem}.{end}" for end in ("json", "png")

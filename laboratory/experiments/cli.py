@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients.flags import add_optimiser_options, optimiser
+from securemedian.clients.flags import add_optimiser, optimiser
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 
@@ -172,7 +172,7 @@ def add_verbs(verbs: "Verbs") -> None:
         help="where results are saved (default: results/experiments/NAME-MODEL)",
     )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
-    add_optimiser_options(verb)
+    add_optimiser(verb)
     verb.set_defaults(run=_experiment)
 
 
