@@ -124,7 +124,7 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
             Coordinator.from_config(folder / "coordinator.toml") as coordinator,
         ):
             daemons.start(processes, folder)
-            round_id = coordinator.open(params, model, policy)
+            round_id = coordinator.open_round(params, model, policy)
             start = time.monotonic()
             submit_all(folder, clients, update, round_id)
             submitted = time.monotonic()

@@ -166,9 +166,9 @@ def test_what_is_no_optimiser(values: Any, said: str) -> None:
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_flags_and_messages_name_the_same(name: str) -> None:
     parser = argparse.ArgumentParser()
-    flags.add_optimiser_options(parser)
+    flags.add_optimiser(parser)
     assert flags.optimiser(parser.parse_args([])) is None
     assert flags.optimiser(parser.parse_args(["--optimiser", name])) == OPTIMISERS[name]()
     assert optimiser_from(OPTIMISERS[name]().to_dict()) == OPTIMISERS[name]()
-    given = parser.parse_args(["--optimiser", "adam", "--optimiser-second-decay", "0.5"])
+    given = parser.parse_args(["--optimiser", "adam:second-decay=0.5"])
     assert flags.optimiser(given) == Adam(second_decay=0.5)

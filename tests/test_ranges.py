@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securemedian.clients.flags import add_range_options, range_policy
+from securemedian.clients.flags import add_range, range_policy
 from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.experiments.aggregation import FineRange
@@ -451,25 +451,24 @@ def test_results_in_the_outermost_buckets_are_counted() -> None:
 
 def parsed(*flags: str) -> Any:
     parser = argparse.ArgumentParser()
-    add_range_options(parser)
+    add_range(parser)
     return range_policy(parser.parse_args(flags))
 
 
-def test_flags_name_a_policy_and_its_options() -> None:
+def test_a_flag_names_a_policy_and_its_options() -> None:
     assert parsed() is None
-    assert parsed("--range", "log", "--range-lowest", "1e-4") == LogRange(lowest=1e-4)
-    assert parsed("--range-ratio", "3") == FollowRange(ratio=3.0)
-    assert parsed("--range", "mean", "--range-initial", "2") == MeanRange(2.0)
-    with pytest.raises(ConfigError, match="leave it out for log"):
-        parsed("--range", "log", "--range-ratio", "3")
-
-
-def test_flags_are_grouped_by_the_policies_that_have_them() -> None:
-    parser = argparse.ArgumentParser()
-    add_range_options(parser)
-    text = " ".join(parser.format_help().split())
-    assert "options of the range follow and log: --range-lowest" in text
-    assert "options of the range coordinate, mean, linf, l1 and constant: --range-initial" in text
+    assert parsed("--range", "log:lowest=1e-4") == LogRange(lowest=1e-4)
+    assert parsed("--range", "follow:ratio=3,top=5") == FollowRange(ratio=3.0, top=5.0)
+    assert parsed("--range", "mean") == MeanRange()
+    for text, said in (
+        ("log:ratio=3", "leave it out for log"),
+        ("log:lowest=little", "--range: lowest is no number: 'little'"),
+        ("log:width=3", "unknown width"),
+        ("none", "must be one of follow, log"),
+        ("", "must be one of follow, log"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parsed("--range", text)
 
 
 def test_the_innermost_bucket_may_not_vanish() -> None:

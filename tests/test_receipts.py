@@ -372,7 +372,7 @@ class Round:
     def run(self, method: Method, seed: int = 0, new: bool = True) -> str:
         """Open a round in which all submit, and return its id."""
         self.params = RoundParams(method, DIM, 3)
-        self.id = self.coordinator.open(self.params, START if new else None)
+        self.id = self.coordinator.open_round(self.params, START if new else None)
         rng = np.random.default_rng(seed)
         self.updates = (START + 0.1 * rng.normal(size=(3, DIM))).astype(np.float32)
         for client, update in zip(self.clients, self.updates, strict=True):
@@ -469,7 +469,7 @@ def test_a_server_that_hands_out_another_model_is_noticed(played: Round) -> None
     played.lie("model")
     with pytest.raises(ReceiptInvalid, match="S0 sent another model or range"):
         played.run(Bucketed())
-    played.coordinator.abort(played.id, "only a test")
+    played.coordinator.abort_round(played.id, "only a test")
     # one that also says so, to all clients alike, is found out when S1 has signed
     played.lie("model and digest")
     played.run(Bucketed())

@@ -122,7 +122,7 @@ class CohortRounds:
             self._model = None
             # this is what needs an operator, so that the soak can go on
             with suppress(SecureMedianError):
-                coordinator.abort(round_id, "the soak waits no longer")
+                coordinator.abort_round(round_id, "the soak waits no longer")
         self.live = False
         processes = self._service.processes
         self._audit.exits = sum(len(processes[server].exits) for server in SERVERS)
@@ -137,7 +137,7 @@ class CohortRounds:
 
         def ask() -> str:
             try:
-                return self._coordinator.open(params, model, request=requests[-1])
+                return self._coordinator.open_round(params, model, request=requests[-1])
             except ServerUnreachable:
                 # perhaps only the answer was lost
                 raise
