@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from securemedian import __version__
-from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.errors import SecureMedianError, printable
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except SecureMedianError as error:
-        print(f"securemedian: {error}", file=sys.stderr)
+        print(f"securemedian: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
         print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
         return 1
     return 0
