@@ -64,7 +64,7 @@ KERNELS: tuple[Place, ...] = tuple(
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnTime:
     """What one turn of some lanes took: seconds, and processor seconds of all threads together."""
 
     seconds: float
@@ -89,23 +89,13 @@ def add_kinds(kinds: Any) -> None:
         metavar="M,..",
         help=f"methods, with their default options (default: {','.join(COMPARED)})",
     )
-    lanes.add_argument(
-        "--clients",
-        type=settings.count,
-        default=8,
-        metavar="N",
-        help="clients of the round (default: %(default)s)",
+    settings.add_counts(
+        lanes,
+        ("--clients", 8, "clients of the round"),
+        ("--coordinates", ProtocolParams.chunk, "coordinates of each lane's round"),
     )
-    lanes.add_argument(
-        "--coordinates",
-        type=settings.count,
-        default=ProtocolParams.chunk,
-        metavar="D",
-        help="coordinates of each lane's round, which are cut into chunks as any round's are "
-        "(default: %(default)s)",
-    )
-    lanes.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    settings.add_options(lanes, chooses=False, pins=False)
+    settings.add_markdown(lanes)
+    settings.add_options(lanes, chooses=False)
     settings.add_out(lanes)
     lanes.set_defaults(run=run)
 
@@ -177,7 +167,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
     return work
 
 
-def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> Turn:
+def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> TurnTime:
     """Let each party do the work so many times, on a thread of its own."""
 
     def lane(number: int) -> None:
@@ -186,7 +176,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
 
     start, processor = time.perf_counter(), time.process_time()
     pipeline.run_lanes(parties, lane)
-    return Turn(time.perf_counter() - start, time.process_time() - processor)
+    return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 
 def _outside_kernels(protocol: ProtocolParams, work: Callable[[Party], None]) -> float:

@@ -78,7 +78,7 @@ def _show(options: argparse.Namespace) -> None:
     receipt = load(options.file)
     names = {key: name for path in options.keys for key, name in _clients(path).items()}
     record = receipt.record
-    print(f"round {record.round}, number {record.number} of the training {record.training}")
+    print(f"round {record.round}, number {record.number} of the cohort {record.cohort}")
     print(f"by {record.service} {record.version}")
     print(f"parameters    {record.params.hex()}")
     print(f"started from  {record.start.hex()}")

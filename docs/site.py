@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 from securemedian import cli
 from securemedian.clients.config import ClientConfig
 from securemedian.common.states import State
-from securemedian.coordinator.unattended import TrainingPlan
+from securemedian.coordinator.unattended import RunPlan
 from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
 from securemedian.servers.control import RoundMessage
 from securemedian.servers.events import Effect
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, dict[str, type]] = {
         "[protocol]": ProtocolParams,
         "[engine]": EngineConfig,
     },
-    "training.toml": {"training.toml": TrainingPlan},
+    "run.toml": {"run.toml": RunPlan},
 }
 
 

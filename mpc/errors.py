@@ -106,10 +106,10 @@ class UnknownRound(SecureMedianError):
     code = "unknown-round"
 
 
-class UnknownTraining(SecureMedianError):
+class UnknownCohort(SecureMedianError):
     """The server knows no such training, or the caller takes no part in it."""
 
-    code = "unknown-training"
+    code = "unknown-cohort"
 
 
 class RoundClosed(SecureMedianError):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.protocols import wire
@@ -94,19 +94,19 @@ class Open(RoundMessage):
     # whether the coordinator starts from another model or resets, so that no earlier attempt at the
     # number binds its clients
     start_over: bool
-    # the digest of the training run that the round starts from, in hex digits, for which both
+    # the digest of the run that the round starts from, in hex digits, for which both
     # servers vouch
     start: str
-    # the name of the training
-    training: str = DEFAULT_TRAINING
-    # the public keys of the clients that may take part, sorted; all of the training if it is empty
+    # the name of the cohort
+    cohort: str = DEFAULT_COHORT
+    # the public keys of the clients that may take part, sorted; all of the cohort if it is empty
     participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.round.startswith(f"{self.number}-"):
             raise ConfigError(f"round {self.round} cannot have the number {self.number}")
-        check_training(self.training)
+        check_cohort(self.cohort)
         _check_session(self.session)
         if not _DIGEST.fullmatch(self.start):
             raise ConfigError(f"`start` is no digest in hex digits: {quoted(self.start)}")
@@ -132,7 +132,7 @@ class Resume(RoundMessage):
     """
 
     session: bytes
-    # see `settings.states.State`
+    # see `common.states.State`
     state: str
     # the number of the latest run of the protocol, and the sender's signature of its record if it
     # has its result; otherwise empty
@@ -212,7 +212,7 @@ class Check(_OfCheck):
 
 
 @dataclass(frozen=True)
-class Checked(_OfCheck):
+class Verdicts(_OfCheck):
     """S1 has checked these clients, and says which of them have failed."""
 
     # sorted, too
@@ -272,7 +272,7 @@ class Held(_Holding):
 
 
 @dataclass(frozen=True)
-class Run(RoundMessage):
+class Compute(RoundMessage):
     """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
 
     # see `RoundFacts.digest`
@@ -289,28 +289,28 @@ class Run(RoundMessage):
 
 
 @dataclass(frozen=True)
-class _OfRun(RoundMessage):
+class _OfAttempt(RoundMessage):
     """A message about one run of the protocol."""
 
-    # see `Run`
+    # see `Compute`
     attempt: int
 
 
 @dataclass(frozen=True)
-class Ready(_OfRun):
+class Ready(_OfAttempt):
     """S1 has the same clients, verdicts and parameters, and runs the protocol."""
 
 
 @dataclass(frozen=True)
-class Done(_OfRun):
+class Done(_OfAttempt):
     """Either server has its result, and vouches for it."""
 
-    # of the record that both servers have of the round (`settings.receipts`)
+    # of the record that both servers have of the round (`common.receipts`)
     signature: bytes
 
 
 @dataclass(frozen=True)
-class Again(_OfRun):
+class Again(_OfAttempt):
     """What was under way at either server has broken off, and can be tried again."""
 
     code: str
@@ -338,10 +338,10 @@ _KINDS: dict[str, type] = {
         Dealt,
         Uploaded,
         Check,
-        Checked,
+        Verdicts,
         Close,
         Held,
-        Run,
+        Compute,
         Ready,
         Done,
         Again,

@@ -1,4 +1,4 @@
-"""The database of a server's state folder: rounds, uploads, verdicts and training runs, in SQLite.
+"""The database of a server's state folder: rounds, uploads, verdicts and runs, in SQLite.
 
 Shares and models are files beside it (`store`). A server writes what changes before it acts on it,
 so that it finds its place again after a crash at any moment.
@@ -14,23 +14,24 @@ from typing import Any
 
 from securemedian.mpc.errors import ConfigError, NotStored
 
-# The steps from one schema to the next. `PRAGMA user_version` counts those that a file has taken.
-# A step is never changed once it is released: a new schema is a new step.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE trainings (
+# The schema of the database, and its number, which a file has as `PRAGMA user_version`.
+SCHEMA_VERSION = 1
+SCHEMA = """
+    CREATE TABLE cohorts (
         -- its name
-        training TEXT PRIMARY KEY,
-        -- the file of the current training run at S0
+        cohort TEXT PRIMARY KEY,
+        -- the file of the current run at S0
         current TEXT,
         -- the latest number that ran, and the clients whose values may have been opened (JSON)
         bound_number INTEGER NOT NULL DEFAULT 0,
-        bound_clients TEXT NOT NULL DEFAULT '[]'
+        bound_clients TEXT NOT NULL DEFAULT '[]',
+        -- what this server opened when it tossed for that number, in hex digits
+        bound_opening TEXT NOT NULL DEFAULT ''
     ) STRICT;
     CREATE TABLE rounds (
         place INTEGER PRIMARY KEY,
         round TEXT NOT NULL UNIQUE,
-        training TEXT NOT NULL,
+        cohort TEXT NOT NULL,
         -- the id of the coordinator's request, or ''
         request TEXT NOT NULL,
         -- what S0 asked S1 for, the clients' names, and those of an earlier attempt (JSON)
@@ -40,7 +41,7 @@ MIGRATIONS: tuple[str, ...] = (
         -- what else survives a restart, and the times as seconds of the epoch (JSON)
         saved TEXT NOT NULL,
         times TEXT NOT NULL,
-        -- the files of the training runs before and after it, and of the result
+        -- the files of the runs before and after it, and of the result
         before TEXT,
         after TEXT,
         result TEXT
@@ -70,8 +71,6 @@ MIGRATIONS: tuple[str, ...] = (
         passed INTEGER,
         PRIMARY KEY (round, client)
     ) STRICT;
-    """,
-    """
     CREATE TABLE public_metrics (
         round TEXT NOT NULL,
         client TEXT NOT NULL,
@@ -79,22 +78,17 @@ MIGRATIONS: tuple[str, ...] = (
         metrics TEXT NOT NULL,
         PRIMARY KEY (round, client)
     ) STRICT;
-    """,
-    """
-    -- what this server opened when it tossed for that number, in hex digits
-    ALTER TABLE trainings ADD COLUMN bound_opening TEXT NOT NULL DEFAULT '';
-    """,
-)
+"""
 # a commit is on the disk when it returns
 SYNCHRONOUS = "FULL"
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a number of a training run that ran binds other attempts at it to."""
+    """The constraints that a started round puts on later attempts at its number."""
 
     number: int
-    # those whose values may be known
+    # the clients whose values may have been opened
     clients: frozenset[str]
     # what this server opens when it tosses for the result, in hex digits
     opening: str
@@ -132,7 +126,7 @@ class SavedRound:
     before: str | None
     after: str | None
     result: str | None
-    training: str
+    cohort: str
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,7 @@ class Verdict:
 class Database:
     """One SQLite file, for one process and one thread at a time.
 
-    Raises ConfigError if the file cannot be used, or is of a newer release.
+    Raises ConfigError if the file cannot be used, or is of another release.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +148,7 @@ class Database:
         self._connection = sqlite3.connect(path, isolation_level=None)
         try:
             self._set_up()
-            self._migrate(path)
+            self._create(path)
         except (sqlite3.Error, ConfigError) as error:
             self._connection.close()
             if isinstance(error, ConfigError):
@@ -174,17 +168,19 @@ class Database:
         ):
             self._connection.execute(f"PRAGMA {pragma}")
 
-    def _migrate(self, path: Path) -> None:
+    def _create(self, path: Path) -> None:
+        """Create the tables in a new file. Raises ConfigError if there are others already."""
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise ConfigError(
-                f"{path} is of a newer release of securemedian (schema {version}, and this one "
-                f"knows {len(MIGRATIONS)}): install that release again, or restore the state "
-                "folder from a backup made before it"
-            )
-        for number, step in enumerate(MIGRATIONS[version:], version + 1):
-            script = f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;"
+        tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+        if not version and not tables:
+            script = f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             self._connection.executescript(script)
+        elif version != SCHEMA_VERSION or ("cohorts",) not in tables:
+            raise ConfigError(
+                f"{path} is of another release of securemedian (schema {version}, and this one "
+                f"has {SCHEMA_VERSION}): install that release again, or remove the state folder "
+                "to start without rounds and model"
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -211,38 +207,38 @@ class Database:
         except sqlite3.Error as error:
             raise NotStored(f"this server cannot write to its database: {error}") from error
 
-    # Training runs
+    # Runs
 
     def current_runs(self) -> dict[str, str]:
-        """Return by training the name of the file of its current training run."""
-        rows = self._connection.execute("SELECT training, current FROM trainings")
-        return {training: name for training, name in rows if name}
+        """Return by cohort the name of the file of its current run."""
+        rows = self._connection.execute("SELECT cohort, current FROM cohorts")
+        return {cohort: name for cohort, name in rows if name}
 
-    def set_current_run(self, training: str, name: str) -> None:
-        """Make a file that of the current training run."""
-        self._set_training("current", name, training)
+    def set_current_run(self, cohort: str, name: str) -> None:
+        """Make a file that of the current run."""
+        self._set_cohort("current", name, cohort)
 
-    def bound(self, training: str) -> Bound:
+    def bound(self, cohort: str) -> Bound:
         """Return what the latest number that ran binds other attempts at it to."""
-        row = self._training("bound_number, bound_clients, bound_opening", training)
+        row = self._cohort("bound_number, bound_clients, bound_opening", cohort)
         return Bound(row[0], frozenset(json.loads(row[1])), row[2]) if row else UNBOUND
 
-    def bind(self, training: str, bound: Bound) -> None:
+    def bind(self, cohort: str, bound: Bound) -> None:
         """Replace what `bound` returns."""
-        self._set_training("bound_number", bound.number, training)
-        self._set_training("bound_clients", json.dumps(sorted(bound.clients)), training)
-        self._set_training("bound_opening", bound.opening, training)
+        self._set_cohort("bound_number", bound.number, cohort)
+        self._set_cohort("bound_clients", json.dumps(sorted(bound.clients)), cohort)
+        self._set_cohort("bound_opening", bound.opening, cohort)
 
-    def _training(self, columns: str, training: str) -> Any:
+    def _cohort(self, columns: str, cohort: str) -> Any:
         return self._connection.execute(
-            f"SELECT {columns} FROM trainings WHERE training = ?", (training,)
+            f"SELECT {columns} FROM cohorts WHERE cohort = ?", (cohort,)
         ).fetchone()
 
-    def _set_training(self, column: str, value: Any, training: str) -> None:
+    def _set_cohort(self, column: str, value: Any, cohort: str) -> None:
         self._connection.execute(
-            f"INSERT INTO trainings (training, {column}) VALUES (?, ?) "
-            f"ON CONFLICT (training) DO UPDATE SET {column} = excluded.{column}",
-            (training, value),
+            f"INSERT INTO cohorts (cohort, {column}) VALUES (?, ?) "
+            f"ON CONFLICT (cohort) DO UPDATE SET {column} = excluded.{column}",
+            (cohort, value),
         )
 
     # Rounds
@@ -251,7 +247,7 @@ class Database:
         """Return all rounds, the earliest first."""
         rows = self._connection.execute(
             "SELECT round, request, asked, names, repeats, saved, times, before, after, result, "
-            "training FROM rounds ORDER BY place"
+            "cohort FROM rounds ORDER BY place"
         )
         return [
             SavedRound(row[0], row[1], *(json.loads(text) for text in row[2:7]), *row[7:])
@@ -262,7 +258,7 @@ class Database:
         """Add a round."""
         self._connection.execute(
             "INSERT INTO rounds (round, request, asked, names, repeats, saved, times, before, "
-            "after, result, training) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "after, result, cohort) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 made.round,
                 made.request,
@@ -273,7 +269,7 @@ class Database:
                 made.before,
                 made.after,
                 made.result,
-                made.training,
+                made.cohort,
             ),
         )
 

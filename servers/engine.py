@@ -102,7 +102,7 @@ class _Job:
 
 
 class Engine:
-    """Computes the rounds of a training for the daemon's loop. Used by that one thread.
+    """Computes the rounds of a cohort for the daemon's loop. Used by that one thread.
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
     `check_dealings` and `check_values` come between these two. A job calls `wake` when it has
@@ -300,7 +300,7 @@ class Engine:
         return not self._abandoned and not compiles
 
     def _compute_now(self) -> None:
-        """Let the filling of the pools end, our own and that of other trainings."""
+        """Let the filling of the pools end, our own and that of other cohorts."""
         self._hurry.set()
         self._computing = True
 

@@ -1,13 +1,13 @@
-"""One engine per training, so that what breaks off in one of them is nothing to the others.
+"""One engine per cohort, so that what breaks off in one of them is nothing to the others.
 
-Each has a session of its own, with base OTs, lanes and pools. So no order of what several trainings
+Each has a session of its own, with base OTs, lanes and pools. So no order of what several cohorts
 do has to be the same at both servers: only what one of them does, which its round orders.
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.engine import Engine, Result
 
@@ -16,19 +16,19 @@ Make = Callable[[Callable[[], bool]], Engine]
 
 
 class Engines:
-    """The engines of the trainings, by name. Used by one thread."""
+    """The engines of the cohorts, by name. Used by one thread."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
         self._engines: dict[str, Engine] = {}
         # it compiles for all
-        self._first = self.of(DEFAULT_TRAINING)
+        self._first = self.of(DEFAULT_COHORT)
 
-    def of(self, training: str) -> Engine:
-        """Return the engine of a training, which is made at its first use."""
-        if training not in self._engines:
-            self._engines[training] = self._make(partial(self._computes_beside, training))
-        return self._engines[training]
+    def of(self, cohort: str) -> Engine:
+        """Return the engine of a cohort, which is made at its first use."""
+        if cohort not in self._engines:
+            self._engines[cohort] = self._make(partial(self._computes_beside, cohort))
+        return self._engines[cohort]
 
     def compile(self) -> None:
         """Compile the kernels, or load them from the cache on disk, beside what the caller does."""
@@ -40,10 +40,10 @@ class Engines:
         return self._first.ready
 
     def poll(self) -> tuple[str, Result | SecureMedianError] | None:
-        """Return what an engine has (`Engine.poll`) with the name of its training, once."""
-        for training, engine in self._engines.items():
+        """Return what an engine has (`Engine.poll`) with the name of its cohort, once."""
+        for cohort, engine in self._engines.items():
             if (result := engine.poll()) is not None:
-                return training, result
+                return cohort, result
         return None
 
     def drop(self) -> None:
@@ -61,7 +61,7 @@ class Engines:
         self.drop()
         return all([engine.close() for engine in self._engines.values()])
 
-    def _computes_beside(self, training: str) -> bool:
-        """Return whether another training computes. Called by the threads of any engine."""
+    def _computes_beside(self, cohort: str) -> bool:
+        """Return whether another cohort computes. Called by the threads of any engine."""
         engines = list(self._engines.items())
-        return any(engine.computes for name, engine in engines if name != training)
+        return any(engine.computes for name, engine in engines if name != cohort)

@@ -10,15 +10,15 @@ from securemedian.common.receipts import Receipt
 from securemedian.servers.control import (
     Again,
     Check,
-    Checked,
     Close,
+    Compute,
     Dealt,
     Done,
     Held,
     Ready,
     RoundMessage,
-    Run,
     Uploaded,
+    Verdicts,
 )
 
 # The events of this server itself. Those of the peer are the messages of `control`.
@@ -153,7 +153,7 @@ class Effect(StrEnum):
 
     # Log the new state.
     LOG = "log"
-    # Keep the training run that the round starts from. If the coordinator starts over, forget whom
+    # Keep the run that the round starts from. If the coordinator starts over, forget whom
     # an earlier attempt binds.
     BEGIN = "begin"
     # Open the lanes, make or keep the base OTs, and fill the pools.
@@ -166,7 +166,7 @@ class Effect(StrEnum):
     CHECK = "check"
     # Run the protocol on the uploads of `included`.
     START = "start"
-    # Keep the training run that the round ends with.
+    # Keep the run that the round ends with.
     PUBLISH = "publish"
     # Forget base OTs and pools, and end the running protocol and checks.
     DROP_SESSION = "drop session"
@@ -177,6 +177,6 @@ class Effect(StrEnum):
 
 
 # What means nothing any more on a new link, before both servers have told where they are.
-OF_A_LINK = (Dealt, Uploaded, Check, Checked, Close, Held, Run, Ready, Done, Again)
+OF_A_LINK = (Dealt, Uploaded, Check, Verdicts, Close, Held, Compute, Ready, Done, Again)
 
 Action = RoundMessage | Effect

@@ -1,4 +1,4 @@
-"""The keeper of the training runs: S0 keeps them on disk between rounds, S1 has none."""
+"""The keeper of the runs: S0 keeps them on disk between rounds, S1 has none."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import securemedian
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record, digest_of
 from securemedian.mpc.arrays import Float32s, PublicValues
@@ -14,7 +14,7 @@ from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
-from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.outcome import Result
 from securemedian.servers.register import Entry
 from securemedian.servers.round_state import ServerRound
@@ -22,49 +22,49 @@ from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store
 
 
-class TrainingKeeper:
-    """The current training run of each training, and what rounds make of it."""
+class RunKeeper:
+    """The current run of each cohort, and what rounds make of it."""
 
     def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
         self._party, self._signing = party, signing
-        self._kept: dict[str, Training] = {}
+        self._kept: dict[str, RunState] = {}
         if party == 0:
-            for training in (DEFAULT_TRAINING, *store.database.current_runs()):
-                self._kept[training] = store.load_training(training)
+            for cohort in (DEFAULT_COHORT, *store.database.current_runs()):
+                self._kept[cohort] = store.load_run(cohort)
 
-    def current(self, training: str) -> Training:
-        """Return the current training run of a training."""
-        return self._kept.get(training, Training())
+    def current(self, cohort: str) -> RunState:
+        """Return the current run of a cohort."""
+        return self._kept.get(cohort, RunState())
 
     def begin(
         self,
-        training: str,
+        cohort: str,
         params: RoundParams,
         range_options: dict[str, Any],
         reset: bool,
         model: Float32s | None,
         optimiser_options: dict[str, Any],
         keep_range: bool = False,
-    ) -> Training:
-        """Return the training run that a new round of a training starts from.
+    ) -> RunState:
+        """Return the run that a new round of a cohort starts from.
 
-        Once the round is open, `keep` makes it the current one. With `keep_range` the training run
+        Once the round is open, `keep` makes it the current one. With `keep_range` the run
         goes on with a given `model` in place of its own. Raises ConfigError unless there is a
         model, and no `reset`, and InputError if the range is that of a model of another size.
         """
-        kept = self.current(training)
+        kept = self.current(cohort)
         if keep_range:
             kept, model = _with_model(kept, model, reset), None
         return begin(kept, params, range_options, reset, model, optimiser_options)
 
-    def keep(self, training: str, changed: Training) -> None:
-        """Make `changed` the current training run, once `Register.commit` has stored it as such."""
-        self._kept[training] = changed
+    def keep(self, cohort: str, changed: RunState) -> None:
+        """Make `changed` the current run, once `Register.commit` has stored it as such."""
+        self._kept[cohort] = changed
 
     def finish(self, entry: Entry, outcome: Outcome) -> Result:
         """Return what the protocol's outcome leaves, with this server's signature.
 
-        At S0 the entry gets the training run after the round.
+        At S0 the entry gets the run after the round.
         """
         server_round = entry.server_round
         params, before = server_round.params, entry.before
@@ -81,14 +81,16 @@ class TrainingKeeper:
         kept = [group for group in range(method.groups) if group not in published]
         with_result = PublicValues(opened[published]) if method.groups > 1 else opened
         outermost = method.outermost(with_result)
-        return Result(receipt, packed, cost, outermost, kept_groups=kept, coin=outcome.coin.hex())
+        return Result(
+            receipt, packed, cost, outermost, unchanged_groups=kept, coin=outcome.coin.hex()
+        )
 
     def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
         """Return the record of a round that has opened values of this digest, signed."""
         record = Record(
             service=SERVICE,
             version=securemedian.__version__,
-            training=server_round.training,
+            cohort=server_round.cohort,
             round=server_round.round_id,
             number=server_round.number,
             params=server_round.params.digest,
@@ -102,10 +104,10 @@ class TrainingKeeper:
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
 
 
-def _with_model(kept: Training, model: Float32s | None, reset: bool) -> Training:
+def _with_model(kept: RunState, model: Float32s | None, reset: bool) -> RunState:
     if model is None or reset:
         raise ConfigError(
-            "to keep the range, give the model that the training run goes on with, and no reset"
+            "to keep the range, give the model that the run goes on with, and no reset"
         )
     of = np.stack(kept.models) if kept.groups else kept.model
     if of is not None and of.shape != model.shape:
@@ -115,5 +117,5 @@ def _with_model(kept: Training, model: Float32s | None, reset: bool) -> Training
         )
     if kept.groups:
         runs = zip(kept.groups, model, strict=True)
-        return Training.of_groups([replace(run, model=row) for run, row in runs])
+        return RunState.of_groups([replace(run, model=row) for run, row in runs])
     return replace(kept, model=model)

@@ -12,7 +12,7 @@ from securemedian.mpc.arrays import Words
 
 @dataclass(frozen=True)
 class Result:
-    """All that a round leaves at one server, besides S0's training run.
+    """All that a round leaves at one server, besides S0's run.
 
     It can be taken apart into plain fields and arrays, so that whoever stores it needs to know none
     of them: `to_parts` and `from_parts`.
@@ -27,7 +27,7 @@ class Result:
     # the coordinates whose result is in an outermost bucket
     outermost: int = 0
     # the groups, 0-based, whose model stays because they have fewer than `min_clients`
-    kept_groups: Sequence[int] = ()
+    unchanged_groups: Sequence[int] = ()
     # what was tossed for the result, in hex digits; empty where nothing is
     coin: str = ""
 
@@ -37,7 +37,7 @@ class Result:
             "receipt": self.receipt.to_dict(),
             "cost": dict(self.cost),
             "outermost": self.outermost,
-            "kept_groups": list(self.kept_groups),
+            "unchanged_groups": list(self.unchanged_groups),
             "coin": self.coin,
         }
         return fields, {"values": self.values}

@@ -13,13 +13,13 @@ from securemedian.mpc.errors import (
     PeerUnavailable,
     RoundFailed,
     SecureMedianError,
+    UnknownCohort,
     UnknownRound,
-    UnknownTraining,
     cut,
 )
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import control, logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Bye, Hello, Message, Open, Resume, RoundMessage
@@ -166,22 +166,22 @@ class PeerControl:
     def _open(self, asked: Open) -> None:
         """Take part in a round that S0 opens, or say why not.
 
-        If another round of the training is still live here, it fails: at S0 it has ended.
+        If another round of the cohort is still live here, it fails: at S0 it has ended.
         """
         try:
             if self._config.party == 0:
                 raise PeerProtocolError("s0 opens rounds, and this is s0")
             self.watch.require()
-            if not self._register.has(asked.training):
-                raise UnknownTraining(
-                    f"it has no training {asked.training!r}: add it to [[trainings]] there"
+            if not self._register.has(asked.cohort):
+                raise UnknownCohort(
+                    f"it has no cohort {asked.cohort!r}: add it to [[cohorts]] there"
                 )
-            if other := self._register.live_of(asked.training):
+            if other := self._register.live_of(asked.cohort):
                 self._fail(other, f"was told of another round, {asked.round}")
-            kept = self._engines.of(asked.training).session_id
+            kept = self._engines.of(asked.cohort).session_id
             if not asked.new_session and asked.session != kept:
                 raise PeerUnavailable("s1 has no session to keep: open again, for a new one")
-            entry = self._register.admit(asked, RoundParams.from_dict(asked.params), Training())
+            entry = self._register.admit(asked, RoundParams.from_dict(asked.params), RunState())
         except SecureMedianError as error:
             reason = cut(f"{self._config.name}: {error}")
             self._log.event(

@@ -19,7 +19,7 @@ from securemedian.mpc.protocols.dealing import OPENING_BYTES
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.control import Open
@@ -30,8 +30,8 @@ from securemedian.servers.round_facts import Limits
 from securemedian.servers.round_state import ServerRound
 from securemedian.servers.store import DEALING, Spool, Store
 
-# the number of rounds of each training whose status and result can still be asked for
-KEPT_ROUNDS = 4
+# the number of rounds of each cohort whose status and result can still be asked for
+ROUNDS_RETAINED = 4
 HOUR_S = 3600.0
 # What an upload needs besides its words. zmq compares each part of a message, encrypted, with
 # max_message_bytes, and CURVE adds 33 bytes to a part. The header, with a round id and a digest, is
@@ -47,14 +47,14 @@ class Entry:
 
     server_round: ServerRound
     spool: Spool
-    # S0's training run as the round finds it
-    before: Training
+    # S0's run as the round finds it
+    before: RunState
     # the id of the coordinator's request at S0, if it gave one
     request: str = ""
     # called once S1 has answered, with the error if there is one
     when_opened: list[WhenOpened] = field(default_factory=list)
-    # S0's training run as the round leaves it
-    after: Training | None = None
+    # S0's run as the round leaves it
+    after: RunState | None = None
     # what the protocol has given
     result: Result | None = None
     # the public metrics that clients have sent to S0, by their keys
@@ -66,7 +66,7 @@ class Entry:
 class Register:
     """Admits rounds, keeps them in the database, and finds them again.
 
-    At most one round of a training is live, and then it is its latest.
+    At most one round of a cohort is live, and then it is its latest.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class Register:
         self._load()
 
     def check(self, config: ServerConfig) -> None:
-        """Raise ConfigError if a configuration lacks the training of a live round.
+        """Raise ConfigError if a configuration lacks the cohort of a live round.
 
         Nobody could close, abort or fetch that round.
         """
         for entry in self.live:
-            training = entry.server_round.training
-            if training not in config.members:
+            cohort = entry.server_round.cohort
+            if cohort not in config.members:
                 raise ConfigError(
-                    f"round {entry.server_round.round_id} of training {training} has not ended, "
-                    f"and no table of [[trainings]] is called {quoted(training)}: put the table "
+                    f"round {entry.server_round.round_id} of cohort {cohort} has not ended, "
+                    f"and no table of [[cohorts]] is called {quoted(cohort)}: put the table "
                     "back, and let the round end, or abort it, before you remove the table"
                 )
 
@@ -115,13 +115,13 @@ class Register:
         """All rounds that this server knows, the earliest first."""
         return list(self._entries.values())
 
-    def rounds_of(self, training: str) -> list[Entry]:
-        """Return the rounds of a training, the earliest first."""
-        return [one for one in self._entries.values() if one.server_round.training == training]
+    def rounds_of(self, cohort: str) -> list[Entry]:
+        """Return the rounds of a cohort, the earliest first."""
+        return [one for one in self._entries.values() if one.server_round.cohort == cohort]
 
-    def latest(self, training: str) -> Entry | None:
-        """Return the latest round of a training, if there has been one."""
-        rounds = self.rounds_of(training)
+    def latest(self, cohort: str) -> Entry | None:
+        """Return the latest round of a cohort, if there has been one."""
+        rounds = self.rounds_of(cohort)
         return rounds[-1] if rounds else None
 
     @property
@@ -129,9 +129,9 @@ class Register:
         """The rounds that have begun and not ended, the earliest first."""
         return [one for one in self._entries.values() if one.server_round.live]
 
-    def live_of(self, training: str) -> Entry | None:
-        """Return the round of a training that has begun and not ended, if there is one."""
-        entry = self.latest(training)
+    def live_of(self, cohort: str) -> Entry | None:
+        """Return the round of a cohort that has begun and not ended, if there is one."""
+        entry = self.latest(cohort)
         return entry if entry and entry.server_round.live else None
 
     def get(self, round_id: str) -> Entry | None:
@@ -139,13 +139,13 @@ class Register:
         return self._entries.get(round_id)
 
     def find(self, round_id: str, key: str) -> Entry:
-        """Return a round of a training in which the owner of a key takes part, by its id.
+        """Return a round of a cohort in which the owner of a key takes part, by its id.
 
-        Raises UnknownRound if there is none. Nobody learns of a round of another training that it
+        Raises UnknownRound if there is none. Nobody learns of a round of another cohort that it
         exists.
         """
-        trainings = {name for name, members in self._config.members.items() if key in members}
-        mine = [one for one in self._entries.values() if one.server_round.training in trainings]
+        cohorts = {name for name, members in self._config.members.items() if key in members}
+        mine = [one for one in self._entries.values() if one.server_round.cohort in cohorts]
         for entry in mine:
             if entry.server_round.round_id == round_id:
                 return entry
@@ -154,20 +154,20 @@ class Register:
         )
         raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
 
-    def has(self, training: str) -> bool:
-        """Return whether this server has a training of that name."""
-        return training in self._config.members
+    def has(self, cohort: str) -> bool:
+        """Return whether this server has a cohort of that name."""
+        return cohort in self._config.members
 
-    def requested(self, training: str, request: str) -> Entry | None:
+    def requested(self, cohort: str, request: str) -> Entry | None:
         """Return the round that a coordinator has asked for under this id, if there is one."""
-        rounds = self.rounds_of(training) if request else []
+        rounds = self.rounds_of(cohort) if request else []
         return next((one for one in rounds if one.request == request), None)
 
     def close(self) -> None:
         """Admit no more rounds."""
         self._closed = True
 
-    def admit(self, asked: Open, params: RoundParams, before: Training, request: str = "") -> Entry:
+    def admit(self, asked: Open, params: RoundParams, before: RunState, request: str = "") -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
         SECURITY: another attempt at a number that ran has the coin of the earlier one, because two
@@ -194,14 +194,14 @@ class Register:
                 f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
                 f"at least {config.min_clients} clients"
             )
-        bound = self._store.database.bound(asked.training)
+        bound = self._store.database.bound(asked.cohort)
         if bound.number != asked.number or asked.start_over:
             bound = UNBOUND
         server_round = ServerRound(
             config.party,
             asked,
             params,
-            config.members[asked.training].clients,
+            config.members[asked.cohort].clients,
             floor=config.min_clients,
             limits=self._limits,
             signing_key=config.peer.signing_key,
@@ -278,7 +278,7 @@ class Register:
             entry.spool.add(row)
         if new:
             self._entries[changed.round_id] = entry
-            for earlier in self.rounds_of(changed.training)[:-KEPT_ROUNDS]:
+            for earlier in self.rounds_of(changed.cohort)[:-ROUNDS_RETAINED]:
                 del self._entries[earlier.server_round.round_id]
         return released
 
@@ -292,11 +292,11 @@ class Register:
         new: bool,
     ) -> bool:
         database, round_id = self._store.database, changed.round_id
-        training = changed.training
+        cohort = changed.cohort
         saved, times = changed.saved(), self._times(changed)
         released = False
         if new:
-            for earlier in self.rounds_of(training)[: 1 - KEPT_ROUNDS]:
+            for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
                 database.forget_round(earlier.server_round.round_id)
             asked = asdict(changed.asked) | {"session": ""}
             database.add_round(
@@ -311,7 +311,7 @@ class Register:
                     files.get("before"),
                     after=None,
                     result=None,
-                    training=training,
+                    cohort=cohort,
                 )
             )
         else:
@@ -319,15 +319,15 @@ class Register:
         database.add_uploads(round_id, rows)
         if Effect.BEGIN in actions:
             if changed.asked.start_over:
-                released = bool(database.bound(training).clients)
-                database.bind(training, UNBOUND)
+                released = bool(database.bound(cohort).clients)
+                database.bind(cohort, UNBOUND)
             if "before" in files:
-                database.set_current_run(training, files["before"])
+                database.set_current_run(cohort, files["before"])
         if Effect.BIND in actions:
             clients = frozenset(changed.included)
-            database.bind(training, Bound(changed.number, clients, changed.toss_opening))
+            database.bind(cohort, Bound(changed.number, clients, changed.toss_opening))
         if Effect.PUBLISH in actions and "after" in files:
-            database.set_current_run(training, files["after"])
+            database.set_current_run(cohort, files["after"])
         return released
 
     def _write_files(
@@ -336,14 +336,14 @@ class Register:
         """Write the files of a round that are not there yet, and return the names of all."""
         files = dict(entry.files)
         if self._config.party == 0 and "before" not in files:
-            files["before"] = self._store.write_training(entry.before)
+            files["before"] = self._store.write_run(entry.before)
         if result is None or not changed.computed_here:
             files.pop("result", None)
             files.pop("after", None)
         else:
             files["result"] = self._store.write_result(result)
             if entry.after is not None:
-                files["after"] = self._store.write_training(entry.after)
+                files["after"] = self._store.write_run(entry.after)
         return files
 
     def tidy(self) -> None:
@@ -419,9 +419,9 @@ class Register:
         return Entry(
             server_round,
             spool,
-            self._store.read_training(files["before"]) if "before" in files else Training(),
+            self._store.read_run(files["before"]) if "before" in files else RunState(),
             made.request,
-            after=self._store.read_training(files["after"])
+            after=self._store.read_run(files["after"])
             if server_round.live and "after" in files
             else None,
             result=result,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import securemedian
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
 from securemedian.mpc.canonical import build
@@ -29,8 +29,8 @@ from securemedian.mpc.errors import (
     NotAllowed,
     RoundFailed,
     SecureMedianError,
+    UnknownCohort,
     UnknownRound,
-    UnknownTraining,
     cut,
     quoted,
 )
@@ -48,7 +48,7 @@ CLIENT, COORDINATOR = "client", "coordinator"
 _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 NO_ROUND: dict[str, Any] = {
     "round": "",
-    "training": DEFAULT_TRAINING,
+    "cohort": DEFAULT_COHORT,
     "number": 0,
     "state": "none",
     "params": {},
@@ -68,7 +68,7 @@ NO_ROUND: dict[str, Any] = {
     "progress": [0, 0],
     "cost": {},
     "outermost": 0,
-    "kept_groups": [],
+    "unchanged_groups": [],
     "coin": "",
     "deadline_in_s": 0.0,
     "stored_bytes": 0,
@@ -78,18 +78,18 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class OneTraining:
-    """The fields of a request about a training."""
+class OneCohort:
+    """The fields of a request about a cohort."""
 
     # its name
-    training: str = DEFAULT_TRAINING
+    cohort: str = DEFAULT_COHORT
 
 
 @dataclass(frozen=True)
-class AnyRound(OneTraining):
-    """The fields of a request about a round, by default the latest of a training."""
+class AnyRound(OneCohort):
+    """The fields of a request about a round, by default the latest of a cohort."""
 
-    # the round's id, with which `training` says nothing; "" for the latest
+    # the round's id, with which `cohort` says nothing; "" for the latest
     round: str = ""
 
     def __post_init__(self) -> None:
@@ -160,17 +160,17 @@ class OpenFields:
     params: dict[str, Any]
     # the range policy and its options; {} keeps the current one
     range: dict[str, Any]
-    # whether a new training run begins, from the model that S0 has
+    # whether a new run begins, from the model that S0 has
     reset: bool = False
-    # whether the training run goes on with the model given, and with its range
+    # whether the run goes on with the model given, and with its range
     keep_range: bool = False
     # the optimiser and its options; {} keeps the current one
     optimiser: dict[str, Any] = field(default_factory=dict)
     # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
     request: str = ""
-    # the name of the training
-    training: str = DEFAULT_TRAINING
-    # the names of the clients that may take part; all of the training if it is empty
+    # the name of the cohort
+    cohort: str = DEFAULT_COHORT
+    # the names of the clients that may take part; all of the cohort if it is empty
     participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -342,31 +342,31 @@ class Desk:
         return self._rounds.register.find(call.fields.round, call.key)
 
     def _latest(self, call: Call) -> Entry | None:
-        return self._rounds.register.latest(self._training(call))
+        return self._rounds.register.latest(self._cohort(call))
 
-    def _training(self, call: Call) -> str:
-        """Return the training that a request names.
+    def _cohort(self, call: Call) -> str:
+        """Return the cohort that a request names.
 
-        Raises UnknownTraining if the caller takes no part in it, in the words for one that there is
+        Raises UnknownCohort if the caller takes no part in it, in the words for one that there is
         not.
         """
-        name: str = call.fields.training
-        theirs = self._trainings_of(call.key)
+        name: str = call.fields.cohort
+        theirs = self._cohorts_of(call.key)
         if name not in theirs:
-            raise UnknownTraining(
-                f"{self._config.name} has no training {quoted(name)} for {call.name!r}, "
-                f"who takes part in {', '.join(theirs) or 'none'}: set `training`"
+            raise UnknownCohort(
+                f"{self._config.name} has no cohort {quoted(name)} for {call.name!r}, "
+                f"who takes part in {', '.join(theirs) or 'none'}: set `cohort`"
             )
         return name
 
-    def _trainings_of(self, key: str) -> list[str]:
+    def _cohorts_of(self, key: str) -> list[str]:
         return [name for name, members in self._config.members.items() if key in members]
 
     def _peer(self) -> dict[str, Any]:
         return {"peer_linked": self._rounds.peer.linked, "peer_problem": self._rounds.peer.problem}
 
     def _info(self, call: Call) -> Answer:
-        latest, training = self._latest(call), call.fields.training
+        latest, cohort = self._latest(call), call.fields.cohort
         server = {
             "party": self._config.party,
             "release": securemedian.__version__,
@@ -377,34 +377,34 @@ class Desk:
         caller = {
             "role": call.role,
             "name": call.name,
-            "trainings": self._trainings_of(call.key),
+            "cohorts": self._cohorts_of(call.key),
         }
         now = {
-            "training": training,
-            "dim": self._rounds.dim(training),
-            "state": "busy" if self._rounds.register.live_of(training) else "idle",
+            "cohort": cohort,
+            "dim": self._rounds.dim(cohort),
+            "state": "busy" if self._rounds.register.live_of(cohort) else "idle",
             "round": latest.server_round.round_id if latest else "",
         }
         return Answer(server | caller | now | self._peer())
 
     def _probe(self, call: Call) -> Answer:
         """Take a load and say nothing, so that the caller can tell how long that takes."""
-        self._training(call)
+        self._cohort(call)
         return Answer()
 
     def _status(self, call: Call) -> Answer:
         entry = self._find(call) if call.fields.round else self._latest(call)
-        none = NO_ROUND | {"training": call.fields.training}
+        none = NO_ROUND | {"cohort": call.fields.cohort}
         return Answer((self._status_of(entry) if entry else none) | self._peer())
 
     def _status_of(self, entry: Entry) -> dict[str, Any]:
         server_round = entry.server_round
-        engine = self._engines.of(server_round.training)
+        engine = self._engines.of(server_round.cohort)
         # The engine works for a live round: it fills the pools or runs the protocol.
         busy = server_round.live
         return {
             "round": server_round.round_id,
-            "training": server_round.training,
+            "cohort": server_round.cohort,
             "number": server_round.number,
             "state": server_round.state.value,
             "params": server_round.params.to_dict(),
@@ -424,7 +424,7 @@ class Desk:
             "progress": list(engine.progress) if busy else [0, 0],
             "cost": entry.result.cost if entry.result else {},
             "outermost": entry.result.outermost if entry.result else 0,
-            "kept_groups": list(entry.result.kept_groups) if entry.result else [],
+            "unchanged_groups": list(entry.result.unchanged_groups) if entry.result else [],
             "coin": entry.result.coin if entry.result else "",
             "deadline_in_s": self._rounds.left_s(entry),
             "stored_bytes": entry.spool.stored_bytes,
@@ -439,7 +439,7 @@ class Desk:
         return Answer(
             {
                 "round": server_round.round_id,
-                "training": server_round.training,
+                "cohort": server_round.cohort,
                 "number": server_round.number,
                 "params": server_round.params.to_dict(),
                 "index": list(server_round.names).index(call.key),
@@ -538,11 +538,11 @@ class Desk:
             else:
                 self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 
-        training = self._training(call)
-        params = RoundParams.from_dict(self._with_keys(training, call.fields.params))
-        participants = self._keys(training, call.fields.participants, "participants")
+        cohort = self._cohort(call)
+        params = RoundParams.from_dict(self._with_keys(cohort, call.fields.params))
+        participants = self._keys(cohort, call.fields.participants, "participants")
         self._rounds.open(
-            training,
+            cohort,
             params,
             call.fields.range,
             call.fields.reset,
@@ -554,7 +554,7 @@ class Desk:
             list(participants.values()),
         )
 
-    def _with_keys(self, training: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return parameters with keys where the coordinator gives clients' names.
 
         These are `weights` and `validator`.
@@ -562,29 +562,29 @@ class Desk:
         validator = params.get("validator")
         if isinstance(validator, str):
             # one that is on no list is refused with the round
-            key = self._key_of_each(training).get(validator, validator)
+            key = self._key_of_each(cohort).get(validator, validator)
             params = params | {"validator": key}
         weights = params.get("weights")
         if not isinstance(weights, dict):
             return params
-        keys = self._keys(training, weights, "weights")
+        keys = self._keys(cohort, weights, "weights")
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
-    def _key_of_each(self, training: str) -> dict[str, str]:
-        """Return the keys of all clients of a training by their names."""
-        return {name: key for key, name in self._config.members[training].clients.items()}
+    def _key_of_each(self, cohort: str) -> dict[str, str]:
+        """Return the keys of all clients of a cohort by their names."""
+        return {name: key for key, name in self._config.members[cohort].clients.items()}
 
-    def _keys(self, training: str, names: Collection[str], where: str) -> dict[str, str]:
-        """Return the keys of clients of a training by the names that stand in `where`.
+    def _keys(self, cohort: str, names: Collection[str], where: str) -> dict[str, str]:
+        """Return the keys of clients of a cohort by the names that stand in `where`.
 
         Raises ConfigError, which has all the names that nobody has.
         """
-        keys = self._key_of_each(training)
+        keys = self._key_of_each(cohort)
         if unknown := [name for name in names if name not in keys]:
             listed = ", ".join(sorted({quoted(name) for name in unknown}))
             raise ConfigError(
                 cut(
-                    f"{where}: no client of training {training} at {self._config.name} is called "
+                    f"{where}: no client of cohort {cohort} at {self._config.name} is called "
                     f"{listed}"
                 )
             )
@@ -647,10 +647,10 @@ class Op:
 
 
 OPS: dict[str, Op] = {
-    "info": Op(Desk._info, OneTraining),
-    "probe": Op(Desk._probe, OneTraining, arrays=frozenset({"load"})),
+    "info": Op(Desk._info, OneCohort),
+    "probe": Op(Desk._probe, OneCohort, arrays=frozenset({"load"})),
     "status": Op(Desk._status, AnyRound, logged=False),
-    "round": Op(Desk._round, OneTraining, (CLIENT,), logged=False),
+    "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),

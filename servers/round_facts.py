@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.canonical import digest
@@ -50,7 +50,7 @@ class RoundFacts:
     # the message with which S0 asks S1 to take part
     asked: Open
     params: RoundParams
-    # the name of each client of the training on this server's list, by public key; only those of
+    # the name of each client of the cohort on this server's list, by public key; only those of
     # the participants if the coordinator has named any
     names: Mapping[str, str]
     # the fewest clients that this server ever computes with
@@ -146,7 +146,7 @@ class RoundFacts:
         """
         if unlisted := sorted(participants - self.names.keys()):
             raise ClientsDiffer(
-                f"s{self.party} has no such clients of training {self.training} as some of the "
+                f"s{self.party} has no such clients of cohort {self.cohort} as some of the "
                 f"participants: {cut(', '.join(unlisted), MAX_QUOTE)}"
             )
         if len(participants) < self.needed:
@@ -163,15 +163,15 @@ class RoundFacts:
         return self.asked.round
 
     @property
-    def training(self) -> str:
-        """The name of the training."""
-        return self.asked.training
+    def cohort(self) -> str:
+        """The name of the cohort."""
+        return self.asked.cohort
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the log says of the round in every line: its id, and its training if it has one."""
-        named = self.training != DEFAULT_TRAINING
-        return {"round": self.round_id} | ({"training": self.training} if named else {})
+        """What the log says of the round in every line: its id, and its cohort if it has one."""
+        named = self.cohort != DEFAULT_COHORT
+        return {"round": self.round_id} | ({"cohort": self.cohort} if named else {})
 
     @property
     def number(self) -> int:

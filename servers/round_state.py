@@ -16,7 +16,7 @@ open, beside the first, is an honest client's secret. So the *coin*, which both 
 check, is stored before anything is opened under it, and a check that is repeated is repeated with
 it.
 
-Rounds of several trainings may be live at once. What is heavy (`Use`) one of them does at a time:
+Rounds of several cohorts may be live at once. What is heavy (`Use`) one of them does at a time:
 S0 begins it at a *turn*, for which the round waits (`awaits_turn`), and `rounds` gives the turns.
 
 From `queued` on the clients, the verdicts and the reasons of those left out stay as they are. A run
@@ -39,7 +39,7 @@ Every pair of a state and an event is of one of three kinds:
 docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
 tries every order of events that two honest servers can meet.
 
-A new state is a member of `settings.states.State` and its lines below; a new event is a class of
+A new state is a member of `common.states.State` and its lines below; a new event is a class of
 `events` and its lines. The actions of a line are members of `Effect`, which `runner` does, or
 messages of `control`, which go to the peer. `runner` stores what a line changes before it does any
 of its actions.
@@ -65,8 +65,8 @@ from securemedian.mpc.errors import (
 from securemedian.servers.control import (
     Again,
     Check,
-    Checked,
     Close,
+    Compute,
     Dealt,
     Done,
     Failed,
@@ -76,8 +76,8 @@ from securemedian.servers.control import (
     Ready,
     Resume,
     RoundMessage,
-    Run,
     Uploaded,
+    Verdicts,
 )
 from securemedian.servers.events import (
     OF_A_LINK,
@@ -286,10 +286,10 @@ class ServerRound(RoundFacts):
                 self.discord = "s0 asks to check clients that cannot be checked now"
             case Tossed():
                 self._keep_coin(event.coin)
-            case Checked() if event.clients == self.under_check and self.failed_there is None:
+            case Verdicts() if event.clients == self.under_check and self.failed_there is None:
                 self.failed_there = event.failed
                 self.judge()
-            case Checked():
+            case Verdicts():
                 self.discord = "s1 has checked other clients than it was asked to check"
             case CheckEnded():
                 self.failed_here = event.failed
@@ -302,9 +302,9 @@ class ServerRound(RoundFacts):
                     self.deadline = now + self.limits.resume_s
             case Done() if event.attempt == self.attempt:
                 self._note_vouched(event.signature)
-            case Run() if event.attempt <= self.attempt:
+            case Compute() if event.attempt <= self.attempt:
                 self.discord = "s0 asks for a run of the protocol that has been before"
-            case Run():
+            case Compute():
                 self.attempt = event.attempt
                 self.session, self.new_session = event.session, event.new_session
             case _:
@@ -436,12 +436,12 @@ class ServerRound(RoundFacts):
             return Uploaded(self.round_id, event.client, self.told(event.digest))
         if kind is Check:
             return Check(self.round_id, self.under_check, self.coin)
-        if kind is Checked and isinstance(event, CheckEnded):
-            return Checked(self.round_id, event.clients, event.failed)
+        if kind is Verdicts and isinstance(event, CheckEnded):
+            return Verdicts(self.round_id, event.clients, event.failed)
         if kind is Close or kind is Held:
             return kind(self.round_id, self._held())
-        if kind is Run:
-            return Run(self.round_id, self.digest, self.attempt, self.session, self.new_session)
+        if kind is Compute:
+            return Compute(self.round_id, self.digest, self.attempt, self.session, self.new_session)
         if kind is Ready:
             return Ready(self.round_id, self.attempt)
         if kind is Done:
@@ -574,12 +574,12 @@ class ServerRound(RoundFacts):
                     f"s{self.party} has: nothing is published, and the round has failed for good"
                 )
                 return Failure(ReceiptInvalid.code, reason)
-            case Run() if self.under_check or (
+            case Compute() if self.under_check or (
                 self.checks and not self.passed.issuperset(self.included)
             ):
                 reason = "s0 asks to run the protocol before all clients are checked"
                 return Failure(PeerProtocolError.code, reason)
-            case Run() if event.digest != self.digest:
+            case Compute() if event.digest != self.digest:
                 reason = (
                     f"the servers have different clients or parameters in round {self.round_id}"
                 )
@@ -712,7 +712,7 @@ _LEADER: Table = (
         ),
         (State.OPEN, Uploaded): (_FULL, Transition(State.OPEN)),
         **_alike(
-            ((State.OPEN, CheckEnded), (State.OPEN, Checked)),
+            ((State.OPEN, CheckEnded), (State.OPEN, Verdicts)),
             _DISCORD_ASKED,
             _FULL,
             Transition(State.OPEN),
@@ -728,7 +728,7 @@ _LEADER: Table = (
         # sent before S1 heard `close`
         (State.CLOSING, Dealt): (Transition(State.CLOSING),),
         **_alike(
-            ((State.CLOSING, CheckEnded), (State.CLOSING, Checked)),
+            ((State.CLOSING, CheckEnded), (State.CLOSING, Verdicts)),
             _DISCORD_ASKED,
             Transition(State.CLOSING),
         ),
@@ -743,7 +743,7 @@ _LEADER: Table = (
         ),
         # several times where clients that have failed make room for others
         **_alike(
-            ((State.CHECKING, CheckEnded), (State.CHECKING, Checked)),
+            ((State.CHECKING, CheckEnded), (State.CHECKING, Verdicts)),
             _OBSTRUCTED_ASKED,
             Transition(State.CHECKING, (), ServerRound.incomplete),
             _QUEUE,
@@ -755,7 +755,7 @@ _LEADER: Table = (
         ),
         (State.QUEUED, Turn): (
             Transition(State.QUEUED, (Resume,), ServerRound.drifting),
-            Transition(State.STARTING, (Effect.LOG, Run)),
+            Transition(State.STARTING, (Effect.LOG, Compute)),
         ),
         (State.QUEUED, Resume): (
             _DISCORD_ASKED,
@@ -879,7 +879,7 @@ _FOLLOWER: Table = (
         ),
     }
     | _alike(
-        ((State.CHECKING, Run), (State.QUEUED, Run)),
+        ((State.CHECKING, Compute), (State.QUEUED, Compute)),
         _OBSTRUCTED,
         Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
     )
@@ -893,7 +893,7 @@ _FOLLOWER |= {
     for pair, lines in {
         (state, Check): (_DISCORD, Transition(state, (Effect.CHECK,))),
         (state, Tossed): (Transition(state, (Effect.CHECK,)),),
-        (state, CheckEnded): (Transition(state, (Checked,)),),
+        (state, CheckEnded): (Transition(state, (Verdicts,)),),
         # S1 is adrift, and S0 learns it
         (state, Interrupted): (Transition(state, (Effect.DROP_SESSION, Again)),),
     }.items()
@@ -921,7 +921,7 @@ LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
                 Resume,
                 Dealt,
                 Uploaded,
-                Checked,
+                Verdicts,
                 Held,
                 Ready,
                 Done,
@@ -935,7 +935,7 @@ LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
         (State.PUBLISHED, Failed): _FAILED_LATER,
         **{
             (State.FAILED, kind): _UNAWARE
-            for kind in (Dealt, Uploaded, Check, Close, Run, Done, Again, Failed)
+            for kind in (Dealt, Uploaded, Check, Close, Compute, Done, Again, Failed)
         },
     },
 )

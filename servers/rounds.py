@@ -1,7 +1,7 @@
 """A server's rounds, from opening to result.
 
 What comes from the coordinator, the clients, the engine, the peer and the clock is turned here into
-events of a round. The parts are `register` (which rounds there are), `keeper` (the training run),
+events of a round. The parts are `register` (which rounds there are), `keeper` (the run),
 `peer_control` (the other server) and `runner`, which feeds events to a round and does what its
 table in `round_state` says.
 """
@@ -58,7 +58,7 @@ from securemedian.servers.events import (
     Unlinked,
     Use,
 )
-from securemedian.servers.keeper import TrainingKeeper
+from securemedian.servers.keeper import RunKeeper
 from securemedian.servers.peer import PeerWatch
 from securemedian.servers.peer_control import PeerControl
 from securemedian.servers.register import Entry, Register, WhenOpened
@@ -83,7 +83,7 @@ class _Share:
 
 
 class Rounds:
-    """The rounds of one server, of which one per training may be live. Used by one thread.
+    """The rounds of one server, of which one per cohort may be live. Used by one thread.
 
     `signing` is this server's signing key, and `send` sends a message to the peer.
     """
@@ -100,7 +100,7 @@ class Rounds:
     ) -> None:
         self._config, self._engines, self._clock = config, engines, clock
         self.register = Register(config, store, clock, wall)
-        self._keeper = TrainingKeeper(config.party, store, signing)
+        self._keeper = RunKeeper(config.party, store, signing)
         self._runner = RoundRunner(self.register, self._keeper, engines, self._send, clock)
         self._peer_control = PeerControl(
             config, self.register, self._runner, engines, signing.public, send, clock
@@ -133,14 +133,14 @@ class Rounds:
         """The watch over the other server."""
         return self._peer_control.watch
 
-    def dim(self, training: str) -> int:
-        """Return how many values the model of a training has.
+    def dim(self, cohort: str) -> int:
+        """Return how many values the model of a cohort has.
 
         It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
         """
-        if models := self._keeper.current(training).models:
+        if models := self._keeper.current(cohort).models:
             return models[0].size
-        latest = self.register.latest(training)
+        latest = self.register.latest(cohort)
         return latest.server_round.params.dim if latest else 0
 
     def left_s(self, entry: Entry) -> float:
@@ -157,7 +157,7 @@ class Rounds:
 
     def open(
         self,
-        training: str,
+        cohort: str,
         params: RoundParams,
         range_options: dict[str, Any],
         reset: bool,
@@ -168,33 +168,33 @@ class Rounds:
         keep_range: bool = False,
         participants: Sequence[str] = (),
     ) -> None:
-        """Open a round of a training, at S0; `when_opened` is called once S1 has answered.
+        """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
         A `request` that was made before is answered with the round that it has opened.
         `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
         its options, or {} for the current one. With `keep_range` a `model` is that of the current
-        training run from now on, and begins no new one. `participants` are the keys of the clients
+        run from now on, and begins no new one. `participants` are the keys of the clients
         that may take part, by default all. Raises PeerUnavailable or ParametersDiffer if S1 is not
-        ready, RoundBusy if a round of the training is live, and InputError, ConfigError or
+        ready, RoundBusy if a round of the cohort is live, and InputError, ConfigError or
         ClientsDiffer if the round cannot be computed.
         """
         self.flush()
-        if made := self.register.requested(training, request):
+        if made := self.register.requested(cohort, request):
             if made.server_round.state is State.OPENING:
                 made.when_opened.append(when_opened)
             else:
                 self._runner.answer(made, when_opened)
             return
         self.peer.require()
-        if entry := self.register.live_of(training):
+        if entry := self.register.live_of(cohort):
             raise RoundBusy(
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
         before = self._keeper.begin(
-            training, params, range_options, reset, model, optimiser_options, keep_range
+            cohort, params, range_options, reset, model, optimiser_options, keep_range
         )
-        kept = self._engines.of(training).session_id
+        kept = self._engines.of(cohort).session_id
         asked = Open(
             new_round_id(before.number),
             before.number,
@@ -203,7 +203,7 @@ class Rounds:
             new_session=kept is None,
             start_over=reset or (model is not None and not keep_range),
             start=before.digest.hex(),
-            training=training,
+            cohort=cohort,
             participants=sorted(set(participants)),
         )
         entry = self.register.admit(asked, params, before, request)
@@ -355,8 +355,8 @@ class Rounds:
     def engine_ended(self) -> None:
         """Take what the engines have: verdicts of a check, the result of a run, or errors."""
         while (ended := self._engines.poll()) is not None:
-            training, result = ended
-            if entry := self.register.live_of(training):
+            cohort, result = ended
+            if entry := self.register.live_of(cohort):
                 self._take(entry, result)
         self._go_on()
 
@@ -404,7 +404,7 @@ class Rounds:
     def _go_on(self) -> None:
         """Give rounds their turns at S0, each if nobody is doing what it wants to do.
 
-        The first that was ready is the first, of all trainings.
+        The first that was ready is the first, of all cohorts.
         """
         now = self._clock()
         ready = [
@@ -418,7 +418,7 @@ class Rounds:
             return
         for one in list(self._queue):
             entry, use = one
-            engine = self._engines.of(entry.server_round.training)
+            engine = self._engines.of(entry.server_round.cohort)
             in_use = use is not None and use in [other.server_round.use for other in self.live]
             if in_use or engine.stopping or not self._runner.idle(entry):
                 continue

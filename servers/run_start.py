@@ -1,4 +1,4 @@
-"""How a round begins a training run or goes on with it, at S0.
+"""How a round begins a run or goes on with it, at S0.
 
 docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
@@ -13,20 +13,20 @@ from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser, optimiser_
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 
 
 def begin(
-    kept: Training,
+    kept: RunState,
     params: RoundParams,
     range_options: dict[str, Any],
     reset: bool,
     model: Float32s | None,
     optimiser_options: dict[str, Any] | None = None,
-) -> Training:
-    """Return the training run that a round starts from.
+) -> RunState:
+    """Return the run that a round starts from.
 
-    A given `model`, or `reset`, begins a new training run: the scale is the policy's first, the
+    A given `model`, or `reset`, begins a new run: the scale is the policy's first, the
     optimiser has no moments, and t = 1. Another policy may begin with its first scale, too
     (`take_over`), and another kind of optimiser begins without moments, but t goes on. A round that
     exchanges no parameters leaves what is kept as it is, and counts. Raises ConfigError if the
@@ -41,7 +41,7 @@ def begin(
                 f"a round of {params.exchange.name} has no model, range or optimiser: "
                 "leave them out, clients keep models of their own"
             )
-        return Training() if reset else kept
+        return RunState() if reset else kept
     groups = params.method.groups
     if groups == 1 and not (kept.groups and model is None):
         return _begin(kept, params, range_options, reset, model, optimiser_options)
@@ -63,23 +63,23 @@ def begin(
     ]
     if all(run is old for run, old in zip(runs, before, strict=True)):
         return kept
-    return Training.of_groups(runs)
+    return RunState.of_groups(runs)
 
 
 def _begin(
-    kept: Training,
+    kept: RunState,
     params: RoundParams,
     range_options: dict[str, Any],
     reset: bool,
     model: Float32s | None,
     optimiser_options: dict[str, Any] | None = None,
-) -> Training:
-    """Return the training run of one model that a round starts from, as `begin` does."""
+) -> RunState:
+    """Return the run of one model that a round starts from, as `begin` does."""
     fresh = reset or model is not None
     if model is None:
         model = kept.model
         if reset and not params.uses_range and model is not None and model.size != params.dim:
-            # a training run of another size, whose first result becomes its model
+            # a run of another size, whose first result becomes its model
             model = None
     policy = policy_from(range_options) if range_options or fresh else kept.policy
     scale = policy.start() if fresh else policy.take_over(kept.scale, kept.policy)
@@ -92,7 +92,7 @@ def _begin(
     if not fresh and (policy, optimiser) == (kept.policy, kept.optimiser):
         return kept
     goes_on = not fresh and type(optimiser) is type(kept.optimiser)
-    return Training(
+    return RunState(
         policy,
         model,
         scale,

@@ -28,7 +28,7 @@ from securemedian.servers.database import Row
 from securemedian.servers.engine import Engine
 from securemedian.servers.engines import Engines
 from securemedian.servers.events import Action, Effect, Event, Failure, Interrupted
-from securemedian.servers.keeper import TrainingKeeper
+from securemedian.servers.keeper import RunKeeper
 from securemedian.servers.register import Entry, Register, WhenOpened
 
 # how long an event waits that could not be stored
@@ -55,7 +55,7 @@ class RoundRunner:
     def __init__(
         self,
         register: Register,
-        keeper: TrainingKeeper,
+        keeper: RunKeeper,
         engines: Engines,
         send: Callable[[Message], None],
         clock: Callable[[], float],
@@ -173,11 +173,11 @@ class RoundRunner:
             self._effects[action](entry)
 
     def _engine(self, entry: Entry) -> Engine:
-        return self._engines.of(entry.server_round.training)
+        return self._engines.of(entry.server_round.cohort)
 
     def _begin(self, entry: Entry) -> None:
         self._register.begin()
-        self._keeper.keep(entry.server_round.training, entry.before)
+        self._keeper.keep(entry.server_round.cohort, entry.before)
 
     def _prepare(self, entry: Entry) -> None:
         """Let the engine prepare the round. Both servers do so at once, while the clients train."""
@@ -230,7 +230,7 @@ class RoundRunner:
 
     def _publish(self, entry: Entry) -> None:
         if entry.after:
-            self._keeper.keep(entry.server_round.training, entry.after)
+            self._keeper.keep(entry.server_round.cohort, entry.after)
 
     def _drop_uploads(self, entry: Entry) -> None:
         entry.spool.drop()
@@ -271,8 +271,8 @@ class RoundRunner:
             }
         if server_round.state is State.PUBLISHED:
             details |= {"cost": entry.result.cost if entry.result else {}}
-            if entry.result and entry.result.kept_groups:
-                details |= {"kept_groups": list(entry.result.kept_groups)}
+            if entry.result and entry.result.unchanged_groups:
+                details |= {"unchanged_groups": list(entry.result.unchanged_groups)}
         if server_round.state is State.FAILED:
             details |= {
                 "code": server_round.code,

@@ -1,7 +1,7 @@
-"""A server's state folder: the database, clients' shares, training runs and results.
+"""A server's state folder: the database, clients' shares, runs and results.
 
 It is for one process at a time. The words of a round's shares are in one file, and the database
-says whose they are: a share counts once it is on the disk and its row is committed. Training runs
+says whose they are: a share counts once it is on the disk and its row is committed. Runs
 and results are files that are named by their SHA-256, written beside, synchronised and renamed.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.durable import lock_folder, replace_file, sync_folder
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import (
@@ -39,13 +39,11 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.mpc.rounds.optimiser import optimiser_from
 from securemedian.mpc.rounds.ranges.registry import policy_from
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.control import SHA256_BYTES, is_round_id
 from securemedian.servers.database import Database, Row
 from securemedian.servers.outcome import Result
 
-# what earlier releases kept instead of a database
-_OLD_TRAINING = "training.npz"
 # bytes that are hashed at a time, and that are worth being synchronised beside the caller
 _CHUNK_BYTES = 1 << 20
 # Synchronises beside the servers' loops, which wait for it: examinations, which may take seconds,
@@ -502,31 +500,24 @@ class Store:
             if file.name not in kept:
                 file.unlink(missing_ok=True)
 
-    # Training runs and results
+    # Runs and results
 
-    def load_training(self, training: str = DEFAULT_TRAINING) -> Training:
-        """Return the current training run of a training, or a new one if there is none.
+    def load_run(self, cohort: str = DEFAULT_COHORT) -> RunState:
+        """Return the current run of a cohort, or a new one if there is none.
 
-        That of a release without a database is taken over. Raises ConfigError if the file is
-        damaged.
+        Raises ConfigError if the file is damaged.
         """
-        if name := self.database.current_runs().get(training):
-            return self.read_training(name)
-        old = self._old_training() if training == DEFAULT_TRAINING else None
-        if old is None:
-            return Training()
-        self.save_training(old)
-        (self._folder / _OLD_TRAINING).unlink()
-        return old
+        name = self.database.current_runs().get(cohort)
+        return self.read_run(name) if name else RunState()
 
-    def save_training(self, run: Training, training: str = DEFAULT_TRAINING) -> None:
-        """Make a training run the current one: a crash leaves the old one or the new one."""
-        name = self.write_training(run)
+    def save_run(self, run: RunState, cohort: str = DEFAULT_COHORT) -> None:
+        """Make a run the current one: a crash leaves the old one or the new one."""
+        name = self.write_run(run)
         with self.database.transaction():
-            self.database.set_current_run(training, name)
+            self.database.set_current_run(cohort, name)
 
-    def write_training(self, run: Training) -> str:
-        """Keep a training run, and return the name of its file. Raises NotStored."""
+    def write_run(self, run: RunState) -> str:
+        """Keep a run, and return the name of its file. Raises NotStored."""
         return self._keep(
             {
                 "policy": run.policy.to_dict(),
@@ -536,33 +527,15 @@ class Store:
             run.arrays,
         )
 
-    def read_training(self, name: str) -> Training:
-        """Return a training run by the name of its file. Raises ConfigError if it is damaged."""
+    def read_run(self, name: str) -> RunState:
+        """Return a run by the name of its file. Raises ConfigError if it is damaged."""
         fields, arrays = self._load(name)
-        return _training(fields, arrays)
-
-    def _old_training(self) -> Training | None:
-        """Return the training run of a release without a database, if there is one."""
-        path = self._folder / _OLD_TRAINING
-        if not path.exists():
-            return None
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                # still earlier releases called the scale `width`, and had no optimiser
-                names = {"width": "scale"}
-                arrays = {names.get(name, name): array for name, array in saved.items()}
-                texts = {"optimiser": "{}"} | {
-                    name: str(arrays.pop(name))
-                    for name in ("policy", "optimiser")
-                    if name in arrays
-                }
-                fields: dict[str, Any] = {name: json.loads(text) for name, text in texts.items()}
-                fields["published"] = int(arrays.pop("published"))
-                return _training(fields, arrays)
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-            raise ConfigError(
-                f"{path} is damaged: restore it, or remove it to start without a model"
-            ) from error
+        return RunState.of_arrays(
+            policy_from(fields["policy"]),
+            fields["published"],
+            optimiser_from(fields["optimiser"]),
+            arrays,
+        )
 
     def write_result(self, result: Result) -> str:
         """Keep a result, and return the name of its file. Raises NotStored."""
@@ -603,12 +576,3 @@ class Store:
                 f"{path} is missing or damaged: restore the state folder from a backup, "
                 "or remove it to start without a model"
             ) from error
-
-
-def _training(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training:
-    return Training.of_arrays(
-        policy_from(fields["policy"]),
-        fields["published"],
-        optimiser_from(fields["optimiser"]),
-        arrays,
-    )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import securemedian
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import SigningKey
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
@@ -273,12 +273,12 @@ class Server:
 
     @property
     def engine(self) -> FakeEngine:
-        """The engine of the default training."""
-        return self.engine_of(DEFAULT_TRAINING)
+        """The engine of the default cohort."""
+        return self.engine_of(DEFAULT_COHORT)
 
-    def engine_of(self, training: str) -> FakeEngine:
-        """Return the engine of a training."""
-        return cast(FakeEngine, self.engines.of(training))
+    def engine_of(self, cohort: str) -> FakeEngine:
+        """Return the engine of a cohort."""
+        return cast(FakeEngine, self.engines.of(cohort))
 
     @property
     def coordinator(self) -> str:

@@ -37,7 +37,7 @@ from securemedian.mpc.protocols import ring, share, wire
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from tests.daemons import endpoint_of
 
@@ -259,7 +259,7 @@ def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
     assert asked == ["first"]
 
 
-ROUND, START = "1-0000000a", Training()
+ROUND, START = "1-0000000a", RunState()
 
 
 def test_what_a_server_cannot_store_is_sent_again_and_told_once() -> None:

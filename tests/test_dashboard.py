@@ -26,7 +26,7 @@ from securemedian import cli
 from securemedian.clients import receipts
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
-from securemedian.coordinator.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
+from securemedian.coordinator.dashboard.watch import KINDS, PERIODS_S, ROUNDS_SHOWN, Watch, kind_of
 from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
@@ -213,11 +213,11 @@ def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     server = Fake()
     one = Watch([server, Fake()], PUBLIC)
-    for number in range(1, KEPT_ROUNDS + 20):
+    for number in range(1, ROUNDS_SHOWN + 20):
         server.tell(status(f"{number}-00000000", "failed", included=["a"]))
         one.look(0)
     rounds = seen(one)["rounds"]
-    assert len(rounds) == KEPT_ROUNDS and rounds[-1]["number"] == KEPT_ROUNDS + 19
+    assert len(rounds) == ROUNDS_SHOWN and rounds[-1]["number"] == ROUNDS_SHOWN + 19
 
 
 def test_what_servers_say_of_themselves_and_do_not_say() -> None:
@@ -275,7 +275,7 @@ LINE = {
 }
 
 
-def test_a_training_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
+def test_a_run_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / LINES
     server = Fake(status("2-00000000", "open", clients=dict.fromkeys("cba", "none")))
     one = Watch([server, Fake()], PUBLIC, tmp_path)
@@ -306,7 +306,7 @@ def test_a_training_brings_its_past_and_what_was_measured(tmp_path: Path) -> Non
     for damage, message in (("no JSON", "is damaged"), ('{"seconds": 1}', "KeyError")):
         file.write_text(f"{damage}\n")
         one.look(0)
-        assert message in seen(one)["training"]["problem"]
+        assert message in seen(one)["run"]["problem"]
         assert len(seen(one)["rounds"]) == 2
 
 
@@ -363,7 +363,7 @@ def test_a_receipt_that_is_not_kept_any_more_is_not_asked_for_again() -> None:
     assert (shown["state"], shown["receipt"]["valid"]) == ("published", None)
 
 
-def test_a_training_brings_its_receipts(tmp_path: Path) -> None:
+def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
     lines = [LINE | {"round": f"{number}-00000000"} for number in (1, 2, 3)]
     (tmp_path / LINES).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     receipts.save(receipt_of("1-00000000", "key-a", "key-b"), tmp_path / "receipt-1.json")
@@ -546,8 +546,8 @@ def test_others_than_this_machine_are_warned_of(tmp_path: Path) -> None:
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def training() -> bytes:
-    """Return the view of a training with failures in it, and of a round under way."""
+def run_view() -> bytes:
+    """Return the view of a run with failures in it, and of a round under way."""
     server = Fake()
     one = Watch([server, Fake()], PUBLIC)
     places = {"a": "both", "b": "here", HOSTILE: "none"}
@@ -616,7 +616,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_in_a_browser(width: int, dark: bool) -> None:
-    view = training()
+    view = run_view()
     with served(lambda: view) as url, browser(width, dark) as page:
         page.get(url)
         run = page.execute_script

@@ -87,7 +87,7 @@ def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
     check(figures, 4)
     final = figures["final"]
     assert final["secure"] > final["plain_median"] + 0.2
-    assert figures["rounds"][-1]["kept_groups"] == []
+    assert figures["rounds"][-1]["unchanged_groups"] == []
 
 
 def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_mnist_reaches_its_accuracy(
         ("--buckets 2", "buckets"),
         ("--buckets 7", "even number of buckets"),
         ("--buckets 6", "Take more buckets"),
-        ("--range-initial 0.1", "leave it out for follow"),
+        ("--range follow:initial=0.1", "leave it out for follow"),
         ("--clients 1", "max_clients"),
         ("--images 5000", "images"),
         ("--faulty 4", "--faulty"),
         ("--rounds 0", "--rounds"),
-        ("--range coordinate --range-initial 0", "bucket range"),
+        ("--range coordinate:initial=0", "bucket range"),
         ("--data .", "MNIST"),
         ("--fault ofom", "securemedian experiment"),
     ],

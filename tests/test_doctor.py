@@ -188,8 +188,8 @@ def test_servers_that_are_exchanged(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_the_servers_do_not_have(pair: Pair) -> None:
+def test_a_cohort_that_the_servers_do_not_have(pair: Pair) -> None:
     path = pair.folder / "elsewhere.toml"
-    path.write_text('training = "elsewhere"\n' + (pair.folder / "client-1.toml").read_text())
+    path.write_text('cohort = "elsewhere"\n' + (pair.folder / "client-1.toml").read_text())
     wrong = found(path, Level.WRONG)
     assert len([text for text in wrong if "elsewhere" in text]) == 2

@@ -72,7 +72,7 @@ CONTROL = [
     control.Uploaded("1-00000000", "key"),
     control.Close("1-00000000", {"key": b""}),
     control.Held("1-00000000", {"key": b""}),
-    control.Run("1-00000000", bytes(32), 1, bytes(16), True),
+    control.Compute("1-00000000", bytes(32), 1, bytes(16), True),
     control.Failed("1-00000000", "timeout", "why"),
 ]
 

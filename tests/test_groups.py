@@ -24,7 +24,7 @@ from securemedian.mpc.rounds.pipeline import Cost, check_values, demand, run_rou
 from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.run_start import begin
 from securemedian.servers.store import Store
 from tests.parties import make_parties, run_both, run_rounds, shared
@@ -32,11 +32,11 @@ from tests.parties import make_parties, run_both, run_rounds, shared
 DIM = 300
 
 
-def start(groups: int, dim: int = DIM) -> Training:
-    """Return a training run of some groups, whose models and scales differ."""
+def start(groups: int, dim: int = DIM) -> RunState:
+    """Return a run of some groups, whose models and scales differ."""
     rng = np.random.default_rng(groups)
     runs = [
-        Training(
+        RunState(
             CoordinateRange(),
             rng.normal(size=dim).astype(np.float32),
             rng.uniform(15, 40, dim).astype(np.float32),
@@ -44,12 +44,12 @@ def start(groups: int, dim: int = DIM) -> Training:
         )
         for _ in range(groups)
     ]
-    return Training.of_groups(runs)
+    return RunState.of_groups(runs)
 
 
 def ran(
     params: RoundParams,
-    before: Training,
+    before: RunState,
     updates: NDArray[Any],
     groups: Sequence[int] | NDArray[np.int64],
     protocol: ProtocolParams | None = None,
@@ -278,7 +278,7 @@ def test_a_ring_that_cannot_hold_the_differences_is_refused() -> None:
 def test_a_round_begins_and_goes_on_with_a_model_per_group() -> None:
     params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
     models = np.arange(8, dtype=np.float32).reshape(2, 4)
-    fresh = begin(Training(), params, {}, False, models, {"optimiser": "momentum"})
+    fresh = begin(RunState(), params, {}, False, models, {"optimiser": "momentum"})
     assert [run.model.tolist() for run in fresh.groups if run.model is not None] == models.tolist()
     assert fresh.number == 1 and fresh.optimiser == Momentum()
     assert begin(fresh, params, {}, False, None) is fresh
@@ -299,34 +299,34 @@ def test_a_round_begins_and_goes_on_with_a_model_per_group() -> None:
 def test_models_that_do_not_fit_the_groups_are_refused() -> None:
     params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
     models = np.zeros((2, 4), np.float32)
-    kept = begin(Training(), params, {}, False, models)
+    kept = begin(RunState(), params, {}, False, models)
     for wrong in (np.zeros(4), np.zeros((3, 4)), np.zeros((2, 3)), np.zeros((2, 4, 1))):
         with pytest.raises(InputError, match=r"global models? "):
             begin(kept, params, {}, False, wrong.astype(np.float32))
     with pytest.raises(ConfigError, match="groups = 2 needs a model for each, and 0 are kept"):
-        begin(Training(), params, {}, False, None)
+        begin(RunState(), params, {}, False, None)
     with pytest.raises(ConfigError, match="groups = 1 needs a model for each, and 2 are kept"):
         begin(kept, RoundParams(Bucketed(buckets=16), 4, 5), {}, False, None)
     with pytest.raises(ConfigError, match="and 1 are kept"):
         begin(kept.groups[0], params, {}, False, None)
 
 
-def test_a_training_run_of_groups_is_stored_and_sent_as_arrays(tmp_path: Any) -> None:
+def test_a_run_of_groups_is_stored_and_sent_as_arrays(tmp_path: Any) -> None:
     params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
-    run = begin(Training(), params, {}, False, np.ones((2, 4), np.float32), {"optimiser": "adam"})
+    run = begin(RunState(), params, {}, False, np.ones((2, 4), np.float32), {"optimiser": "adam"})
     # the range of a group without a result is still that of a first round
     values = np.array([[3, 4, 5, 6], [16] * 4], np.uint16)
     run, _ = finish(run, params, PublicValues(values), 5)
     assert isinstance(run.policy, FollowRange)
     assert [one.scale.ndim for one in run.groups] == [1, 0]
     store = Store(tmp_path / "state")
-    store.save_training(run)
-    loaded = store.load_training()
+    store.save_run(run)
+    loaded = store.load_run()
     assert loaded.digest == run.digest and len(loaded.groups) == 2
     assert set(loaded.arrays) == {"model.0", "scale.0", "moments.0", "model.1", "scale.1"}
     missing = {name: array for name, array in run.arrays.items() if name != "scale.0"}
     with pytest.raises(KeyError):
-        Training.of_arrays(run.policy, 1, run.optimiser, missing)
+        RunState.of_arrays(run.policy, 1, run.optimiser, missing)
 
 
 def test_a_client_chooses_the_model_with_the_smallest_loss() -> None:

@@ -537,7 +537,13 @@ MASKS: dict[str, Mask] = {
     ),
     "slots on rotations": Mask(
         "both servers read the buckets",
-        (("Dealt.rotations", "index.astype(np.uint8) - self._slots", "index.astype(np.uint8)"),),
+        (
+            (
+                "OwnDealing.rotations",
+                "index.astype(np.uint8) - self._slots",
+                "index.astype(np.uint8)",
+            ),
+        ),
         (dealings.opened_and_rotations, 0),
     ),
     "partners' positions on turns": Mask(

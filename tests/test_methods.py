@@ -35,7 +35,7 @@ from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.log import LogRange
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.mpc.rounds.run_state import RunState, finish
 from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
@@ -95,7 +95,7 @@ def published_round(
     else:
         assert (one.values == other.values).all()
     assert one.coin == other.coin and bool(one.coin) == params.method.tosses
-    before = Training(policy, model, scale)
+    before = RunState(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
     clear = before.published_for(params)
     return results, plaintext.published(updates, params, clear, weights, coin=one.coin)
@@ -286,9 +286,9 @@ def test_a_round_whose_chunks_fit_is_not_cut() -> None:
     protocol = ProtocolParams()
     for dim in (1, 128, 11_776):
         chunk = params.chunk([], [1] * 10, 0, dim, protocol.batch)
-        assert params.method.group(chunk) is None
+        assert params.method.batch_limit(chunk) is None
     crowded = RoundParams(Pairwise(), 1 << 20, 92).chunk([], [1] * 92, 0, 128, protocol.batch)
-    assert params.method.group(crowded) == protocol.batch
+    assert params.method.batch_limit(crowded) == protocol.batch
 
 
 def test_a_cut_round_is_planned_to_the_byte() -> None:

@@ -56,7 +56,7 @@ from nvflare.private.privacy_manager import Scope
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
-from securemedian.plugins.rounds import Rounds
+from securemedian.plugins.rounds import FrameworkRounds
 from tests import wrong
 from tests.daemons import ROOT, Pair, running
 
@@ -747,7 +747,9 @@ def test_a_job_that_is_stopped_ends_its_round(pair: Pair, tmp_path: Path) -> Non
 
 
 def test_two_jobs_at_a_time_have_two_coordinators(pair: Pair, tmp_path: Path) -> None:
-    other = Rounds(pair.folder / "coordinator.toml", secure(pair)._checked, LOG, "flwr stop")
+    other = FrameworkRounds(
+        pair.folder / "coordinator.toml", secure(pair)._checked, LOG, "flwr stop"
+    )
     other.open(START, 2)
     try:
         job = Job(pair, tmp_path)

@@ -53,7 +53,7 @@ try:
         deadline = time.monotonic() + 200
         while True:
             try:
-                coordinator.open(params)
+                coordinator.open_round(params)
                 break
             except SecureMedianError:
                 assert time.monotonic() < deadline and all(d.poll() is None for d in daemons)

@@ -242,11 +242,11 @@ def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
 def test_predicted_is_counted_between_two_processes() -> None:
     protocol = ProtocolParams(lanes=2, **SMALL)
     points = [
-        Point("median", "bucketed", clients=4, dim=6000, buckets=8, schedule="bisect", ring_bits=0),
-        Point("median", "pairwise", clients=3, dim=3001, ring_bits=32),
-        Point("median", "radix", clients=3, dim=700, encoding="bfloat16", ring_bits=0),
+        Point("median", "bucketed", None, 4, 6000, {"buckets": 8, "schedule": "bisect"}),
+        Point("median", "pairwise", None, 3, 3001, {"ring_bits": 32}),
+        Point("median", "radix", None, 3, 700, {"encoding": "bfloat16"}),
     ]
-    results = harness.run(points, 1, protocol, False, lambda done, point: None)
+    results = harness.run(points, 1, protocol, lambda done, point: None)
     for point, result in zip(points, results, strict=True):
         cost = predict(round_params(point), [1] * (point.clients or 0), protocol).costs[0]
         got = tuple(result[name] for name in ("ots", "bytes_s0_to_s1", "bytes_s1_to_s0", "rounds"))
@@ -285,10 +285,10 @@ def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
     speed = forecast.Speed(ot=1e-3, checked=1e-3, coordinate=1e-2, byte=1e-7)
     params = RoundParams(Bucketed(buckets=8, schedule="scan"), 100, 3)
-    fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(float("inf"), 0.0))
+    fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.LinkShape(float("inf"), 0.0))
     assert fast.compute_seconds == pytest.approx(1 + 0.1 + 1 + 0.3)
     assert fast.seconds == pytest.approx(2.4 + 10 * forecast.HOP_S)
-    slow = forecast.estimate("", params, 3, cost, 0, speed, forecast.Link(1e6, 0.1))
+    slow = forecast.estimate("", params, 3, cost, 0, speed, forecast.LinkShape(1e6, 0.1))
     assert slow.seconds == pytest.approx(16 + 10 * (0.05 + forecast.HOP_S))
 
 
@@ -330,7 +330,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def dealt_forecasts(dim: int, clients: int) -> list[forecast.Forecast]:
     methods = Bucketed(uploads="dealt"), Radix(encoding="buckets")
-    speed, link = forecast.Speed(0.0, 0.0, 0.0, 0.0), forecast.Link(1e9, 0.0)
+    speed, link = forecast.Speed(0.0, 0.0, 0.0, 0.0), forecast.LinkShape(1e9, 0.0)
     found = []
     for method in methods:
         params = RoundParams(method, dim, clients)

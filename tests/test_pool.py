@@ -329,7 +329,7 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
     assert used and len(set(uses["taken"])) == len(uses["taken"])
 
 
-def test_no_pools_are_filled_while_another_training_computes() -> None:
+def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     """And an engine that drops its session leaves those of the others alone."""
     servers = Servers()
     limits = [PLENTY, PLENTY]
@@ -346,18 +346,18 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
     params = ROUNDS["pairwise"]
     uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
 
-    def end(engines: Engines, training: str) -> Any:
-        job = engines.of(training)._job
+    def end(engines: Engines, cohort: str) -> Any:
+        job = engines.of(cohort)._job
         assert job is not None and job.join(60)
         return engines.poll()
 
-    def prepared(training: str, session: bytes) -> int:
+    def prepared(cohort: str, session: bytes) -> int:
         """Prepare a round, and return how many OTs were made for it."""
         for engines in both:
-            engines.of(training).prepare(session, params)
+            engines.of(cohort).prepare(session, params)
         for engines in both:
-            assert end(engines, training) is None
-        opened = both[0].of(training)._session
+            assert end(engines, cohort) is None
+        opened = both[0].of(cohort)._session
         assert opened is not None
         return opened.ahead.ots
 
@@ -373,8 +373,8 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
     both[1].of("stroke").drop()
     both[1].of("default").start(params, uploads, [1] * CLIENTS)
     for engines in both:
-        training, outcome = end(engines, "default")
-        assert training == "default" and isinstance(outcome, Outcome)
+        cohort, outcome = end(engines, "default")
+        assert cohort == "default" and isinstance(outcome, Outcome)
         assert not engines.of("default").computes
     assert prepared("stroke", bytes([2]) * 16) > 0
     assert all(engines.close() for engines in both)

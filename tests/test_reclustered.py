@@ -32,7 +32,7 @@ from securemedian.mpc.rounds.methods.reclustered import (
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, run_round
 from securemedian.mpc.rounds.plan import predict
-from securemedian.servers.control import Checked, Held, Ready, Resume, Uploaded
+from securemedian.servers.control import Held, Ready, Resume, Uploaded, Verdicts
 from tests.daemons import Pair, running
 from tests.parties import deterministic_entropy, make_parties, run_both
 from tests.servers_alone import Server, held, hello
@@ -423,7 +423,7 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
     s0.hear(*(Uploaded(first, key) for key in s0.keys), Held(first, held(s0.keys)))
     s0.engine.end_check()
     s0.rounds.engine_ended()
-    s0.hear(Checked(first, s0.keys, []), Ready(first, 1))
+    s0.hear(Verdicts(first, s0.keys, []), Ready(first, 1))
     (opening,) = s0.engine.openings
     s0.restart()
     s0.now += 10.0
@@ -549,7 +549,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
-    """Rounds of a training, each from the model of the one before."""
+    """Rounds of a run, each from the model of the one before."""
     rng = np.random.default_rng(2)
     model = np.zeros(200, np.float32)
     ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]

@@ -40,8 +40,8 @@ from securemedian.servers import control
 from securemedian.servers.control import (
     Again,
     Check,
-    Checked,
     Close,
+    Compute,
     Dealt,
     Done,
     Failed,
@@ -52,8 +52,8 @@ from securemedian.servers.control import (
     Ready,
     Resume,
     RoundMessage,
-    Run,
     Uploaded,
+    Verdicts,
 )
 from securemedian.servers.events import (
     CheckEnded,
@@ -129,10 +129,10 @@ MESSAGES: tuple[RoundMessage, ...] = (
     Dealt(ID, "key-a"),
     Uploaded(ID, "key-a", b"?"),
     Check(ID, ["key-a"]),
-    Checked(ID, ["key-a"], []),
+    Verdicts(ID, ["key-a"], []),
     Close(ID, {"key-a": b"?"}),
     Held(ID, {}),
-    Run(ID, b"?", 1, FIRST, False),
+    Compute(ID, b"?", 1, FIRST, False),
     Ready(ID, 0),
     Done(ID, 0, bytes(64)),
     Again(ID, 1, "closed", "why"),
@@ -618,10 +618,10 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
     here.here = {"key-a": b"m", "key-b": b"m"}
     here.handle(Close(ID, dict(here.here)), 1.0)
     assert here.included == ["key-a", "key-b"]
-    fails(copy.deepcopy(here), Run(ID, here.digest, 1, FIRST, False), "peer-protocol")
+    fails(copy.deepcopy(here), Compute(ID, here.digest, 1, FIRST, False), "peer-protocol")
     here.handle(Check(ID, ["key-b"]), 1.0)
     here.handle(CheckEnded(["key-b"], []), 1.0)
-    run = Run(ID, here.digest, 1, FIRST, False)
+    run = Compute(ID, here.digest, 1, FIRST, False)
     assert Effect.START in here.handle(run, 1.0)
     here.handle(Again(ID, 1, "timeout", "why"), 1.0)
     # each run once
@@ -659,7 +659,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     turn = Turn(SECOND, False)
     assert leader.handle(turn, 10.0) == [Check(ID, ["key-a"], COIN), Effect.CHECK]
     leader.handle(CheckEnded(["key-a"], []), 10.0)
-    assert leader.handle(Checked(ID, ["key-a"], []), 10.0) == []
+    assert leader.handle(Verdicts(ID, ["key-a"], []), 10.0) == []
     assert leader.handle(turn, 10.0) == [Check(ID, ["key-b"]), Effect.CHECK]
     # and if both have one, it must be the same
     leader.coins["key-a"] = OTHER_COIN
@@ -672,13 +672,13 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Checked(ID, ["key-b"], []),
-        Checked(ID, ["key-a", "key-b"], []),
-        Checked(ID, ["key-a"], ["key-a"]),
+        Verdicts(ID, ["key-b"], []),
+        Verdicts(ID, ["key-a", "key-b"], []),
+        Verdicts(ID, ["key-a"], ["key-a"]),
     ],
 )
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSING, State.CHECKING])
-def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Checked) -> None:
+def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Verdicts) -> None:
     here = a_round(0, state, **DEALT)
     here.under_check = ["key-a"]
     here.handle(CheckEnded(["key-a"], []), 1.0)
@@ -695,7 +695,7 @@ def test_s0_takes_verdicts_of_s1_once_and_when_it_has_asked_for_them(state: Stat
         here = a_round(0, state, **DEALT)
         here.under_check = under_check
         for _ in (*under_check, "once more"):
-            here.handle(Checked(ID, ["key-a"], []), 1.0)
+            here.handle(Verdicts(ID, ["key-a"], []), 1.0)
             # a round of no uploads would fail for another reason
             here.state = state if here.code != "peer-protocol" else here.state
         assert here.state is State.FAILED and here.code == "peer-protocol" and not here.passed
@@ -709,7 +709,7 @@ def test_s1_does_not_run_the_protocol_while_it_checks() -> None:
     here.handle(Check(ID, ["key-c"]), 1.0)
     here.handle(Close(ID, {"key-a": b"m", "key-b": b"m"}), 1.0)
     here.included = ["key-a", "key-b"]
-    actions = here.handle(Run(ID, here.digest, 1, FIRST, False), 1.0)
+    actions = here.handle(Compute(ID, here.digest, 1, FIRST, False), 1.0)
     assert here.state is State.FAILED and here.code == "peer-protocol"
     assert Effect.START not in actions
 
@@ -770,9 +770,9 @@ def test_all_messages_and_events_are_in_the_table() -> None:
 
 
 def test_only_s0_leads() -> None:
-    told = {Opened, Checked, Held, Ready, OpenAsked, CloseAsked, Turn}
+    told = {Opened, Verdicts, Held, Ready, OpenAsked, CloseAsked, Turn}
     assert {event for _, event in TABLE[0]} - {event for _, event in TABLE[1]} == told
-    asks = {Open, Check, Close, Run}
+    asks = {Open, Check, Close, Compute}
     assert {event for _, event in TABLE[1]} - {event for _, event in TABLE[0]} == asks
 
 
@@ -1172,7 +1172,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     }
     assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
     # S1 refuses clients whom S0 takes only where their configurations or parameters differ
-    own_account = {line for line in lines if line[0] == 1 and line[1][1] is Run}
+    own_account = {line for line in lines if line[0] == 1 and line[1][1] is Compute}
     left = {(party, *pair) for party, pair, line in lines - taken - own_account}
     assert left <= RARE and min(one[2] for one in walks) > 30
 

@@ -29,7 +29,7 @@ from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
 from securemedian.benchmarks.soak.rounds import reference
 from securemedian.benchmarks.soak.run import Soak
-from securemedian.benchmarks.soak.service import TRAININGS
+from securemedian.benchmarks.soak.service import COHORTS
 from securemedian.common.states import State
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -155,17 +155,17 @@ def test_sessions_are_used_once() -> None:
     assert counts(audit) == (0, 0, 2, 0)
 
 
-def test_no_session_is_of_two_trainings() -> None:
+def test_no_session_is_of_two_cohorts() -> None:
     audit = Audit()
     hear = teller(audit)
     for server in ("s0", "s1"):
         for session in ("first", "second"):
             hear(server, "session-established", session=session)
         hear(server, "round-running", round=ROUND, session="first")
-        hear(server, "round-running", round="1-77", training="stroke", session="second")
+        hear(server, "round-running", round="1-77", cohort="stroke", session="second")
     hear("s0", "round-running", round="8-3fa9c1d2", session="first")
     assert counts(audit) == (0, 0, 0, 0)
-    hear("s1", "round-running", round="2-77", training="stroke", session="first")
+    hear("s1", "round-running", round="2-77", cohort="stroke", session="first")
     assert counts(audit) == (0, 0, 1, 0)
     hear("s0", "round-running", round="9-3fa9c1d2", session="second")
     assert counts(audit) == (0, 0, 2, 0)
@@ -398,7 +398,7 @@ def test_a_full_disk_refuses_what_is_written_until_it_is_free(
 def test_a_kill_waits_for_its_transition() -> None:
     transitions, struck = Transitions(), threading.Event()
     what = "s0", "round-open", "stroke"
-    line = {"event": "round-open", "training": "stroke"}
+    line = {"event": "round-open", "cohort": "stroke"}
     assert not transitions.at(*what, struck.set, 0.05)
     transitions.heard("s0", line)
     assert not struck.is_set(), "it was given up"
@@ -464,7 +464,7 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
     assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
 
 
-def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> None:
+def test_a_server_is_killed_at_every_transition_of_either_cohort_in_turn() -> None:
     service: Any = Struck()
     audit, transitions = Audit(), Transitions()
     saboteurs = Saboteurs(service, transitions, audit, 1, lambda: False)
@@ -472,8 +472,8 @@ def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> 
 
     def log() -> None:
         while not logging.wait(0.001):
-            for server, state, training in product(("s0", "s1"), State, TRAININGS):
-                transitions.heard(server, {"event": f"round-{state}", "training": training})
+            for server, state, cohort in product(("s0", "s1"), State, COHORTS):
+                transitions.heard(server, {"event": f"round-{state}", "cohort": cohort})
 
     thread = threading.Thread(target=log)
     thread.start()
@@ -485,8 +485,8 @@ def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> 
         thread.join()
     victims = ("s0", "s1", "s0 and s1")
     assert struck == {
-        f"kill {whom} at {state} of {training} at {server}"
-        for whom, state, training, server in product(victims, states, TRAININGS, ("s0", "s1"))
+        f"kill {whom} at {state} of {cohort} at {server}"
+        for whom, state, cohort, server in product(victims, states, COHORTS, ("s0", "s1"))
     }
     assert len(service.done) == 16 * len(states)
 
@@ -503,7 +503,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
     def well(self: Soak, seconds: float) -> bool:
         self.audit.fault("kill s0 and s1 at open of default at s0")
         self.audit.closed(published("a"))
-        failed = Ended("1-77", "mean", "failed", "aborted by coordinator", training="stroke")
+        failed = Ended("1-77", "mean", "failed", "aborted by coordinator", cohort="stroke")
         self.audit.closed(failed)
         return True
 
@@ -518,7 +518,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
         report = json.loads(file.read_text())
         assert report.keys() >= FIGURES and all(report[name] == 0 for name in COUNTS)
         assert (report["faults"], report["rounds"], report["published"]) == (1, 2, 1)
-        assert report["trainings"] == {
+        assert report["cohorts"] == {
             "default": {"rounds": 1, "published": 1, "failed": 0},
             "stroke": {"rounds": 1, "published": 0, "failed": 1},
         }
@@ -546,10 +546,10 @@ def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     assert soak.run(15.0)
     report = soak.audit.report()
     assert soak.audit.clean, report
-    assert report["faults"] >= 5 and report["trainings"].keys() == TRAININGS.keys(), report
-    for rounds_of in report["trainings"].values():
+    assert report["faults"] >= 5 and report["cohorts"].keys() == COHORTS.keys(), report
+    for rounds_of in report["cohorts"].values():
         assert rounds_of["published"] >= run.CALM_ROUNDS, report
-    assert report["dealings_checked"] >= sum(TRAININGS.values()), report
+    assert report["dealings_checked"] >= sum(COHORTS.values()), report
 
 
 @pytest.mark.slow
@@ -569,7 +569,7 @@ def test_a_soak_notices_results_that_are_none(
     assert soak.run(0.0)
     report = soak.audit.report()
     assert report["wrong_results"] == report["published"], report
-    assert report["published"] == run.CALM_ROUNDS * len(TRAININGS), report
+    assert report["published"] == run.CALM_ROUNDS * len(COHORTS), report
 
 
 def mentioned(text: str) -> list[str]:

@@ -57,12 +57,12 @@ def toml(pair: Pair, name: str) -> str:
     return str(pair.folder / f"{name}.toml")
 
 
-def test_a_training_run_in_python(pair: Pair) -> None:
+def test_a_run_in_python(pair: Pair) -> None:
     params, policy = RoundParams(Bucketed(buckets=8, schedule="scan"), 50, 3), MeanRange(4.0, 0.5)
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
         for number in (1, 2):
-            round_id = coordinator.open(
+            round_id = coordinator.open_round(
                 params, START if number == 1 else None, policy if number == 1 else None
             )
             published = coordinator.model(round_id)
@@ -87,7 +87,7 @@ def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
         scale = FollowRange().start()
         for number in (1, 2, 3):
-            round_id = coordinator.open(params, START if number == 1 else None)
+            round_id = coordinator.open_round(params, START if number == 1 else None)
             rounds = [client.wait_for_round(WAIT_S) for client in clients]
             current = rounds[0]
             assert current.model is not None and current.scale is not None
@@ -123,7 +123,6 @@ def test_a_round_by_verbs_alone(
         "round",
         "open",
         coordinator,
-        "--method",
         "pairwise",
         "--max-clients",
         "3",
@@ -174,7 +173,6 @@ def test_close_and_abort(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixtu
         "round",
         "open",
         coordinator,
-        "--method",
         "pairwise",
         "--max-clients",
         "3",
@@ -226,7 +224,7 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
     def coordinate() -> None:
         with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
             for model in (start, None):
-                coordinator.open(params, model)
+                coordinator.open_round(params, model)
                 pair.wait("published")
 
     together(

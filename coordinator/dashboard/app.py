@@ -119,7 +119,7 @@ def serve(
     except ImportError as error:
         raise _missing() from error
     if output and not output.is_dir():
-        raise InputError(f"there is no folder {output}: it is the `output` of a training")
+        raise InputError(f"there is no folder {output}: it is the `output` of a run")
     host, port = host_and_port(listen)
     app = make_app((watch := _watch(config, output)).view, is_loopback(host))
     try:

@@ -1,4 +1,4 @@
-"""Two trainings on one pair of real servers, with clients and coordinators as people run them."""
+"""Two cohorts on one pair of real servers, with clients and coordinators as people run them."""
 
 import itertools
 import signal
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
-from securemedian.mpc.errors import UnknownRound, UnknownTraining
+from securemedian.mpc.errors import UnknownCohort, UnknownRound
 from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import Pair, in_background, wait_until
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 # client-3 takes part in both
 MEMBERS = {"default": ("client-1", "client-2", "client-3"), "stroke": ("client-3", "client-4")}
 TABLES = "".join(
-    f'\n[[trainings]]\nname = "{name}"\nclients = {list(clients)}\n'.replace("'", '"')
+    f'\n[[cohorts]]\nname = "{name}"\nclients = {list(clients)}\n'.replace("'", '"')
     for name, clients in MEMBERS.items()
 )
 PARAMS = {
@@ -46,23 +46,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made.close()
 
 
-def update(training: str, name: str) -> NDArray[np.float32]:
+def update(cohort: str, name: str) -> NDArray[np.float32]:
     """Return what a client has trained: each time the same."""
-    seed = list(MEMBERS).index(training), int(name[-1])
-    values = np.random.default_rng(seed).normal(0, 0.05, PARAMS[training].dim)
+    seed = list(MEMBERS).index(cohort), int(name[-1])
+    values = np.random.default_rng(seed).normal(0, 0.05, PARAMS[cohort].dim)
     return values.astype(np.float32)
 
 
-def submit_all(members: dict[tuple[str, str], Client], training: str) -> None:
-    """Let all clients of a training submit."""
-    for name in MEMBERS[training]:
-        member = members[training, name]
+def submit_all(members: dict[tuple[str, str], Client], cohort: str) -> None:
+    """Let all clients of a cohort submit."""
+    for name in MEMBERS[cohort]:
+        member = members[cohort, name]
         member.wait_for_round()
-        member.submit(update(training, name))
+        member.submit(update(cohort, name))
 
 
 @pytest.mark.parametrize("killed", ["", "s0", "s1"])
-def test_two_trainings_publish_what_they_should_whatever_happens_to_a_server(
+def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
     pair: Pair, killed: str
 ) -> None:
     """The protocol of one runs while the other one is ready, and then a server is killed."""
@@ -75,15 +75,15 @@ def test_two_trainings_publish_what_they_should_whatever_happens_to_a_server(
             for name in MEMBERS
         }
         members = {
-            (training, name): stack.enter_context(
-                Client.from_config(pair.folder / f"{name}.toml", training, report=_quiet)
+            (cohort, name): stack.enter_context(
+                Client.from_config(pair.folder / f"{name}.toml", cohort, report=_quiet)
             )
-            for training, names in MEMBERS.items()
+            for cohort, names in MEMBERS.items()
             for name in names
         }
         rounds = {
-            "default": coordinators["default"].open(PARAMS["default"]),
-            "stroke": coordinators["stroke"].open(PARAMS["stroke"], MODEL),
+            "default": coordinators["default"].open_round(PARAMS["default"]),
+            "stroke": coordinators["stroke"].open_round(PARAMS["stroke"], MODEL),
         }
         submit_all(members, "default")
         wait_until(lambda: _is_running(coordinators["default"].status()))
@@ -95,25 +95,23 @@ def test_two_trainings_publish_what_they_should_whatever_happens_to_a_server(
             pair.start(killed)
         for join in joins:
             join()
-        for training, params in PARAMS.items():
-            results = [
-                members[training, name].result(rounds[training]) for name in MEMBERS[training]
-            ]
-            published = members[training, MEMBERS[training][0]].model(rounds[training])
-            updates = np.stack([update(training, name) for name in MEMBERS[training]])
+        for cohort, params in PARAMS.items():
+            results = [members[cohort, name].result(rounds[cohort]) for name in MEMBERS[cohort]]
+            published = members[cohort, MEMBERS[cohort][0]].model(rounds[cohort])
+            updates = np.stack([update(cohort, name) for name in MEMBERS[cohort]])
             expected = plaintext.published(updates, params, published)[0]
             for result in results:
                 assert np.array_equal(result, expected)
-            status = coordinators[training].status(rounds[training])
-            assert sorted(status["included"]) == list(MEMBERS[training])
+            status = coordinators[cohort].status(rounds[cohort])
+            assert sorted(status["included"]) == list(MEMBERS[cohort])
             # that which was waiting has lost nothing
-            assert status["attempt"] == (2 if killed and training == "default" else 1)
-            receipt = coordinators[training].receipt(rounds[training])
-            assert receipt.record.training == training
+            assert status["attempt"] == (2 if killed and cohort == "default" else 1)
+            receipt = coordinators[cohort].receipt(rounds[cohort])
+            assert receipt.record.cohort == cohort
         # the first that was ready was the first; what waits for its retry lets the other one go
         for server in ("s0", "s1"):
             running = [
-                event.get("training", "default")
+                event.get("cohort", "default")
                 for event in pair.events(server)[before[server] :]
                 if event["event"] == "round-running"
             ]
@@ -127,9 +125,9 @@ def _is_running(status: dict[str, Any]) -> bool:
 
 
 def _check_strangers(pair: Pair, rounds: dict[str, str]) -> None:
-    """Check that a client of one training is told nothing of the other."""
+    """Check that a client of one cohort is told nothing of the other."""
     for server, op in itertools.product(("s0", "s1"), ("info", "status", "round")):
-        with pytest.raises(UnknownTraining, match="'default' for 'client-4'"):
+        with pytest.raises(UnknownCohort, match="'default' for 'client-4'"):
             pair.caller("client-4", server).ask(op)
     for server, op in itertools.product(("s0", "s1"), ("status", "result")):
         with pytest.raises(UnknownRound, match="the latest is " + rounds["stroke"]):

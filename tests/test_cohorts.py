@@ -1,4 +1,4 @@
-"""Several trainings on one pair of servers, without sockets and without an engine.
+"""Several cohorts on one pair of servers, without sockets and without an engine.
 
 tests/test_daemons.py runs two on real ones.
 """
@@ -26,10 +26,10 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
 from securemedian.servers import config, control
-from securemedian.servers.config import Caller, TrainingTable
+from securemedian.servers.config import Caller, CohortTable
 from securemedian.servers.control import Failed, Open
 from securemedian.servers.events import Use
-from securemedian.servers.register import KEPT_ROUNDS, Entry, Register
+from securemedian.servers.register import ROUNDS_RETAINED, Entry, Register
 from securemedian.servers.requests import COORDINATOR, OPS
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
@@ -46,7 +46,7 @@ CLIENTS = tuple(
 COORDINATORS = tuple(
     Caller(f"coordinator-{at}", z85.encode(bytes([100 + at] * 32)).decode()) for at in range(4)
 )
-# by training; client-3 takes part in two
+# by cohort; client-3 takes part in two
 MEMBERS = {
     "default": CLIENTS[:3],
     "stroke": CLIENTS[2:5],
@@ -57,25 +57,25 @@ SETTINGS: dict[str, Any] = {
     "clients": CLIENTS,
     "coordinators": COORDINATORS,
     "min_clients": 2,
-    "trainings": tuple(
-        TrainingTable(name, [client.name for client in members], [f"coordinator-{at}"])
+    "cohorts": tuple(
+        CohortTable(name, [client.name for client in members], [f"coordinator-{at}"])
         for at, (name, members) in enumerate(MEMBERS.items())
     ),
 }
 
 
-def keys(training: str) -> list[str]:
-    """Return the keys of a training's clients."""
-    return [client.public_key for client in MEMBERS[training]]
+def keys(cohort: str) -> list[str]:
+    """Return the keys of a cohort's clients."""
+    return [client.public_key for client in MEMBERS[cohort]]
 
 
-def coordinator(training: str) -> str:
-    """Return the key of a training's coordinator."""
-    return COORDINATORS[list(MEMBERS).index(training)].public_key
+def coordinator(cohort: str) -> str:
+    """Return the key of a cohort's coordinator."""
+    return COORDINATORS[list(MEMBERS).index(cohort)].public_key
 
 
 class World:
-    """Two servers with all trainings, and what is on its way between them, in order."""
+    """Two servers with all cohorts, and what is on its way between them, in order."""
 
     def __init__(self, folder: Path) -> None:
         self.servers = [Server(party, folder / f"s{party}", **SETTINGS) for party in (0, 1)]
@@ -110,8 +110,8 @@ class World:
         """Return what the engines of a server may end next."""
         found = []
         server = self.servers[party]
-        for training, params in KINDS.items():
-            engine = server.engine_of(training)
+        for cohort, params in KINDS.items():
+            engine = server.engine_of(cohort)
             session = engine.session_id
             if engine.uploads is not None and session:
                 self.runs[party].add(session)
@@ -162,18 +162,18 @@ class World:
         self.collect()
         return answer
 
-    def ask_to_open(self, training: str) -> None:
-        params = KINDS[training]
+    def ask_to_open(self, cohort: str) -> None:
+        params = KINDS[cohort]
         arrays = {"model": np.zeros(params.dim, np.float32)} if params.uses_range else {}
-        fields = {"params": params.to_dict(), "range": {}, "training": training}
-        self.ask(0, coordinator(training), "open", arrays, **fields)
+        fields = {"params": params.to_dict(), "range": {}, "cohort": cohort}
+        self.ask(0, coordinator(cohort), "open", arrays, **fields)
 
-    def open(self, training: str) -> str:
-        """Open a round of a training and return its id."""
+    def open(self, cohort: str) -> str:
+        """Open a round of a cohort and return its id."""
         self.run(self.linked)
-        self.ask_to_open(training)
+        self.ask_to_open(cohort)
         self.settle()
-        entry = self.latest(training)
+        entry = self.latest(cohort)
         assert entry.server_round.state is State.OPEN
         return entry.server_round.round_id
 
@@ -182,19 +182,19 @@ class World:
             one.rounds.peer.linked for one in self.servers
         )
 
-    def latest(self, training: str, party: int = 0) -> Entry:
-        entry = self.servers[party].rounds.register.latest(training)
+    def latest(self, cohort: str, party: int = 0) -> Entry:
+        entry = self.servers[party].rounds.register.latest(cohort)
         assert entry is not None
         return entry
 
-    def states(self, training: str) -> tuple[str, str]:
-        """Return the states of the latest round of a training at both."""
-        one, other = (str(self.latest(training, party).server_round.state) for party in (0, 1))
+    def states(self, cohort: str) -> tuple[str, str]:
+        """Return the states of the latest round of a cohort at both."""
+        one, other = (str(self.latest(cohort, party).server_round.state) for party in (0, 1))
         return one, other
 
-    def send(self, training: str, key: str, party: int) -> None:
+    def send(self, cohort: str, key: str, party: int) -> None:
         """Send what a client sends to a server."""
-        params, round_id = KINDS[training], self.latest(training).server_round.round_id
+        params, round_id = KINDS[cohort], self.latest(cohort).server_round.round_id
         fields = {"round": round_id, "params": params.digest}
         share = {"share": np.zeros(16, np.uint8)}
         form = "seed"
@@ -207,12 +207,12 @@ class World:
         answer = self.ask(party, key, "upload", share, **fields, form=form)
         assert answer.type == "upload", answer.fields
 
-    def send_all(self, training: str) -> None:
-        for key, party in itertools.product(keys(training), (0, 1)):
-            self.send(training, key, party)
+    def send_all(self, cohort: str) -> None:
+        for key, party in itertools.product(keys(cohort), (0, 1)):
+            self.send(cohort, key, party)
 
-    def published(self, *trainings: str) -> bool:
-        return all(self.states(name) == ("published", "published") for name in trainings)
+    def published(self, *cohorts: str) -> bool:
+        return all(self.states(name) == ("published", "published") for name in cohorts)
 
 
 @pytest.fixture
@@ -226,11 +226,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 # Rounds of several
 
 
-def test_rounds_of_all_trainings_are_open_at_once_and_run_in_the_order_in_which_they_are_ready(
+def test_rounds_of_all_cohorts_are_open_at_once_and_run_in_the_order_in_which_they_are_ready(
     world: World,
 ) -> None:
     ids = {name: world.open(name) for name in KINDS}
-    assert [one.server_round.training for one in world.servers[1].rounds.live] == list(KINDS)
+    assert [one.server_round.cohort for one in world.servers[1].rounds.live] == list(KINDS)
     ready = "default", "heart", "lung.2", "stroke"
     for name in ready:
         world.send_all(name)
@@ -242,7 +242,7 @@ def test_rounds_of_all_trainings_are_open_at_once_and_run_in_the_order_in_which_
             entry = world.latest(name, party)
             assert entry.server_round.included == sorted(keys(name))
             assert set(entry.server_round.names.values()) == {one.name for one in MEMBERS[name]}
-            assert entry.result and entry.result.receipt.record.training == name
+            assert entry.result and entry.result.receipt.record.cohort == name
             assert entry.server_round.attempt == 1 and not entry.server_round.setbacks
         assert world.servers[0].rounds.dim(name) == params.dim
     sessions = [world.servers[0].engine_of(name).session_id for name in KINDS]
@@ -331,7 +331,7 @@ def test_what_cannot_be_stored_of_one_round_does_not_wait_before_the_others(
     real = Register.commit
 
     def full(self: Register, entry: Entry, changed: Any, *more: Any) -> bool:
-        if changed.training == "default":
+        if changed.cohort == "default":
             raise NotStored("no room")
         return real(self, entry, changed, *more)
 
@@ -372,7 +372,7 @@ def test_a_kill_with_several_live_rounds_brings_all_of_them_back(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_order_of_what_trainings_do_sets_one_back(tmp_path: Path, seed: int) -> None:
+def test_no_order_of_what_cohorts_do_sets_one_back(tmp_path: Path, seed: int) -> None:
     """Everything but time, in any order; some rounds are aborted, or closed with too few."""
     draw, world = random.Random(seed), World(tmp_path)
     for name in KINDS:
@@ -424,23 +424,23 @@ def _end_one(world: World, draw: random.Random) -> str:
     return name
 
 
-# What belongs to a training
+# What belongs to a cohort
 
 
-def test_each_training_keeps_its_own_rounds_and_model_and_numbers(world: World) -> None:
+def test_each_cohort_keeps_its_own_rounds_and_model_and_numbers(world: World) -> None:
     first = world.open("default")
     world.send_all("default")
     world.settle()
-    for _ in range(KEPT_ROUNDS + 1):
+    for _ in range(ROUNDS_RETAINED + 1):
         world.open("lung.2")
         world.send_all("lung.2")
         world.settle()
         assert world.published("lung.2")
     s0 = world.servers[0]
-    assert len(s0.rounds.register.rounds_of("lung.2")) == KEPT_ROUNDS
-    assert world.latest("lung.2").server_round.number == KEPT_ROUNDS + 1
+    assert len(s0.rounds.register.rounds_of("lung.2")) == ROUNDS_RETAINED
+    assert world.latest("lung.2").server_round.number == ROUNDS_RETAINED + 1
     status = s0.ask(keys("default")[0], "status", round=first).fields
-    assert (status["state"], status["training"]) == ("published", "default")
+    assert (status["state"], status["cohort"]) == ("published", "default")
     s0.restart()
     assert [s0.rounds.dim(name) for name in KINDS] == [4, 0, 6, 0]
     assert len(s0.rounds.register.rounds_of("default")) == 1
@@ -449,7 +449,7 @@ def test_each_training_keeps_its_own_rounds_and_model_and_numbers(world: World) 
     assert world.open("stroke").startswith("1-")
 
 
-def test_an_attempt_binds_the_clients_of_its_own_training_alone(world: World) -> None:
+def test_an_attempt_binds_the_clients_of_its_own_cohort_alone(world: World) -> None:
     for name in ("default", "lung.2"):
         world.open(name)
     world.send_all("default")
@@ -470,20 +470,20 @@ def test_an_attempt_binds_the_clients_of_its_own_training_alone(world: World) ->
         assert world.latest(name).server_round.repeats == bound
 
 
-def test_s1_refuses_a_training_that_it_does_not_have_by_its_name(tmp_path: Path) -> None:
+def test_s1_refuses_a_cohort_that_it_does_not_have_by_its_name(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, **SETTINGS)
     params = KINDS["default"].to_dict()
     s1.hear(Open("1-0000000a", 1, params, bytes(16), True, False, START, "nobody"))
-    assert isinstance(s1.sent[-1], Failed) and s1.sent[-1].code == "unknown-training"
-    assert "s1: it has no training 'nobody'" in s1.sent[-1].reason
+    assert isinstance(s1.sent[-1], Failed) and s1.sent[-1].code == "unknown-cohort"
+    assert "s1: it has no cohort 'nobody'" in s1.sent[-1].reason
     assert not s1.rounds.register.entries
 
 
-def test_a_new_round_of_s0_ends_only_that_of_its_training_at_s1(tmp_path: Path) -> None:
+def test_a_new_round_of_s0_ends_only_that_of_its_cohort_at_s1(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, **SETTINGS)
     params = KINDS["default"].to_dict()
-    for round_id, training in (("1-0000000a", "default"), ("1-0000000b", "lung.2")):
-        s1.hear(Open(round_id, 1, params, bytes(16), True, False, START, training))
+    for round_id, cohort in (("1-0000000a", "default"), ("1-0000000b", "lung.2")):
+        s1.hear(Open(round_id, 1, params, bytes(16), True, False, START, cohort))
     s1.hear(Open("1-0000000c", 1, params, bytes(16), True, False, START, "lung.2"))
     states = {
         one.server_round.round_id: one.server_round.state for one in s1.rounds.register.entries
@@ -497,7 +497,7 @@ def test_a_new_round_of_s0_ends_only_that_of_its_training_at_s1(tmp_path: Path) 
 UNKNOWN = "7-00000007"
 
 
-def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None:
+def test_a_stranger_is_told_of_no_round_and_of_no_cohort(world: World) -> None:
     """Whatever it asks, in the words for what there is not."""
     stroke = world.open("stroke")
     default = world.open("default")
@@ -517,14 +517,14 @@ def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None
             more = {name: fields[name] for name in names if name in fields}
             if op == "open":
                 more = {"params": params.to_dict(), "range": {}}
-            if "training" in names:
+            if "cohort" in names:
                 for name in ("stroke", "nobody", ""):
                     for party in (0,) if line.leader_only else (0, 1):
-                        answer = world.ask(party, key, op, arrays, **more, training=name)
-                        assert answer.fields["code"] == "unknown-training"
+                        answer = world.ask(party, key, op, arrays, **more, cohort=name)
+                        assert answer.fields["code"] == "unknown-cohort"
                         text = answer.fields["message"].replace(repr(name), "?")
                         mine = next(one for one in KINDS if key in (*keys(one), coordinator(one)))
-                        assert text.endswith(f"who takes part in {mine}: set `training`")
+                        assert text.endswith(f"who takes part in {mine}: set `cohort`")
                         asked.add((op, party, key, text))
             if "round" in names:
                 for party in (0,) if line.leader_only else (0, 1):
@@ -538,7 +538,7 @@ def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None
                     assert (default in texts[0]) == (key not in keys("lung.2"))
                     asked.add((op, party, key, texts[0]))
     assert {one[0] for one in asked} == set(OPS)
-    # one text per request, server and caller, whether there is such a training or not
+    # one text per request, server and caller, whether there is such a cohort or not
     assert len(asked) == len({one[:3] for one in asked}) + len(
         {one[:3] for one in asked if one[0] == "status"}
     )
@@ -546,21 +546,21 @@ def test_a_stranger_is_told_of_no_round_and_of_no_training(world: World) -> None
     assert list(world.latest("stroke").server_round.here) == keys("stroke")[:1]
 
 
-def test_members_are_told_of_their_own_trainings(world: World) -> None:
+def test_members_are_told_of_their_own_cohorts(world: World) -> None:
     stroke = world.open("stroke")
     both = keys("stroke")[0]
     for party in (0, 1):
-        info = world.ask(party, both, "info", training="stroke").fields
-        assert info["trainings"] == ["default", "stroke"]
-        assert (info["training"], info["round"], info["state"]) == ("stroke", stroke, "busy")
+        info = world.ask(party, both, "info", cohort="stroke").fields
+        assert info["cohorts"] == ["default", "stroke"]
+        assert (info["cohort"], info["round"], info["state"]) == ("stroke", stroke, "busy")
         info = world.ask(party, both, "info").fields
-        assert (info["training"], info["round"], info["state"]) == ("default", "", "idle")
-        asked = world.ask(party, both, "round", training="stroke").fields
-        assert (asked["round"], asked["training"]) == (stroke, "stroke")
+        assert (info["cohort"], info["round"], info["state"]) == ("default", "", "idle")
+        asked = world.ask(party, both, "round", cohort="stroke").fields
+        assert (asked["round"], asked["cohort"]) == (stroke, "stroke")
         assert world.ask(party, both, "round").fields["code"] == "unknown-round"
         status = world.ask(party, both, "status").fields
-        assert (status["training"], status["state"]) == ("default", "none")
-        status = world.ask(party, both, "status", training="stroke").fields
+        assert (status["cohort"], status["state"]) == ("default", "none")
+        status = world.ask(party, both, "status", cohort="stroke").fields
         assert set(status["clients"]) == {one.name for one in MEMBERS["stroke"]}
     refused = world.ask(
         0,
@@ -568,24 +568,22 @@ def test_members_are_told_of_their_own_trainings(world: World) -> None:
         "open",
         params={"weights": {"client-1": 2}},
         range={},
-        training="stroke",
+        cohort="stroke",
     ).fields
     assert "client-1" in refused["message"]
 
 
-def test_a_training_is_removed_only_once_its_round_has_ended(world: World) -> None:
+def test_a_cohort_is_removed_only_once_its_round_has_ended(world: World) -> None:
     world.open("lung.2")
     world.send_all("lung.2")
     world.settle()
     stroke, heart = world.open("stroke"), world.open("heart")
     everything = world.servers[0].config
-    less = tuple(table for table in SETTINGS["trainings"] if table.name not in ("stroke", "lung.2"))
+    less = tuple(table for table in SETTINGS["cohorts"] if table.name not in ("stroke", "lung.2"))
     for server in world.servers:
         register, kept = server.rounds.register, server.config
-        removed = replace(kept, trainings=less)
-        refusal = (
-            rf"{stroke} of training stroke has not ended.*\[\[trainings\]\].*put the table back"
-        )
+        removed = replace(kept, cohorts=less)
+        refusal = rf"{stroke} of cohort stroke has not ended.*\[\[cohorts\]\].*put the table back"
         with pytest.raises(ConfigError, match=refusal):
             register.check(removed)
         server.config = removed
@@ -601,7 +599,7 @@ def test_a_training_is_removed_only_once_its_round_has_ended(world: World) -> No
     world.ask(0, coordinator("stroke"), "abort", round=stroke, reason="enough seen")
     world.run(lambda: world.states("stroke") == ("failed", "failed"))
     for server in world.servers:
-        server.config = replace(server.config, trainings=less)
+        server.config = replace(server.config, cohorts=less)
         server.restart()
         assert [one.server_round.round_id for one in server.rounds.live] == [heart]
     # what has ended is kept for when the table comes back, and so is the model
@@ -621,9 +619,9 @@ def load(tmp_path: Path, text: str) -> config.ServerConfig:
     return config.load(path)
 
 
-def test_everybody_takes_part_in_the_default_training_unless_it_is_narrowed(tmp_path: Path) -> None:
+def test_everybody_takes_part_in_the_default_cohort_unless_it_is_narrowed(tmp_path: Path) -> None:
     names = ["client-1", "client-2", "client-3"]
-    one = '[[trainings]]\nname = "{}"\nclients = ["client-3", "client-1"]\n'
+    one = '[[cohorts]]\nname = "{}"\nclients = ["client-3", "client-1"]\n'
     loaded = load(tmp_path, one.format("stroke.2-b"))
     assert list(loaded.members["default"].clients.values()) == names
     assert loaded.pool_share_bytes == loaded.pool_limit_bytes // 2
@@ -638,7 +636,7 @@ def test_everybody_takes_part_in_the_default_training_unless_it_is_narrowed(tmp_
 @pytest.mark.parametrize(
     ("name", "more", "match"),
     [
-        ("stroke", 'clients = ["client-1", "nobody"]', "clients of training stroke names 'nobody'"),
+        ("stroke", 'clients = ["client-1", "nobody"]', "clients of cohort stroke names 'nobody'"),
         ("stroke", 'clients = ["client-1", "client-1"]', "'client-1' more than once"),
         ("stroke", 'clients = ["client-1"]', "needs 2 or more"),
         ("stroke", "clients = [1, 2]", "something but names"),
@@ -646,10 +644,10 @@ def test_everybody_takes_part_in_the_default_training_unless_it_is_narrowed(tmp_
         (
             "stroke",
             'clients = ["client-1", "client-2"]\ncoordinators = ["client-1"]',
-            "coordinators of training stroke names 'client-1'",
+            "coordinators of cohort stroke names 'client-1'",
         ),
         *(
-            (name, 'clients = ["client-1", "client-2"]', "no name of a training")
+            (name, 'clients = ["client-1", "client-2"]', "no name of a cohort")
             for name in ("", "Stroke", "a/b", "..", "-a", "a" * 41, "a b", "\u00e9")
         ),
     ],
@@ -658,12 +656,12 @@ def test_a_wrong_table_is_refused_and_named(
     tmp_path: Path, name: str, more: str, match: str
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        load(tmp_path, f'[[trainings]]\nname = "{name}"\n{more}\n')
+        load(tmp_path, f'[[cohorts]]\nname = "{name}"\n{more}\n')
 
 
-def test_two_tables_of_one_training_are_refused(tmp_path: Path) -> None:
-    one = '[[trainings]]\nname = "stroke"\nclients = ["client-3", "client-1"]\n'
+def test_two_tables_of_one_cohort_are_refused(tmp_path: Path) -> None:
+    one = '[[cohorts]]\nname = "stroke"\nclients = ["client-3", "client-1"]\n'
     with pytest.raises(ConfigError, match="2 tables called 'stroke'"):
         load(tmp_path, one + one)
-    with pytest.raises(ConfigError, match=r"write \[\[trainings\]\]"):
-        load(tmp_path, one.replace("[[trainings]]", "[trainings]"))
+    with pytest.raises(ConfigError, match=r"write \[\[cohorts\]\]"):
+        load(tmp_path, one.replace("[[cohorts]]", "[cohorts]"))
