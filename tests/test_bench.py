@@ -73,7 +73,7 @@ def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
     assert point["native"] is native.taken(True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_comparisons_of_two_rings(tmp_path: Path) -> None:
     few = ["--ring-bits", "32,64", "--count", "20000"]
     narrow, wide = run(tmp_path, "compare", "--no-native", *few)
@@ -115,7 +115,7 @@ def test_medians_of_all_methods(tmp_path: Path) -> None:
     assert results[4]["ots"] < results[5]["ots"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = figure(tmp_path, "fig3", "--clients", "2,3,5", "--dim", "200")
     assert [(point["method"], point["clients"]) for point in saved["points"]] == [
@@ -126,7 +126,7 @@ def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "57.8" in printed and "OTs grow as" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_figure_12_tells_the_mpc_part_from_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,7 +147,7 @@ def test_figure_12_tells_the_mpc_part_from_the_rest(
     assert "the MPC part changes by" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = figure(tmp_path, "table1", "--clients", "3", "--dim", "2000", "--pairwise")
     timed = [
@@ -179,7 +179,7 @@ def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "training is left out" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_rounds_with_and_without_checks_are_compared(tmp_path: Path) -> None:
     given = ["--clients", "3", "--dim", "1000", "--ring-bits", "32", "--ahead"]
     both = ["--verify", "--no-verify"]
@@ -399,7 +399,7 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
     assert points.growth(results[:2]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--methods", "bucketed,radix", "--clients", "3", "--coordinates", "640"]
     arguments = [*small, "--repeat", "2", "--out", str(tmp_path)]
@@ -452,7 +452,7 @@ def test_the_fastest_turns_of_lanes_are_compared(monkeypatch: pytest.MonkeyPatch
     assert found["1 lane, s"] == 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_memory_of_both_servers_is_measured(tmp_path: Path) -> None:
     arguments = ["--clients", "3", "--dim", "20000", "--buckets", "8", "--out", str(tmp_path)]
     assert cli.main(["bench", "memory", *arguments]) == 0
