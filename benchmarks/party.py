@@ -42,9 +42,8 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     party_id = job["party"]
     protocol = ProtocolParams(**job["protocol"])
-    if job["pin"]:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[party_id % len(cores)]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[party_id % len(cores)]})
     allocator.keep()
     sys.setswitchinterval(SWITCH_S)
     warm_up(protocol)

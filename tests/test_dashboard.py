@@ -612,7 +612,7 @@ def luminance(colour: str) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_in_a_browser(width: int, dark: bool) -> None:

@@ -490,7 +490,7 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors(processor: str, tmp_path: Path) -> None:
     """What is compiled for processors with fewer instructions does the same, in their registers."""
@@ -509,7 +509,7 @@ assert ("gf2p8affineqb" in assembly) == {gfni}
     under("x86-64", features, tmp_path, program)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_cache_tells_processors_apart(tmp_path: Path) -> None:
     """Code for one processor is loaded on it again, and never on another."""
     program = """

@@ -382,7 +382,7 @@ def train_on_own_data():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_page_runs_as_it_stands(
     pair: Pair, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

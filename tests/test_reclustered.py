@@ -386,7 +386,7 @@ def test_who_is_exposed_before_all_are() -> None:
 def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = reclustered.exposed
+    real = exposed
 
     def unlucky(coin: bytes, *sizes: int) -> Exposure:
         return Exposure(5, [2]) if any(coin) else real(coin, *sizes)

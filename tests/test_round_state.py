@@ -1160,7 +1160,7 @@ def test_no_short_order_of_events_makes_an_honest_server_refuse() -> None:
         assert walk(scenario)[2] > 30
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     """Nor does a line or a late pair stand there that no order reaches."""
     walks = [walk(scenario) for scenario in SCENARIOS]
@@ -1180,7 +1180,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     assert left <= RARE and min(one[2] for one in walks) > 30
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     "scenario",
     [
