@@ -145,7 +145,9 @@ class Shard:
         return self.end - self.begin
 
     def parts(self, shape: Dealing) -> range:
-        """Return which parts of a dealing the shard checks, which are cut otherwise than shards.
+        """Return which parts of a dealing this shard checks.
+
+        Parts and shards have different boundaries.
 
         `Dealing.partners` grows as parts shrink, so parts are as large as without shards, and some
         shards may have none.
