@@ -22,7 +22,7 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.transport import ZmqLink
+from securemedian.servers.network.transport import ZmqLink
 
 COUNTED = {
     "method",

@@ -26,8 +26,8 @@ from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.run_start import begin
-from securemedian.servers.store import Store
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.store import Store
 from tests.parties import make_parties, run_both, run_rounds, shared
 
 DIM = 300

@@ -34,7 +34,7 @@ from securemedian.common.states import State
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.control import Held
+from securemedian.servers.network.control import Held
 from tests.daemons import wait_until
 from tests.servers_alone import Server
 
