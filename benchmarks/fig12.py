@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     chosen = settings.read(options)
     stem = options.out / "fig12"
     file = report.prepare(stem)
-    bits = RoundParams(Bucketed(), options.dim, max(options.clients)).ring_bits
+    bits = RoundParams(Bucketed(), dim=options.dim, max_clients=max(options.clients)).ring_bits
     points = [
         Point(
             "median", "bucketed", None, n, options.dim, 8, bits, "scan", ahead=True, verified=False

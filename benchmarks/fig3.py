@@ -66,7 +66,7 @@ def _points(clients: Sequence[int], dim: int) -> list[Point]:
 
     It is the width that the most clients need; otherwise the cost would grow with the width.
     """
-    bits = RoundParams(Bucketed(), dim, max(clients)).ring_bits
+    bits = RoundParams(Bucketed(), dim=dim, max_clients=max(clients)).ring_bits
     return [
         *(
             Point("median", "bucketed", None, n, dim, 8, bits, "scan", verified=False)

@@ -180,7 +180,7 @@ def _client(clients: int, dim: int, repeat: int) -> list[Phase]:
         np.zeros(dim, np.float32),
         np.full(dim, 0.1, np.float32),
     )
-    bits = RoundParams(Bucketed(buckets=BUCKETS), dim, clients).ring_bits
+    bits = RoundParams(Bucketed(buckets=BUCKETS), dim=dim, max_clients=clients).ring_bits
     buckets = UniformBuckets(width, BUCKETS)
     index = buckets.bucketize(update, model)
     halves = share.split(encode.cumulative(index, BUCKETS), bits)
@@ -194,7 +194,7 @@ def _client(clients: int, dim: int, repeat: int) -> list[Phase]:
     ]
     for number, schedule in SETTINGS:
         method = Bucketed(buckets=number, schedule=schedule, uploads="dealt")
-        shape = RoundParams(method, dim, clients).dealing
+        shape = RoundParams(method, dim=dim, max_clients=clients).dealing
         assert shape is not None
         phases += _dealing(shape, index, f"b={number} {schedule}", repeat)
     return phases
