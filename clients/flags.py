@@ -115,19 +115,16 @@ def add_method_options(
     parser: argparse.ArgumentParser,
     only: Collection[str] | None = None,
     leave_out: Collection[str] = (),
-    swept: bool = False,
     parser_of: Callable[[Option], Any] | None = None,
 ) -> None:
     """Add a flag for every option of any method, grouped by the methods that have it.
 
-    `only` and `leave_out` name the options that the verb uses, or does not use. `swept` leaves out
-    the methods whose option of that name is not set by the flags of `plan` and `bench`. `parser_of`
-    returns another parser than the option's own, for verbs that take several values.
+    `only` and `leave_out` name the options that the verb uses, or does not use. `parser_of` returns
+    another parser than the option's own, for verbs that take several values.
     """
 
     def taken(option: Option) -> bool:
-        wanted = option.name not in leave_out and (only is None or option.name in only)
-        return wanted and (option.swept or not swept)
+        return option.name not in leave_out and (only is None or option.name in only)
 
     for methods, options in _by_owners(METHODS, taken).items():
         group = parser.add_argument_group(f"options of {_listed(methods)}")

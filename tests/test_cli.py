@@ -16,7 +16,7 @@ from securemedian import cli
 from securemedian.clients import client, files
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import ConfigError, InputError, RoundFailed
 from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -82,6 +82,19 @@ def test_our_errors_are_one_line_and_status_2(
     error = capsys.readouterr().err
     assert error.startswith("securemedian: cannot read")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [RoundFailed, ValueError])
+def test_an_error_commands_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Exception]
+) -> None:
+    def failing(*_: object) -> None:
+        raise kind("S0: aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted to round 9-0")
+
+    monkeypatch.setattr("securemedian.operating.keygen.make_all", failing)
+    cli.main(["keygen", "unused", "--clients", "2"])
+    said = capsys.readouterr().err
+    assert said.endswith("\n") and said[:-1].isprintable() and r"\x1b[2J" in said
 
 
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:

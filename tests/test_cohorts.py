@@ -25,12 +25,13 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
-from securemedian.servers import config, control
+from securemedian.servers import config
 from securemedian.servers.config import Caller, CohortTable
-from securemedian.servers.control import Failed, Open
-from securemedian.servers.events import Use
-from securemedian.servers.register import ROUNDS_RETAINED, Entry, Register
-from securemedian.servers.requests import COORDINATOR, OPS
+from securemedian.servers.machine.events import Use
+from securemedian.servers.network import control
+from securemedian.servers.network.control import Failed, Open
+from securemedian.servers.rounds.register import ROUNDS_RETAINED, Entry, Register
+from securemedian.servers.rounds.requests import COORDINATOR, OPS
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.

@@ -38,7 +38,7 @@ from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
+from securemedian.servers.network.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow

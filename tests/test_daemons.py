@@ -35,7 +35,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.servers import config
-from securemedian.servers.register import ENVELOPE_BYTES
+from securemedian.servers.rounds.register import ENVELOPE_BYTES
 from tests.daemons import SETTINGS, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow

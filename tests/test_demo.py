@@ -58,6 +58,7 @@ def check(figures: dict[str, Any], rounds: int) -> None:
     assert figures["final"]["secure"] == figures["rounds"][-1]["accuracy"]
 
 
+@pytest.mark.release
 def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     figures = demo(
         tmp_path,
@@ -80,6 +81,7 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     assert figures["baselines"]["mean"][-1] < 0.5 < figures["baselines"]["median"][-1]
 
 
+@pytest.mark.release
 def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
     """Both models learn, and one model of the same updates does not fit both groups."""
     options = ["--groups", "2", "--clients", "6", "--rounds", "4", "--faulty", "0"]
@@ -90,6 +92,7 @@ def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
     assert figures["rounds"][-1]["unchanged_groups"] == []
 
 
+@pytest.mark.release
 def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
     options = ["--uploads", "dealt", "--rounds", "3", "--fault", "malformed", "--fault-from", "2"]
     path = tmp_path / "figures.json"
@@ -165,6 +168,7 @@ def test_the_other_methods(
         assert figures["final"]["secure"] == pytest.approx(median, abs=0.01)
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not there")
 @pytest.mark.parametrize(
     ("options", "rounds", "least"),

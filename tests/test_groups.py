@@ -17,6 +17,7 @@ from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.optimiser import Momentum
 from securemedian.mpc.rounds.params import RoundParams
@@ -25,8 +26,8 @@ from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.run_start import begin
-from securemedian.servers.store import Store
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.store import Store
 from tests.parties import make_parties, run_both, run_rounds, shared
 
 DIM = 300
@@ -200,7 +201,7 @@ def test_what_is_opened_are_bits_of_the_results_and_who_has_enough(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a group that is too small, or of a size, no opened bit tells anything."""
-    open_bits, opened = bucketed.open_bits, []
+    opened = []
 
     def recorded(party: Any, shares: Any, count: int) -> PublicBits:
         bits = open_bits(party, shares, count)

@@ -23,8 +23,8 @@ from securemedian.mpc.rounds.optimiser import (
 )
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.run_start import begin
-from securemedian.servers.store import Store
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.store import Store
 
 DIM = 6
 MODEL = np.array([1.0, -2.0, 3.0, 0.0, 1e6, -1e-6], np.float32)

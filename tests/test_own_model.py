@@ -475,7 +475,7 @@ def blocks(language: str) -> list[str]:
 
 
 # a dozen programs, each of which imports PyTorch, take long on a machine that is busy
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> None:
     """Its servers are those of these tests; its files and all its other commands run as printed."""

@@ -250,11 +250,11 @@ def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
 def test_predicted_is_counted_between_two_processes() -> None:
     protocol = ProtocolParams(lanes=2, **SMALL)
     points = [
-        Point("median", "bucketed", clients=4, dim=6000, buckets=8, schedule="bisect", ring_bits=0),
-        Point("median", "pairwise", clients=3, dim=3001, ring_bits=32),
-        Point("median", "radix", clients=3, dim=700, encoding="bfloat16", ring_bits=0),
+        Point("median", "bucketed", None, 4, 6000, {"buckets": 8, "schedule": "bisect"}),
+        Point("median", "pairwise", None, 3, 3001, {"ring_bits": 32}),
+        Point("median", "radix", None, 3, 700, {"encoding": "bfloat16"}),
     ]
-    results = harness.run(points, 1, protocol, False, lambda done, point: None)
+    results = harness.run(points, 1, protocol, lambda done, point: None)
     for point, result in zip(points, results, strict=True):
         cost = predict(round_params(point), [1] * (point.clients or 0), protocol).costs[0]
         got = tuple(result[name] for name in ("ots", "bytes_s0_to_s1", "bytes_s1_to_s0", "rounds"))

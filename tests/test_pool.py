@@ -35,9 +35,9 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, fill, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.servers.backends.threads import ThreadBackend
-from securemedian.servers.engine import Coin, Engine
-from securemedian.servers.engines import Engines
+from securemedian.servers.computing.backends.threads import ThreadBackend
+from securemedian.servers.computing.engine import Coin, Engine
+from securemedian.servers.computing.engines import Engines
 from tests.parties import make_parties, run_both, shared
 
 pytestmark = pytest.mark.slow

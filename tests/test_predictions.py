@@ -33,7 +33,7 @@ from securemedian.mpc.rounds.optimiser import Adam
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.run_start import begin
+from securemedian.servers.rounds.run_start import begin
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
 from tests.parties import make_parties, run_both, shared
 
@@ -382,7 +382,7 @@ def train_on_own_data():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_page_runs_as_it_stands(
     pair: Pair, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

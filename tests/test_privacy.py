@@ -38,6 +38,7 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.reclustered import Reclustered
+from securemedian.mpc.rounds.methods.reveal import open_bits, open_rows
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
@@ -350,7 +351,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
     schedule: str, buckets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[np.ndarray] = []
-    original = bucketed.open_bits
+    original = open_bits
 
     def record(party: Party, shares: XorBits, count: int) -> PublicBits:
         bits = original(party, shares, count)
@@ -416,7 +417,7 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[np.ndarray] = []
-    original = radix.open_rows
+    original = open_rows
 
     def record(party: Party, shares: XorBits, count: int) -> PublicWords:
         rows = original(party, shares, count)

@@ -155,6 +155,7 @@ def test_a_receipt_goes_through_a_file() -> None:
         signed().to_json().replace('"number": 7', f'"number": {10**30}'),
         signed().to_json().replace('"key-a"', "3"),
         signed().to_json().replace('"key-c"', "3"),
+        signed().to_json().replace('"key-c"', r'"\u001b[2J"'),
         json.dumps(signed().to_dict() | {"signatures": {"s0": 7}}),
         signed().to_json().replace(RECORD.params.hex(), "zz"),
         signed().to_json().replace('"s0": "', '"s0": "x'),

@@ -32,7 +32,7 @@ from securemedian.mpc.rounds.methods.reclustered import (
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, run_round
 from securemedian.mpc.rounds.plan import predict
-from securemedian.servers.control import Held, Ready, Resume, Uploaded, Verdicts
+from securemedian.servers.network.control import Held, Ready, Resume, Uploaded, Verdicts
 from tests.daemons import Pair, running
 from tests.parties import deterministic_entropy, make_parties, run_both
 from tests.servers_alone import Server, held, hello
@@ -388,7 +388,7 @@ def test_who_is_exposed_before_all_are() -> None:
 def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = reclustered.exposed
+    real = exposed
 
     def unlucky(coin: bytes, *sizes: int) -> Exposure:
         return Exposure(5, [2]) if any(coin) else real(coin, *sizes)

@@ -32,9 +32,10 @@ from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers import control, logs
+from securemedian.servers import logs
 from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
-from securemedian.servers.control import (
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
     Again,
     Bye,
     Check,
@@ -51,10 +52,10 @@ from securemedian.servers.control import (
     Uploaded,
     Verdicts,
 )
-from securemedian.servers.peer_control import HELLO_S
-from securemedian.servers.register import ENVELOPE_BYTES, ROUNDS_RETAINED, Register
-from securemedian.servers.rounds import Rounds
-from securemedian.servers.store import Store
+from securemedian.servers.rounds.peer_control import HELLO_S
+from securemedian.servers.rounds.register import ENVELOPE_BYTES, ROUNDS_RETAINED, Register
+from securemedian.servers.rounds.rounds import Rounds
+from securemedian.servers.storage.store import Store
 from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, SIGNING, START, Server, held, hello
 
 

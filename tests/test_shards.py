@@ -33,8 +33,8 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome, Shard
 from securemedian.servers import logs
-from securemedian.servers.backends import ray, shards
-from securemedian.servers.backends.shards import (
+from securemedian.servers.computing.backends import ray, shards
+from securemedian.servers.computing.backends.shards import (
     ANEW,
     MOST_ATTEMPTS,
     Anew,
@@ -44,10 +44,10 @@ from securemedian.servers.backends.shards import (
     ShardedComputation,
     decode,
 )
-from securemedian.servers.backends.slices import for_check, for_shard
-from securemedian.servers.backends.worker import Broken, Meeting, ShardWorker
+from securemedian.servers.computing.backends.slices import for_check, for_shard
+from securemedian.servers.computing.backends.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.config import EngineConfig
-from securemedian.servers.control import encode
+from securemedian.servers.network.control import encode
 from tests.daemons import free_ports
 from tests.parties import make_parties, run_both, shared
 from tests.test_methods import variants

@@ -98,7 +98,7 @@ def by_reclusterings(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw the errors by R."""
     lines = [
         _line(label, [_at(found, clustering, number) for number in RECLUSTERINGS])

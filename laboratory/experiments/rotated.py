@@ -47,7 +47,7 @@ def by_round(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw the accuracy by round, as a mean over the seeds with the least and the most."""
     (groups,) = design.groups
     numbers = list(range(1, design.rounds + 1))
