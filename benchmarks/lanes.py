@@ -115,7 +115,9 @@ def run(options: argparse.Namespace) -> None:
     try:
         for name in options.methods:
             with console.status(name):
-                params = RoundParams(METHODS[name](), options.coordinates, options.clients)
+                params = RoundParams(
+                    METHODS[name](), dim=options.coordinates, max_clients=options.clients
+                )
                 points.append({"method": name} | measure(params, chosen.protocol, options.repeat))
     finally:
         sys.setswitchinterval(before)

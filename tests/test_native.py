@@ -405,7 +405,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProtocolParams().agreement() == ProtocolParams(native_aes=False).agreement()
 
 
-ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 200, 3)
+ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), dim=200, max_clients=3)
 
 
 def messages(extension: str, native_aes: tuple[bool, bool]) -> list[list[tuple[str, bytes]]]:
