@@ -24,8 +24,8 @@ from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.pipeline import warm_up
 from securemedian.servers import allocator
-from securemedian.servers.backends.threads import SWITCH_S, establish
-from securemedian.servers.transport import (
+from securemedian.servers.computing.backends.threads import SWITCH_S, establish
+from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,
     ZmqLink,
@@ -42,9 +42,8 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     party_id = job["party"]
     protocol = ProtocolParams(**job["protocol"])
-    if job["pin"]:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[party_id % len(cores)]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[party_id % len(cores)]})
     allocator.keep()
     sys.setswitchinterval(SWITCH_S)
     warm_up(protocol)

@@ -38,7 +38,7 @@ from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
-from securemedian.servers.backends.ray import LOCAL, QUIET
+from securemedian.servers.computing.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES
 
 DEADLINE_S = 3600.0
@@ -167,7 +167,7 @@ class _Service:
         policy = CoordinateRange() if params.uses_range else None
         model = np.zeros(params.dim, np.float32)
         update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
-        round_id = self.coordinator.open(params, model, policy, reset=True)
+        round_id = self.coordinator.open_round(params, model, policy, reset=True)
         start = time.monotonic()
         submit_all(self.folder, params.max_clients, update, round_id)
         submitted = time.monotonic()

@@ -16,20 +16,19 @@ from securemedian.clients import files
 from securemedian.clients.cli import add_receipt, say_result, tell
 from securemedian.clients.flags import (
     add_cohort,
-    add_exchange_options,
-    add_method,
-    add_method_options,
-    add_optimiser_options,
-    add_range_options,
-    exchange_of,
-    optimiser,
-    range_policy,
-    round_params,
+    add_methods,
+    add_optimiser,
+    add_public,
+    add_range,
+    optimiser_table,
+    range_table,
+    round_table,
 )
 from securemedian.mpc.errors import UnknownRound
 
 if TYPE_CHECKING:
     from securemedian.coordinator.coordinator import Coordinator
+    from securemedian.coordinator.round_plan import RoundPlan
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -90,16 +89,29 @@ def _add_open(actions: "Verbs") -> None:
     action = actions.add_parser(
         "open",
         help="open a round",
-        description="Open a round and print its id. Options not given keep their defaults.",
+        description="Open a round and print its id. What is not given keeps its default.",
+        usage="securemedian round open CONFIG [OPTION ..] [METHOD [OPTION ..]]",
     )
-    action.add_argument("config", help="coordinator.toml")
+    action.add_argument("config", metavar="CONFIG", help="coordinator.toml")
+    add_methods(action, _add_round_options)
+    action.set_defaults(run=_open)
+
+
+def _add_round_options(action: argparse.ArgumentParser) -> None:
     add_cohort(action)
+    action.add_argument(
+        "--params",
+        type=Path,
+        metavar="FILE.toml",
+        help="read the round from a file: [round], [range], [optimiser], participants, model and "
+        "public as in docs/samples/run.toml; flags replace what it says",
+    )
     action.add_argument(
         "--model",
         type=Path,
         metavar="FILE.npy",
-        help="start a new run from this flat model, or from one per group as rows "
-        "(default: go on with the last run)",
+        help="start a new run from this flat model, or from one per group as rows (default: go on "
+        "with the last run)",
     )
     action.add_argument(
         "--reset", action="store_true", help="start a new run from the model that S0 has"
@@ -107,38 +119,39 @@ def _add_open(actions: "Verbs") -> None:
     action.add_argument(
         "--keep-range",
         action="store_true",
-        help="go on with the last run, its range and its number, from the model given",
+        help="go on with the last run, its range and its number, from --model",
     )
     action.add_argument(
-        "--dim", type=int, help="values of an update (default: those of the model, given or kept)"
+        "--dim", type=int, metavar="D", help="values of an update (default: those of the model)"
     )
     action.add_argument(
         "--max-clients",
         type=int,
-        required=True,
-        help="the round closes by itself when this many uploads are complete",
+        metavar="N",
+        help="close the round when so many uploads are complete",
     )
     action.add_argument(
-        "--participants",
-        type=lambda text: text.split(","),
-        metavar="NAME,..",
-        help="only these clients take part (default: all of the cohort)",
-    )
-    action.add_argument(
-        "--min-clients", type=int, help="the servers refuse to compute with fewer (default: 2)"
+        "--min-clients",
+        type=int,
+        metavar="N",
+        help="the servers refuse to compute with fewer (default: 2)",
     )
     action.add_argument(
         "--deadline-s",
         type=float,
         metavar="SECONDS",
-        help="when the round closes at the latest (default: 600)",
+        help="close the round after so long (default: 600)",
     )
-    add_exchange_options(action)
-    add_method(action)
-    add_method_options(action)
-    add_range_options(action)
-    add_optimiser_options(action)
-    action.set_defaults(run=_open)
+    action.add_argument(
+        "--participants",
+        type=lambda text: text.split(","),
+        metavar="NAME,..",
+        help="only these clients take part (default: all)",
+    )
+    add_public(action)
+    action.add_argument("--classes", type=int, metavar="C", help="classes of a prediction")
+    add_range(action)
+    add_optimiser(action)
 
 
 def _as_coordinator(
@@ -157,37 +170,52 @@ def _as_coordinator(
 
 def _open(options: argparse.Namespace) -> None:
     """Open a round. Mistakes in its options are reported before anything connects."""
-    model = files.read_models(options.model) if options.model else None
-    exchange = exchange_of(options)
-    dim = options.dim if options.dim is not None or model is None else model.shape[-1]
-    dim = exchange.get("dim", dim)
+    plan = _plan(options)
+    model = plan.start()
+    dim = plan.dim(model)
     # until S0 is asked for the size, any size does for the check of the other options
-    others = {"dim": 1 if dim is None else dim} | exchange
-    params, policy = round_params(options, **others), range_policy(options)
-    chosen = optimiser(options)
+    params, policy, step = plan.params(dim or 1), plan.policy, plan.step
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
-        asked = params if dim is not None else replace(params, dim=coordinator.dim())
-        round_id = coordinator.open(
+        asked = params if dim else replace(params, dim=coordinator.dim())
+        round_id = coordinator.open_round(
             asked,
             model,
             policy,
             options.reset,
-            chosen,
+            step,
             keep_range=options.keep_range,
-            participants=options.participants,
+            participants=plan.participants or None,
         )
-        most = min(asked.max_clients, len(options.participants or []) or asked.max_clients)
+        most = min(asked.max_clients, len(plan.participants) or asked.max_clients)
         if most < FEW_CLIENTS:
-            print(
-                f"securemedian: warning: the result of at most {most} clients tells "
+            tell(
+                f"warning: the result of at most {most} clients tells "
                 "much about single updates (the median of two is the smaller value): "
-                f"take {FEW_CLIENTS} or more where you can",
-                file=sys.stderr,
+                f"take {FEW_CLIENTS} or more where you can"
             )
         print(round_id)
 
     _as_coordinator(act)(options)
+
+
+def _plan(options: argparse.Namespace) -> "RoundPlan":
+    """Return the round that the file and the flags describe, which replace what the file says."""
+    from securemedian.coordinator.round_plan import RoundPlan
+
+    plan = RoundPlan.load(options.params) if options.params else RoundPlan()
+    given = {
+        "range": range_table(options),
+        "optimiser": optimiser_table(options),
+        "participants": options.participants,
+        "model": str(options.model or ""),
+        "public": str(options.public or ""),
+    }
+    return replace(
+        plan,
+        round=plan.round | round_table(options),
+        **{name: value for name, value in given.items() if value},
+    )
 
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:
@@ -203,7 +231,7 @@ def _close(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 
 def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    coordinator.abort(_round(coordinator, options), options.reason)
+    coordinator.abort_round(_round(coordinator, options), options.reason)
 
 
 def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:

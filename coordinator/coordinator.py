@@ -17,7 +17,7 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 class Coordinator(Member):
     """The coordinator's access to the service. It asks S0, which leads and tells S1."""
 
-    def open(
+    def open_round(
         self,
         params: RoundParams,
         model: NDArray[Any] | None = None,
@@ -83,7 +83,7 @@ class Coordinator(Member):
         """Close a round before its deadline, so that it runs with the complete uploads."""
         self.servers[0].ask("close", {"round": round_id})
 
-    def abort(self, round_id: str, reason: str) -> None:
+    def abort_round(self, round_id: str, reason: str) -> None:
         """Fail a round on purpose. Everybody is told the reason."""
         self.servers[0].ask("abort", {"round": round_id, "reason": reason})
 

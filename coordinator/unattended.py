@@ -12,22 +12,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import files
-from securemedian.clients.public import PublicSet
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.durable import ANYBODY, lock_folder, replace_file
-from securemedian.common.toml import read_toml
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.mpc.canonical import build
+from securemedian.coordinator.round_plan import RoundPlan
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
@@ -39,10 +35,6 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.rounds.optimiser import Optimiser, optimiser_from
-from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.registry import policy_from
 
 T = TypeVar("T")
 
@@ -54,30 +46,18 @@ _PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
 
-@dataclass(frozen=True)
-class RunPlan:
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(RoundPlan):
     """A run as its file describes it. File names are relative to the file's folder."""
 
     # the coordinator's own configuration
     coordinator: str
     # the rounds to publish
     rounds: int
-    # the parameters of every round; `dim` may be left out where there is a model
-    round: dict[str, Any]
-    # the range policy and the optimiser with their options; {} for the default ones
-    range: dict[str, Any] = field(default_factory=dict)
-    optimiser: dict[str, Any] = field(default_factory=dict)
-    # the names of the clients that take part in every round; [] for all of the cohort
-    participants: list[str] = field(default_factory=list)
     # the cohort, as the servers call it
     cohort: str = DEFAULT_COHORT
     # the folder of what the run leaves
     output: str = "run"
-    # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
-    model: str = ""
-    # the folder of the public set, whose digest and size become parameters of the round (which then
-    # says `classes`); "" where parameters are exchanged
-    public: str = ""
     # with so many complete uploads a round is closed; 0: when all are there, or at its deadline
     quorum: int = 0
     # how often a round is tried before the run stops
@@ -88,6 +68,9 @@ class RunPlan:
     patience_s: float = 86400.0
     # a function package.module:function of the flat model, whose numbers go into rounds.jsonl
     evaluate: str = ""
+
+    # the fields that are names of files
+    FILES = (*RoundPlan.FILES, "coordinator", "output")
 
     def __post_init__(self) -> None:
         check_cohort(self.cohort)
@@ -102,50 +85,6 @@ class RunPlan:
             raise ConfigError(
                 f"quorum is {self.quorum}, and a round needs {least} clients (min_clients)"
             )
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read and check a plan.
-
-        Raises ConfigError, which names the file and what is wrong in it.
-        """
-        plan = build(cls, read_toml(path), str(path))
-        folder = path.parent
-        return replace(
-            plan,
-            coordinator=str(folder / plan.coordinator),
-            output=str(folder / plan.output),
-            model=str(folder / plan.model) if plan.model else "",
-            public=str(folder / plan.public) if plan.public else "",
-        )
-
-    def start(self) -> NDArray[np.float32] | None:
-        """Return the model to start from, or one per group, if there is a file.
-
-        Raises InputError if it is none.
-        """
-        return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
-
-    def params(self, dim: int) -> RoundParams:
-        """Return the parameters of every round, for updates of `dim` values unless it says so."""
-        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
-
-    @cached_property
-    def exchange(self) -> dict[str, Any]:
-        """What is special to the parameters of rounds on a public set; {} if there is none."""
-        if not self.public:
-            return {}
-        return PublicSet.load(self.public).round(self.round.get("classes", 0))
-
-    @property
-    def policy(self) -> RangePolicy | None:
-        """Return the range policy, if there is a table for it."""
-        return policy_from(self.range) if self.range else None
-
-    @property
-    def step(self) -> Optimiser | None:
-        """Return the optimiser, if there is a table for it."""
-        return optimiser_from(self.optimiser) if self.optimiser else None
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
@@ -314,13 +253,11 @@ class UnattendedRun:
         model = self._start if first else None
 
         def ask() -> str:
-            dim = (self._plan.round | self._plan.exchange).get("dim") or (
-                self._coordinator.dim() if self._start is None else self._start.shape[-1]
-            )
+            dim = self._plan.dim(self._start) or self._coordinator.dim()
             request = self._log.under_way.get("request") or os.urandom(16).hex()
             self._log.begin(request)
             try:
-                round_id = self._coordinator.open(
+                round_id = self._coordinator.open_round(
                     self._plan.params(dim),
                     model,
                     self._policy if first else None,

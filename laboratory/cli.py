@@ -134,7 +134,7 @@ def _add_train(subparsers: "Verbs") -> None:
         "train",
         help="take part in every round with a PyTorch worker",
         description="Receive each round's model, train it on this client's images, submit the "
-        "update, and wait for the next round. With --exchange predictions: train a network of "
+        "update, and wait for the next round. With --public: train a network of "
         "one's own, predict the public set, submit that, and learn from what all predict.",
     )
     add_cohort(verb)

@@ -159,7 +159,7 @@ class TrainingRun:
         """Open a round, wait for its result, and compare it with what the workers recorded."""
         began = time.monotonic()
         scenario = self._scenario
-        round_id = self._coordinator.open(
+        round_id = self._coordinator.open_round(
             scenario.params, self._start, scenario.policy if self._start is not None else None
         )
         self._start = None

@@ -289,7 +289,7 @@ def collaborate(
         if not isinstance(exchange, Predictions):
             raise ConfigError(
                 f"round {current.round_id} exchanges {exchange.name}, and this client was started "
-                f"for {Predictions.name}: start it without --exchange"
+                f"for {Predictions.name}: start it without --public"
             )
         if current.dealing_lost:
             print(f"round {current.number}: it goes on without this client, which was restarted")

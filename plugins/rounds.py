@@ -165,7 +165,7 @@ class FrameworkRounds:
         # none.
         given = start if params.uses_model and not kept else None
         with Coordinator(self.config) as coordinator:
-            round_id = coordinator.open(
+            round_id = coordinator.open_round(
                 params,
                 given,
                 self.options.range_policy,
@@ -234,7 +234,7 @@ class FrameworkRounds:
             while coordinator.status(round_id)["state"] not in ("published", "failed"):
                 # once it runs, it ends by itself
                 with suppress(RoundClosed):
-                    coordinator.abort(round_id, why)
+                    coordinator.abort_round(round_id, why)
                 if time.monotonic() > deadline:
                     raise RoundBusy(f"round {round_id} of an earlier run has not ended yet")
                 time.sleep(_POLL_S)

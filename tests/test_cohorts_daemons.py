@@ -82,8 +82,8 @@ def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
             for name in names
         }
         rounds = {
-            "default": coordinators["default"].open(PARAMS["default"]),
-            "stroke": coordinators["stroke"].open(PARAMS["stroke"], MODEL),
+            "default": coordinators["default"].open_round(PARAMS["default"]),
+            "stroke": coordinators["stroke"].open_round(PARAMS["stroke"], MODEL),
         }
         submit_all(members, "default")
         wait_until(lambda: _is_running(coordinators["default"].status()))

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,7 +74,7 @@ class Fake:
     def dim(self) -> int:
         return START.size
 
-    def open(self, params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
+    def open_round(self, params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
         self._meet()
         request = rest["request"]
         if request not in self.by_request:
@@ -245,7 +246,7 @@ def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     log = RunLog(folder / "out")
     log.begin("ab" * 16)
     log.close()
-    fake.open(RunPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
+    fake.open_round(RunPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
     ran(folder, fake)
     assert len(fake.opened) == 3
     # the answer came, and nothing after it
@@ -299,7 +300,7 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
     """S0 answers a request that it knows as it did before."""
     fake = Fake("published", "published", "published")
     asked: list[str] = []
-    real = fake.open
+    real = fake.open_round
 
     def refusing(params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
         asked.append(rest["request"])
@@ -310,7 +311,7 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
             raise NotStored("S1's disk is full")
         return real(params, model, policy, **rest)
 
-    fake.open = refusing  # type: ignore[method-assign]
+    fake.open_round = refusing  # type: ignore[method-assign]
     ran(folder, fake)
     assert asked[0] == asked[1] and len(set(asked[1:4])) == 3
 
@@ -402,10 +403,11 @@ def test_the_sample_is_a_plan() -> None:
     plan = RunPlan.load(ROOT / "docs" / "samples" / "run.toml")
     assert plan.params(5).max_clients == 10
     assert (plan.policy is not None, plan.step is not None) == (True, True)
-    assert {f for f in RunPlan.__dataclass_fields__} == {
+    names = tuple(f.name for f in fields(RunPlan))
+    assert set(names) == {
         line.partition(" = ")[0] if " = " in line else line.strip("[]")
         for line in (ROOT / "docs" / "samples" / "run.toml").read_text().splitlines()
-        if line.startswith(tuple(RunPlan.__dataclass_fields__)) or line.startswith("[")
+        if line.startswith(names) or line.startswith("[")
     }
 
 

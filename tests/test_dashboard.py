@@ -31,8 +31,8 @@ from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.operating import keygen
-from securemedian.servers.control import Dealt, Held, Uploaded
-from securemedian.servers.requests import NO_ROUND
+from securemedian.servers.network.control import Dealt, Held, Uploaded
+from securemedian.servers.rounds.requests import NO_ROUND
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 from tests.test_receipts import PUBLIC, RECORD, signed
@@ -144,7 +144,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     }
     for why, kind in words.items():
         assert kind_of("a", status("1-00000000", "published", left_out={"a": why})) == kind, why
-    code = (ROOT / "servers" / "round_facts.py").read_text()
+    code = (ROOT / "servers" / "machine" / "selection.py").read_text()
     assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
 
 
@@ -612,7 +612,7 @@ def luminance(colour: str) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_in_a_browser(width: int, dark: bool) -> None:

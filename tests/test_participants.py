@@ -25,7 +25,16 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import MAX_CLIENTS
-from securemedian.servers.control import Close, Compute, Failed, Held, Open, Opened, Ready, Uploaded
+from securemedian.servers.network.control import (
+    Close,
+    Compute,
+    Failed,
+    Held,
+    Open,
+    Opened,
+    Ready,
+    Uploaded,
+)
 from tests.daemons import Pair, wait_until
 from tests.servers_alone import PARAMS, START, Server, held
 
@@ -217,10 +226,10 @@ def test_real_servers_compute_for_the_participants_alone(
             for name in pair.names
         }
         with pytest.raises(ConfigError, match="is called 'mallory', 'trudy'"):
-            coordinator.open(params, participants=["client-1", "trudy", "mallory"])
+            coordinator.open_round(params, participants=["client-1", "trudy", "mallory"])
         with pytest.raises(ConfigError, match="`participants` is empty"):
-            coordinator.open(params, participants=[])
-        round_id = coordinator.open(params, participants=first)
+            coordinator.open_round(params, participants=[])
+        round_id = coordinator.open_round(params, participants=first)
         with pytest.raises(ChannelTimeout, match="no new round was opened for this client"):
             clients["client-4"].wait_for_round(0.5)
         with pytest.raises(UnknownRound, match="you are not among them"):

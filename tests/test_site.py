@@ -12,8 +12,8 @@ import pytest
 import securemedian
 from securemedian import cli
 from securemedian.mpc.rounds.methods.registry import METHODS
-from securemedian.servers.events import Effect
-from securemedian.servers.round_state import LATE, TABLE
+from securemedian.servers.machine.events import Effect
+from securemedian.servers.machine.table import LATE, TABLE
 from tests.daemons import ROOT
 
 pytest.importorskip("mkdocs")
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_page_is_there_and_found(site: Path) -> None:
     start = (site / "index.html").read_text("utf-8")
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | {"CHANGELOG"}
@@ -53,14 +53,14 @@ def test_every_page_is_there_and_found(site: Path) -> None:
         assert f'href="{page}.html"' in start or page == "index", page
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     assert FETCHED.search('<script src="https://elsewhere.example/x.js">')
     for path in site.rglob("*.html"):
         assert not FETCHED.search(path.read_text("utf-8")), path
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_command_and_every_public_name_has_its_reference(site: Path) -> None:
     commands = (site / "commands.html").read_text("utf-8")
     for title in cli.helps():
@@ -71,14 +71,14 @@ def test_every_command_and_every_public_name_has_its_reference(site: Path) -> No
         assert re.search(rf'id="securemedian[.\w]*\.{name}"', python), name
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_file_of_settings_is_shown_whole(site: Path) -> None:
     shown = re.sub(r"<[^>]+>", "", (site / "settings.html").read_text("utf-8"))
     for path in (ROOT / "docs/samples").glob("*.toml"):
         assert path.read_text("utf-8").strip() in html.unescape(shown), path.name
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_line_of_the_state_tables_is_shown(site: Path) -> None:
     page = (site / "states.html").read_text("utf-8")
     tables = [

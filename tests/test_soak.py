@@ -34,7 +34,7 @@ from securemedian.common.states import State
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.control import Held
+from securemedian.servers.network.control import Held
 from tests.daemons import wait_until
 from tests.servers_alone import Server
 
@@ -236,7 +236,10 @@ def test_growth_is_told_of_lives_that_are_long_enough() -> None:
 
 
 def test_the_reference_is_a_sort_of_the_clients_updates() -> None:
-    names, params = ["client-2", "client-5", "client-1"], RoundParams(Pairwise(), 50, 5)
+    names, params = (
+        ["client-2", "client-5", "client-1"],
+        RoundParams(Pairwise(), dim=50, max_clients=5),
+    )
     updates = [update(3, name, ROUND, 50) for name in names]
     middle = np.sort(updates, axis=0)[1]
     got = reference(3, params, Published(), ROUND, names)
@@ -540,7 +543,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
 # Real daemons
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     soak = Soak(tmp_path / "service", 5, lambda progress: None)
     assert soak.run(15.0)
@@ -552,7 +555,7 @@ def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     assert report["dealings_checked"] >= sum(COHORTS.values()), report
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_soak_notices_results_that_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -583,7 +586,7 @@ def mentioned(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_interrupted_soak_ends_in_order(tmp_path: Path) -> None:
     soak = Soak(tmp_path / "service", 5, lambda progress: None)
     threading.Timer(6.0, soak.interrupt).start()

@@ -106,7 +106,9 @@ class CohortRounds:
 
     def _round(self) -> None:
         method, coordinator = next(self._methods), self._coordinator
-        params = RoundParams(method, self._dim, len(self._clients), deadline_s=DEADLINE_S)
+        params = RoundParams(
+            method, dim=self._dim, max_clients=len(self._clients), deadline_s=DEADLINE_S
+        )
         round_id = ""
         try:
             round_id = self._open(params)
@@ -122,7 +124,7 @@ class CohortRounds:
             self._model = None
             # this is what needs an operator, so that the soak can go on
             with suppress(SecureMedianError):
-                coordinator.abort(round_id, "the soak waits no longer")
+                coordinator.abort_round(round_id, "the soak waits no longer")
         self.live = False
         processes = self._service.processes
         self._audit.exits = sum(len(processes[server].exits) for server in SERVERS)
@@ -137,7 +139,7 @@ class CohortRounds:
 
         def ask() -> str:
             try:
-                return self._coordinator.open(params, model, request=requests[-1])
+                return self._coordinator.open_round(params, model, request=requests[-1])
             except ServerUnreachable:
                 # perhaps only the answer was lost
                 raise

@@ -185,7 +185,7 @@ class CurveResult:
         )
 
 
-Draw = Callable[[Path, str, Design, Sequence[CurveResult]], list[Path]]
+Draw = Callable[[Path, str, Design, Sequence[CurveResult]], Path]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Analysis:
 
     # a row per measurement, for the table and the JSON
     find: Callable[[Design], list[dict[str, Any]]]
-    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], list[Path]]
+    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], Path]
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ def _accuracy_by_round(
     design: Design,
     results: Sequence[CurveResult],
     measured: str = f"{ACCURACY} (%)",
-) -> list[Path]:
+) -> Path:
     panels = [
         Panel(
             name,
@@ -464,13 +464,13 @@ def _accuracy_by_round(
 
 def _inference_by_round(
     stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
-) -> list[Path]:
+) -> Path:
     return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
 def _accuracy_by_range(
     stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
-) -> list[Path]:
+) -> Path:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
         own = [result for result in results if result.curve.line == policy]
@@ -491,9 +491,7 @@ def _accuracy_by_range(
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _accuracy_grid(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
-) -> list[Path]:
+def _accuracy_grid(stem: Path, figure: str, design: Design, results: Sequence[CurveResult]) -> Path:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))
     value = {

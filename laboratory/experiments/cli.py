@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients.flags import add_optimiser_options, optimiser
+from securemedian.clients.flags import add_optimiser, optimiser
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 
@@ -172,7 +172,7 @@ def add_verbs(verbs: "Verbs") -> None:
         help="where results are saved (default: results/experiments/NAME-MODEL)",
     )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
-    add_optimiser_options(verb)
+    add_optimiser(verb)
     verb.set_defaults(run=_experiment)
 
 
@@ -297,9 +297,9 @@ def _analyse(experiment: "Experiment", design: "Design", folder: Path, console: 
     summary = summaries.summary(experiment, design, [], {}, _command()) | {"results": found}
     stem = folder / design.stem(experiment)
     saved.write_json(folder / f"{stem.name}.json", summary)
-    paths = experiment.analysis.draw(stem, experiment.figure, design, found)
+    path = experiment.analysis.draw(stem, experiment.figure, design, found)
     console.print(summaries.rows(experiment.figure, found))
-    console.print(f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}")
+    console.print(f"in {folder}: {stem.name}.json, {path.name}")
 
 
 def _command() -> str:
@@ -341,11 +341,9 @@ def _run(
     stem = folder / design.stem(experiment)
     # a split like dirichlet:0.3 has a dot, which is no suffix
     saved.write_json(folder / f"{stem.name}.json", summary)
-    paths = experiment.draw(stem, experiment.figure, design, results)
+    path = experiment.draw(stem, experiment.figure, design, results)
     console.print(summaries.table(summary))
-    console.print(
-        f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}, and runs/"
-    )
+    console.print(f"in {folder}: {stem.name}.json, {path.name}, and runs/")
 
 
 def _records(

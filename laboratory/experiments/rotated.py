@@ -47,7 +47,7 @@ def by_round(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw the accuracy by round, as a mean over the seeds with the least and the most."""
     (groups,) = design.groups
     numbers = list(range(1, design.rounds + 1))
@@ -82,7 +82,9 @@ def _accuracies(design: "Design", groups: int, seed: int, method: str) -> list[f
     ]
     honest = design.clients - design.attackers
     starts = models.starts(model, seed, count).reshape(count, -1)
-    params = RoundParams(Bucketed(buckets=BUCKETS, groups=count), starts.shape[1], design.clients)
+    params = RoundParams(
+        Bucketed(buckets=BUCKETS, groups=count), dim=starts.shape[1], max_clients=design.clients
+    )
     if count > 1:
         starts = np.stack([trainers[group].update(starts[group], 0) for group in range(count)])
     run = RunState.of_groups([RunState(model=start) for start in starts])

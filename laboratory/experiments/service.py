@@ -27,7 +27,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.store import Store
+from securemedian.servers.storage.store import Store
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
@@ -69,7 +69,7 @@ class ExperimentServers:
         the round and is raised again.
         """
         fresh = before.published == 0
-        round_id = self._coordinator.open(
+        round_id = self._coordinator.open_round(
             params,
             before.model if fresh else None,
             before.policy if fresh else None,
@@ -88,7 +88,7 @@ class ExperimentServers:
         """
         for client in self._clients:
             client.public = public
-        round_id = self._coordinator.open(params)
+        round_id = self._coordinator.open_round(params)
         results, cost = self._results(params, round_id, lambda _: predictions)
         # S0 has counted a round, which no other run knows of
         self._kept = RunState()
@@ -108,7 +108,7 @@ class ExperimentServers:
         except SecureMedianError as error:
             # if the servers are what is wrong, this fails, too
             with suppress(SecureMedianError):
-                self._coordinator.abort(round_id, str(error))
+                self._coordinator.abort_round(round_id, str(error))
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)

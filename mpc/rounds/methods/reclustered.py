@@ -67,7 +67,6 @@ class Reclustered(Clustered, SizedFixedPoint):
     median_by: str = option(
         FEWEST,
         choices=(FEWEST, PAIRWISE, RADIX),
-        compared=(PAIRWISE, RADIX),
         text="how a hidden median is computed: by all pairs of clusters, by radix in more rounds, "
         "or in whichever way takes fewer OTs (default: fewest-ots)",
     )
