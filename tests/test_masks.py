@@ -30,7 +30,8 @@ from securemedian import mpc
 from securemedian.mpc import arrays
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.kernels import jit, native
+from securemedian.mpc.protocols.kernels import jit
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -859,7 +860,7 @@ def passes(check: Check) -> bool:
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the kernels that a test can edit."""
-    monkeypatch.setattr(native, "FEATURES", frozenset())
+    monkeypatch.setattr(processor, "FEATURES", frozenset())
 
 
 @pytest.mark.slow
