@@ -344,7 +344,7 @@ MASKS: dict[str, Mask] = {
         "the sender reads the receiver's choices",
         (
             (
-                "PortableLeaves.receive",
+                "PortableLeaves.rows",
                 "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
                 "corrections[block - 1] = choices",
             ),
@@ -353,14 +353,7 @@ MASKS: dict[str, Mask] = {
     ),
     "the expansion of leaves": Mask(
         "all choices are 0 and known, and the keys with them",
-        (
-            (
-                "PortableLeaves.receive",
-                "stream.xor(zeros, view)",
-                "view[:] = bytes(len(view))",
-            ),
-            ("PortableLeaves.send", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
-        ),
+        (("PortableLeaves.rows", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),),
         (shares.extension_keys,),
         silent=True,
     ),
