@@ -2,21 +2,11 @@
 
 from typing import Any
 
-from securemedian.benchmarks import (
-    fig3,
-    fig12,
-    lanes,
-    links,
-    memory,
-    parts,
-    points,
-    scale,
-    table1,
-)
-from securemedian.benchmarks.peers import cli as peers
+from securemedian.benchmarks import figures, lanes, memory, parts, points, scale
+from securemedian.mpc.errors import ConfigError
 
 # each module has add_kinds(kinds)
-KINDS = (fig3, fig12, table1, links, memory, peers, parts, lanes, points, scale)
+KINDS = (figures, memory, parts, lanes, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:
@@ -29,9 +19,22 @@ def add_verbs(verbs: Any) -> None:
         "and rounds are counted in the channel; the median of the repetitions is kept. Set-up "
         "(base OTs, compilation) is not counted.",
         epilog="All but ot, compare and median save JSON to --out DIR, with the machine and the "
-        "command, and most also save a plot as PNG and SVG. Whatever else runs on the machine "
+        "command, and figures a plot beside it. Whatever else runs on the machine "
         "adds to all seconds: measure on a quiet one.",
     )
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     for module in KINDS:
         module.add_kinds(kinds)
+    try:
+        from securemedian.benchmarks.peers import cli as peers
+    except ModuleNotFoundError:
+        missing = kinds.add_parser("peers", help="with SPU and MPyC; it takes a checkout")
+        missing.set_defaults(run=_no_peers)
+    else:
+        peers.add_kinds(kinds)
+
+
+def _no_peers(_: object) -> None:
+    raise ConfigError(
+        "bench peers is not part of an installation: run scripts/run bench peers in a checkout"
+    )

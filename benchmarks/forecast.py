@@ -36,18 +36,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from securemedian.benchmarks.link import Link
-from securemedian.benchmarks.work import SWEPT, swept_options
+from securemedian.benchmarks.link import LinkShape
+from securemedian.benchmarks.work import SWEPT, swept_options, with_fraction
 from securemedian.clients.flags import add_method_options, check_belong, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, check
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload
+from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, cut, cut_check, joined, round_demand, shards
@@ -74,6 +74,12 @@ COLUMNS = (
     "seconds",
 )
 LOOPBACK_RTT_MS = 0.1
+# the values of options that are compared where none is given
+COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
+    "bucketed": {"schedule": SCHEDULES},
+    "radix": {"encoding": ("float32", "bfloat16", "buckets")},
+    "reclustered": {"median_by": ("pairwise", "radix")},
+}
 # the value of --method that stands for every method
 ALL = "all"
 # seconds from a send until the receiving thread goes on, without the link: those of the sockets and
@@ -184,7 +190,7 @@ def add_verbs(verbs: Any) -> None:
         "--dim", type=int, required=True, metavar="D", help="coordinates of an update"
     )
     # only those that change what a round costs
-    add_method_options(plan, only=(*SWEPT, "trim"), swept=True)
+    add_method_options(plan, only=(*SWEPT, "trim"))
     plan.add_argument(
         "--bandwidth",
         type=_positive,
@@ -240,7 +246,7 @@ def run(options: argparse.Namespace) -> None:
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
-    link = Link(options.bandwidth * 1e6, options.rtt / 1e3)
+    link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], []
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
@@ -287,20 +293,15 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
                 f"`plan` chooses the {name} of {options.method} itself: leave the option out"
             )
     for name in METHODS if options.method == ALL else (options.method,):
-        known = options_of(METHODS[name])
         own = swept_options(name, given)
-        compared = {
-            key: option.compared
-            for key, option in known.items()
-            if option.compared and key not in own
-        }
+        compared = {key: values for key, values in COMPARED.get(name, {}).items() if key not in own}
         for values in itertools.product(*compared.values()):
             chosen = own | dict(zip(compared, values, strict=True))
-            yield partial(_round, name, chosen, options.dim, options.clients)
+            yield partial(_round, name, with_fraction(name, chosen), options.dim, options.clients)
 
 
 def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> RoundParams:
-    return RoundParams(METHODS[method](**options), dim, clients)
+    return RoundParams(METHODS[method](**options), dim=dim, max_clients=clients)
 
 
 def forecast(
@@ -308,7 +309,7 @@ def forecast(
     params: RoundParams,
     clients: int,
     protocol: ProtocolParams,
-    link: Link,
+    link: LinkShape,
     byte: float,
     workers: int = 0,
 ) -> Forecast:
@@ -340,7 +341,7 @@ def _on_workers(
     params: RoundParams,
     clients: int,
     protocol: ProtocolParams,
-    link: Link,
+    link: LinkShape,
     byte: float,
     workers: int,
 ) -> Forecast:
@@ -385,7 +386,13 @@ def door_seconds_per_byte() -> float:
 
 
 def estimate(
-    name: str, params: RoundParams, clients: int, cost: Cost, memory: int, speed: Speed, link: Link
+    name: str,
+    params: RoundParams,
+    clients: int,
+    cost: Cost,
+    memory: int,
+    speed: Speed,
+    link: LinkShape,
 ) -> Forecast:
     """Return the forecast by the formula above, from S0's predicted cost."""
     both = cost.bytes_sent + cost.bytes_received

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,11 +36,10 @@ def run(
     points: Sequence[Point],
     repetitions: int,
     protocol: ProtocolParams,
-    pin: bool,
     report: Callable[[int, Point], None],
     link: str = "loopback",
 ) -> list[Result]:
-    """Return one result per point, over a link that is written as `Link.parse` reads it.
+    """Return one result per point, over a link that is written as `LinkShape.parse` reads it.
 
     `report(done, point)` is called after each repetition of a point. Raises ConfigError if a point
     is not valid, and BenchmarkError if a process stops or falls silent.
@@ -50,7 +49,7 @@ def run(
             # raises for parameters that are not valid, before any process starts
             round_params(point)
     messages: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
-    with _Processes(points, repetitions, protocol, pin, link) as processes:
+    with _Processes(points, repetitions, protocol, link) as processes:
         for done in range(1, 2 * len(points) * repetitions + 1):
             party, message = processes.next_message(SILENCE_LIMIT_S)
             messages[message["point"]][party].append(message)
@@ -63,50 +62,34 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
 
     Seconds and rounds are those of the slower party.
     """
-    costs0, costs1 = ([message["cost"] for message in messages] for messages in (s0, s1))
-
-    def median(values: Iterable[float]) -> float:
-        return statistics.median_low(values)
 
     def slower(figure: Callable[[dict[str, Any]], float]) -> float:
-        return median(max(figure(a), figure(b)) for a, b in zip(s0, s1, strict=True))
+        return statistics.median_low(max(figure(a), figure(b)) for a, b in zip(s0, s1, strict=True))
 
-    seconds = slower(lambda m: m["cost"]["seconds"])
-    preprocessing = min(seconds, slower(lambda m: m["cost"]["preprocessing_seconds"]))
-    result = asdict(point) | {
-        "seconds": seconds,
-        "preprocessing_seconds": preprocessing,
-        "online_seconds": seconds - preprocessing,
-        # correlations that were made before the round started, which `seconds` does not include
-        "ahead_seconds": slower(lambda m: m["cost"]["ahead_seconds"]),
-        # of the uploads, which `seconds` does not include either
-        "checking_seconds": slower(lambda m: m["cost"]["checking_seconds"]),
-        "uploads_seconds": slower(lambda m: m["cost"]["uploads_seconds"]),
+    result = point.to_dict() | {
+        # correlations made before the round, checking the uploads, and reading and summing them are
+        # not in `seconds`
+        name: slower(lambda m, name=name: m["cost"][name])  # type: ignore[misc]
+        for name in ("seconds", "ahead_seconds", "checking_seconds", "uploads_seconds", "rounds")
+    }
+    preprocessing = slower(lambda m: m["cost"]["preprocessing_seconds"])
+    result |= {
+        "preprocessing_seconds": min(result["seconds"], preprocessing),
+        "online_seconds": max(0.0, result["seconds"] - preprocessing),
         "publish_seconds": slower(lambda m: m["publish_seconds"]),
-        "mpc_seconds": slower(_mpc_seconds),
-        "total_seconds": slower(
-            lambda m: (
-                m["cost"]["ahead_seconds"]
-                + m["cost"]["checking_seconds"]
-                + m["cost"]["seconds"]
-                + m["publish_seconds"]
-            )
-        ),
-        "ots": median(cost["ots"] for cost in costs0),
-        "bytes_s0_to_s1": median(cost["bytes_sent"] for cost in costs0),
-        "bytes_s1_to_s0": median(cost["bytes_sent"] for cost in costs1),
-        "rounds": slower(lambda m: m["cost"]["rounds"]),
-        "preprocessing_bytes_s0_to_s1": median(cost["preprocessing_bytes_sent"] for cost in costs0),
-        "preprocessing_bytes_s1_to_s0": median(cost["preprocessing_bytes_sent"] for cost in costs1),
-        "preprocessing_rounds": slower(lambda m: m["cost"]["preprocessing_rounds"]),
-        "checking_bytes_s0_to_s1": median(cost["checking_bytes_sent"] for cost in costs0),
-        "checking_bytes_s1_to_s0": median(cost["checking_bytes_sent"] for cost in costs1),
-        "checking_rounds": slower(lambda m: m["cost"]["checking_rounds"]),
-        # of the processes so far, earlier points included
-        "peak_bytes_s0": max(message["peak_bytes"] for message in s0),
-        "peak_bytes_s1": max(message["peak_bytes"] for message in s1),
+        # what takes both parties: all but reading and summing the uploads
+        "mpc_seconds": slower(lambda m: _spent(m) - m["cost"]["uploads_seconds"]),
+        "total_seconds": slower(lambda m: _spent(m) + m["publish_seconds"]),
+        "ots": statistics.median_low(message["cost"]["ots"] for message in s0),
         "repetitions": len(s0),
     }
+    for part in ("", "preprocessing_", "checking_"):
+        for way, messages in (("s0_to_s1", s0), ("s1_to_s0", s1)):
+            sent = [message["cost"][f"{part}bytes_sent"] for message in messages]
+            result[f"{part}bytes_{way}"] = statistics.median_low(sent)
+    for j, messages in enumerate((s0, s1)):
+        # of the processes so far, earlier points included
+        result[f"peak_bytes_s{j}"] = max(message["peak_bytes"] for message in messages)
     if point.bench == "median":
         params = round_params(point)
         result["ring_bits"] = params.ring_bits
@@ -114,16 +97,15 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         result["client_bytes_ahead"] = params.bytes_ahead
         result["client_bytes_after"] = params.bytes_after
     if point.count is not None:
-        result["per_second"] = point.count / seconds
+        result["per_second"] = point.count / result["seconds"]
         result["bytes_each"] = (result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / point.count
     return result
 
 
-def _mpc_seconds(message: dict[str, Any]) -> float:
-    """Return the seconds of what takes both parties: all but reading and summing the uploads."""
+def _spent(message: dict[str, Any]) -> float:
+    """Return the seconds of one party's round, from the first correlation on."""
     cost = message["cost"]
-    seconds: float = cost["ahead_seconds"] + cost["checking_seconds"] + cost["seconds"]
-    return seconds - float(cost["uploads_seconds"])
+    return float(cost["ahead_seconds"] + cost["checking_seconds"] + cost["seconds"])
 
 
 class _Processes:
@@ -134,7 +116,6 @@ class _Processes:
         points: Sequence[Point],
         repetitions: int,
         protocol: ProtocolParams,
-        pin: bool,
         link: str,
     ) -> None:
         keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
@@ -142,7 +123,6 @@ class _Processes:
             "points": [asdict(point) for point in points],
             "repetitions": repetitions,
             "protocol": asdict(protocol),
-            "pin": pin,
             "link": link,
             "session": os_entropy(SESSION_BYTES).hex(),
         }

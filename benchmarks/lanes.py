@@ -38,7 +38,7 @@ from securemedian.mpc.rounds import pipeline, plan
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import allocator
-from securemedian.servers.backends.threads import SWITCH_S
+from securemedian.servers.computing.backends.threads import SWITCH_S
 
 COMPARED = ("bucketed", "pairwise", "radix")
 # A turn takes at least this long, next to which starting its threads is nothing.
@@ -65,7 +65,7 @@ KERNELS: tuple[Place, ...] = tuple(
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnTime:
     """What one turn of some lanes took: seconds, and processor seconds of all threads together."""
 
     seconds: float
@@ -90,23 +90,13 @@ def add_kinds(kinds: Any) -> None:
         metavar="M,..",
         help=f"methods, with their default options (default: {','.join(COMPARED)})",
     )
-    lanes.add_argument(
-        "--clients",
-        type=settings.count,
-        default=8,
-        metavar="N",
-        help="clients of the round (default: %(default)s)",
+    settings.add_counts(
+        lanes,
+        ("--clients", 8, "clients of the round"),
+        ("--coordinates", ProtocolParams.chunk, "coordinates of each lane's round"),
     )
-    lanes.add_argument(
-        "--coordinates",
-        type=settings.count,
-        default=ProtocolParams.chunk,
-        metavar="D",
-        help="coordinates of each lane's round, which are cut into chunks as any round's are "
-        "(default: %(default)s)",
-    )
-    lanes.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    settings.add_options(lanes, chooses=False, pins=False)
+    settings.add_markdown(lanes)
+    settings.add_options(lanes, chooses=False)
     settings.add_out(lanes)
     lanes.set_defaults(run=run)
 
@@ -126,7 +116,9 @@ def run(options: argparse.Namespace) -> None:
     try:
         for name in options.methods:
             with console.status(name):
-                params = RoundParams(METHODS[name](), options.coordinates, options.clients)
+                params = RoundParams(
+                    METHODS[name](), dim=options.coordinates, max_clients=options.clients
+                )
                 points.append({"method": name} | measure(params, chosen.protocol, options.repeat))
     finally:
         sys.setswitchinterval(before)
@@ -178,7 +170,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
     return work
 
 
-def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> Turn:
+def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -> TurnTime:
     """Let each party do the work so many times, on a thread of its own."""
 
     def lane(number: int) -> None:
@@ -187,7 +179,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
 
     start, processor = time.perf_counter(), time.process_time()
     pipeline.run_lanes(parties, lane)
-    return Turn(time.perf_counter() - start, time.process_time() - processor)
+    return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 
 def _outside_kernels(protocol: ProtocolParams, work: Callable[[Party], None]) -> float:

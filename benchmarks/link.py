@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols import wire
-from securemedian.servers.transport import Socket, ZmqLink
+from securemedian.servers.network.transport import Socket, ZmqLink
 
 # how far a sender may be ahead of the link before it has to wait, as with a socket's buffer
 BUFFER_BYTES = 16 << 20
@@ -29,14 +29,14 @@ _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkShape:
     """A full-duplex link between the two servers; `bits_per_second` is that of each direction."""
 
     bits_per_second: float
     rtt_s: float
 
     @classmethod
-    def parse(cls, text: str) -> "Link":
+    def parse(cls, text: str) -> "LinkShape":
         """Return the link that a text describes.
 
         The text is `loopback`, or a rate and perhaps a round-trip time: `377MB/s`,
@@ -63,13 +63,13 @@ class Link:
 
 
 # nothing is added to the time that sockets on one machine take
-LOOPBACK = Link(math.inf, 0.0)
+LOOPBACK = LinkShape(math.inf, 0.0)
 
 
 class Shaper:
     """One direction of a link, shared by all lanes that send over it."""
 
-    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: LinkShape, clock: Callable[[], float] = time.monotonic) -> None:
         self._link, self._clock = link, clock
         # the time at which the last byte of all messages so far has left
         self._free = 0.0

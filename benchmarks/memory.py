@@ -20,7 +20,7 @@ from securemedian.clients.client import Client
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes
-from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
@@ -37,12 +37,12 @@ class Copied(Client):
 
     made: dict[str, Any]
 
-    def deal(self, *arguments: Any, **named: Any) -> Dealt:
+    def deal(self, *arguments: Any, **named: Any) -> OwnDealing:
         """Return the one dealing of all clients."""
         if "dealt" not in self.made:
             self.made["dealt"] = super().deal(*arguments, **named)
         # a dealing rotates one update only, and so each client gets a copy
-        dealt: Dealt = copy.copy(self.made["dealt"])
+        dealt: OwnDealing = copy.copy(self.made["dealt"])
         return dealt
 
     def encode(self, *arguments: Any, **named: Any) -> NDArray[Any]:
@@ -112,7 +112,9 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
     """Run one round with servers of its own, and return what they took."""
     # the default policy asks for more than 8 buckets, and this one for nothing
     policy = CoordinateRange()
-    params = RoundParams(Bucketed(buckets=buckets), dim, clients, deadline_s=DEADLINE_S)
+    params = RoundParams(
+        Bucketed(buckets=buckets), dim=dim, max_clients=clients, deadline_s=DEADLINE_S
+    )
     model = np.zeros(dim, np.float32)
     update = np.random.default_rng(1).normal(0, 0.01, dim).astype(np.float32)
     with tempfile.TemporaryDirectory(prefix="securemedian-memory-") as made:
@@ -124,7 +126,7 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
             Coordinator.from_config(folder / "coordinator.toml") as coordinator,
         ):
             daemons.start(processes, folder)
-            round_id = coordinator.open(params, model, policy)
+            round_id = coordinator.open_round(params, model, policy)
             start = time.monotonic()
             submit_all(folder, clients, update, round_id)
             submitted = time.monotonic()

@@ -254,25 +254,13 @@ def add_kinds(kinds: Any) -> None:
         "measured separately.",
     )
     settings.add_extensions(parts)
-    parts.add_argument(
-        "--ots",
-        type=settings.count,
-        default=OTS,
-        help="random OTs per repetition (default: %(default)s)",
+    settings.add_counts(
+        parts,
+        ("--ots", OTS, "random OTs per repetition"),
+        ("--comparisons", COMPARE_BATCH, "comparisons per repetition"),
+        ("--coordinates", COORDINATES, f"coordinates of a method's round of {CLIENTS} clients"),
     )
-    parts.add_argument(
-        "--comparisons",
-        type=settings.count,
-        default=COMPARE_BATCH,
-        help="comparisons per repetition (default: %(default)s)",
-    )
-    parts.add_argument(
-        "--coordinates",
-        type=settings.count,
-        default=COORDINATES,
-        help=f"coordinates per repetition of a method, of {CLIENTS} clients (default: %(default)s)",
-    )
-    parts.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    settings.add_markdown(parts)
     settings.add_options(parts, chooses=False)
     settings.add_out(parts)
     parts.set_defaults(run=run)
@@ -283,23 +271,23 @@ def run(options: argparse.Namespace) -> None:
     chosen = settings.read(options)
     file = report.check_writable(options.out / "parts.json")
     console = report.console()
-    with console.status("hardware"), _one_core(chosen.pin):
+    with console.status("hardware"), _one_core():
         rates = hardware(options.repeat)
     protocols = settings.protocols(options)
     ots: dict[str, Table] = {role: {} for role in ROLES}
     for name, protocol in protocols.items():
-        with console.status(name), _one_core(chosen.pin):
+        with console.status(name), _one_core():
             pipeline.warm_up(protocol)
             for role in ROLES:
                 ots[role][name] = _ot_parts(protocol, role == "sender", options, rates)
     comparisons: Table = {}
     for bits in BITS:
-        with console.status(f"comparisons, l = {bits}"), _one_core(chosen.pin):
+        with console.status(f"comparisons, l = {bits}"), _one_core():
             comparisons[f"l = {bits}"] = _comparison_parts(chosen.protocol, bits, options)
     rounds: Table = {}
     for name, method in METHODS.items():
-        with console.status(name), _one_core(chosen.pin):
-            params = RoundParams(method(), options.coordinates, CLIENTS)
+        with console.status(name), _one_core():
+            params = RoundParams(method(), dim=options.coordinates, max_clients=CLIENTS)
             rounds[name] = _round_parts(chosen.protocol, params, options)
     _measure_processes(chosen, protocols, options, rates, ots, comparisons)
     found = {
@@ -469,7 +457,8 @@ def _measure_processes(
     """Add what two processes take over loopback: the link alone, the same OTs and comparisons."""
     points = [Point("bytes", ways, count=TRAFFIC) for ways in ("one way", "both ways")]
     points += [
-        Point("compare", "comparison", count=options.comparisons, ring_bits=bits) for bits in BITS
+        Point("compare", "comparison", options.comparisons, options={"ring_bits": bits})
+        for bits in BITS
     ]
     one, both, *compared = settings.measure(points, chosen, "comparisons:")
     rates["CURVE over loopback, one way"] = one["per_second"] / 1e9
@@ -490,10 +479,9 @@ def _measure_processes(
 
 
 @contextmanager
-def _one_core(pin: bool) -> Iterator[None]:
+def _one_core() -> Iterator[None]:
     cores = os.sched_getaffinity(0)
-    if pin:
-        os.sched_setaffinity(0, {min(cores)})
+    os.sched_setaffinity(0, {min(cores)})
     try:
         yield
     finally:

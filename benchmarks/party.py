@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import zmq
 
-from securemedian.benchmarks.link import LOOPBACK, Link, ShapedLink, Shaper
+from securemedian.benchmarks.link import LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.pipeline import warm_up
 from securemedian.servers import allocator
-from securemedian.servers.backends.threads import SWITCH_S, establish
-from securemedian.servers.transport import (
+from securemedian.servers.computing.backends.threads import SWITCH_S, establish
+from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,
     ZmqLink,
@@ -42,9 +42,8 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     party_id = job["party"]
     protocol = ProtocolParams(**job["protocol"])
-    if job["pin"]:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[party_id % len(cores)]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[party_id % len(cores)]})
     allocator.keep()
     sys.setswitchinterval(SWITCH_S)
     warm_up(protocol)
@@ -53,7 +52,7 @@ def main() -> None:
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
     limit = peer_message_limit(protocol)
     port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], limit)
-    links = _lanes(port, Link.parse(job["link"]), protocol.lanes)
+    links = _lanes(port, LinkShape.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})
     session, channels = establish(party_id, links, bytes.fromhex(job["session"]), protocol)
@@ -78,7 +77,7 @@ def main() -> None:
     context.term()
 
 
-def _lanes(port: PeerPort, link: Link, count: int) -> list[ZmqLink]:
+def _lanes(port: PeerPort, link: LinkShape, count: int) -> list[ZmqLink]:
     if link == LOOPBACK:
         return [port.lane(bytes(SESSION_BYTES), lane, TIMEOUT_S) for lane in range(count)]
     out = Shaper(link)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.settings import count, list_from, numbers
-from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
+from securemedian.benchmarks.settings import list_from, numbers
+from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed, swept_options
 from securemedian.clients.flags import add_method_options
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.options import Option, options_of
+from securemedian.mpc.options import Option
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 DEFAULT_OTS = 1 << 23
@@ -25,9 +25,7 @@ DEFAULT_COMPARISONS = 1 << 20
 def add_kinds(kinds: Any) -> None:
     """Add `ot`, `compare` and `median` to `bench`."""
     ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
-    ot.add_argument(
-        "--count", type=count, default=DEFAULT_OTS, help="OTs per repetition (default: %(default)s)"
-    )
+    settings.add_counts(ot, ("--count", DEFAULT_OTS, "OTs per repetition"))
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
 
     compare = kinds.add_parser(
@@ -40,15 +38,11 @@ def add_kinds(kinds: Any) -> None:
         metavar="L,..",
         help="rings Z_2^L (default: 32,64)",
     )
-    compare.add_argument(
-        "--count",
-        type=count,
-        default=DEFAULT_COMPARISONS,
-        help="comparisons per repetition (default: %(default)s)",
-    )
+    settings.add_counts(compare, ("--count", DEFAULT_COMPARISONS, "comparisons per repetition"))
     compare.set_defaults(
         points=lambda o: [
-            Point("compare", "comparison", count=o.count, ring_bits=bits) for bits in o.ring_bits
+            Point("compare", "comparison", count=o.count, options={"ring_bits": bits})
+            for bits in o.ring_bits
         ]
     )
 
@@ -76,7 +70,7 @@ def add_kinds(kinds: Any) -> None:
     median.add_argument(
         "--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)"
     )
-    add_method_options(median, only=SWEPT, swept=True, parser_of=_several)
+    add_method_options(median, only=SWEPT, parser_of=_several)
     median.add_argument(
         "--ahead",
         action="store_true",
@@ -122,8 +116,7 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for result in results:
-        point = Point(**{name: result[name] for name in Point.__dataclass_fields__})
-        table.add_row(point.name, *(figure(result) for figure in columns.values()))
+        table.add_row(result["name"], *(figure(result) for figure in columns.values()))
     table.caption_justify = "left"
     table.caption = (
         "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
@@ -172,7 +165,7 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
     for result in results:
         if result["clients"] is not None:
             varied = tuple(
-                result[name] for name in ("method", "dim", "buckets", "schedule", "encoding")
+                result.get(name) for name in ("method", "dim", "buckets", "schedule", "encoding")
             ) + ("" if result["verified"] else "unverified",)
             series.setdefault(varied, []).append(result)
     lines = []
@@ -209,20 +202,16 @@ def _median_points(options: argparse.Namespace) -> list[Point]:
     points: dict[str, Point] = {}
     for place, method in enumerate(options.method):
         numbers_of_clients = [options.clients[place]] if options.paired else options.clients
-        known = options_of(METHODS[method])
-        varied = [
-            (getattr(options, name) or [known[name].default])
-            if name in known and known[name].swept
-            else [None]
-            for name in SWEPT
-        ]
+        given = {name: values for name in SWEPT if (values := getattr(options, name))}
+        varied = swept_options(method, given)
         # in which of the ways that were asked for, where a method has both
         checked = (options.verified or [True]) if can_be_malformed(method) else [True]
-        for clients, dim, *values in itertools.product(numbers_of_clients, options.dim, *varied):
-            swept = dict(zip(SWEPT, values, strict=True))
-            common = {"clients": clients, "dim": dim, "ahead": options.ahead} | swept
+        for clients, dim, *values in itertools.product(
+            numbers_of_clients, options.dim, *varied.values()
+        ):
+            chosen = dict(zip(varied, values, strict=True))
             for verified in checked:
-                point = Point("median", method, verified=verified, **common)
+                point = Point("median", method, None, clients, dim, chosen, options.ahead, verified)
                 # an option that this variant has no use for makes no second point
                 points.setdefault(point.name, point)
     return list(points.values())

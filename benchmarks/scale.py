@@ -38,7 +38,7 @@ from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
-from securemedian.servers.backends.ray import LOCAL, QUIET
+from securemedian.servers.computing.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES
 
 DEADLINE_S = 3600.0
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
     beside: list[Round] = []
     points: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        # Ray would leave its logs in /tmp/ray. Its sockets' names have room for a short one alone.
+        # Ray would leave the logs of nodes in /tmp/ray.
         kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
         os.environ["RAY_TMPDIR"] = kept
         with console.status("starting on threads"):
@@ -167,7 +167,7 @@ class _Service:
         policy = CoordinateRange() if params.uses_range else None
         model = np.zeros(params.dim, np.float32)
         update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
-        round_id = self.coordinator.open(params, model, policy, reset=True)
+        round_id = self.coordinator.open_round(params, model, policy, reset=True)
         start = time.monotonic()
         submit_all(self.folder, params.max_clients, update, round_id)
         submitted = time.monotonic()
@@ -187,7 +187,8 @@ class _Service:
 @contextmanager
 def _service(params: RoundParams, *tables: str, **of_server: str) -> Iterator[_Service]:
     """Start two servers with these tables in both files, and in those of one server besides."""
-    with tempfile.TemporaryDirectory(prefix="securemedian-scale-") as made:
+    # the names of Ray's sockets below have room for a short one alone
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
         folder = Path(made) / "service"
         names = keygen.client_names(params.max_clients)
         keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
@@ -217,7 +218,7 @@ def measure(
     with _nodes(workers) if options.kill_node else nullcontext() as cluster:
         tables = {server: _table("engine", **engine) for server in SERVERS}
         if cluster:
-            tables["s0"] = _table("engine", address=cluster.address, **engine)
+            tables["s0"] = _table("engine", address=cluster.address, insecure=True, **engine)
         with _service(params, **tables) as service:
             pairs = [(threads.round(), service.round()) for _ in range(options.repeat + 1)]
             # the first of each has found nothing in the caches

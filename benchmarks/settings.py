@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securemedian.benchmarks.link import Link
+from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
@@ -26,12 +26,10 @@ class Settings:
     """The conditions under which points are timed."""
 
     protocol: ProtocolParams
-    # as `Link.parse` reads it
+    # as `LinkShape.parse` reads it
     link: str = "loopback"
     # repetitions per point
     repeat: int = 5
-    # whether each process is held to one core
-    pin: bool = True
 
     @property
     def extension(self) -> str:
@@ -48,11 +46,10 @@ class Settings:
         return taken(self.protocol.native_aes)
 
 
-def add_options(parser: argparse.ArgumentParser, chooses: bool = True, pins: bool = True) -> None:
+def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
     """Add the shared options.
 
-    A benchmark that goes through OT extensions and links itself has no options for them: it passes
-    `chooses` as False. One that runs in a single process passes `pins` as False.
+    A benchmark that goes through OT extensions itself, or has no link, passes `chooses` as False.
     """
     parser.add_argument(
         "--repeat",
@@ -99,10 +96,6 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True, pins: boo
         help="AES with the processor's own instructions where it has them, or OpenSSL's alone; "
         "results and bytes are the same (default: --native)",
     )
-    if pins:
-        parser.add_argument(
-            "--no-pin", action="store_true", help="do not hold each process to one core"
-        )
 
 
 def add_extensions(parser: argparse.ArgumentParser) -> None:
@@ -144,8 +137,20 @@ def read(options: argparse.Namespace) -> Settings:
         lanes=options.lanes,
         native_aes=options.native,
     )
-    pins = not chosen.get("no_pin", True)
-    return Settings(protocol, chosen.get("link", "loopback"), options.repeat, pins)
+    return Settings(protocol, chosen.get("link", "loopback"), options.repeat)
+
+
+def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -> None:
+    """Add options of whole numbers above 0: the flag, the default and the help of each."""
+    for flag, default, what in counts:
+        parser.add_argument(
+            flag, type=count, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+        )
+
+
+def add_markdown(parser: argparse.ArgumentParser) -> None:
+    """Add --markdown."""
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
 
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
@@ -169,7 +174,6 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
             points,
             settings.repeat,
             settings.protocol,
-            settings.pin,
             lambda done, point: progress.update(
                 task, completed=done, description=f"{what} {point.name}".strip()
             ),
@@ -187,9 +191,9 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
 
 
 def link(text: str) -> str:
-    """Return a link's text as it is, once `Link.parse` has read it."""
+    """Return a link's text as it is, once `LinkShape.parse` has read it."""
     try:
-        Link.parse(text)
+        LinkShape.parse(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

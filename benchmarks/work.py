@@ -7,7 +7,7 @@ long as checks that find none.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ COMPARE_BATCH = 1 << 18
 # so large that all correlations can be made ahead, and none are made during the round
 POOL_BYTES = 1 << 30
 
-# the fields of a point that are options of methods
+# the options of methods that `bench median` and `plan` set
 SWEPT = (
     "buckets",
     "ring_bits",
@@ -58,34 +58,24 @@ SWEPT = (
     "groups",
     "membership",
 )
+# not set by `--ring-bits`, which is of the rings that other methods have values in
+COUNTS = "radix", "ring_bits"
 
 
 @dataclass(frozen=True)
 class Point:
-    """One set of parameters to time.
-
-    Fields that a benchmark has no use for stay None and are saved as such.
-    """
+    """One set of parameters to time."""
 
     # "ot", "compare", "median" or "bytes"
     bench: str
     method: str
     # of OTs, comparisons or bytes
     count: int | None = None
+    # of medians
     clients: int | None = None
     dim: int | None = None
-    # options of the method (SWEPT)
-    buckets: int | None = None
-    ring_bits: int | None = None
-    schedule: str | None = None
-    encoding: str | None = None
-    word_bits: int | None = None
-    aggregator: str | None = None
-    median_by: str | None = None
-    clusters: int | None = None
-    reclusterings: int | None = None
-    groups: int | None = None
-    membership: str | None = None
+    # of the method; of comparisons, the bits of their ring
+    options: Mapping[str, Any] = field(default_factory=dict)
     # whether all correlations are made before the round starts, as servers do while clients train
     ahead: bool = False
     # whether the servers check what clients upload, where it could be malformed
@@ -94,21 +84,27 @@ class Point:
     @property
     def name(self) -> str:
         """The point's name in tables and on the progress bar."""
+        bits = self.options.get("ring_bits")
         if self.bench == "ot":
             return "random OTs"
         if self.bench == "bytes":
             return f"bytes {self.method}"
         if self.bench == "compare":
-            return f"compare l={self.ring_bits}"
+            return f"compare l={bits}"
         detail = round_params(self).method.detail
-        ring_bits = f" l={self.ring_bits}" if self.ring_bits else ""
+        ring_bits = f" l={bits}" if bits else ""
         unverified = "" if self.verified else " unverified"
         name = f"{self.method} n={self.clients} d={self.dim} {detail}".rstrip()
         return name + ring_bits + unverified
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the point as results have it, with its options among the fields."""
+        fields = asdict(self) | {"name": self.name}
+        return fields | fields.pop("options")
+
 
 @dataclass(frozen=True)
-class Spent:
+class Repetition:
     """The cost of one repetition at one party.
 
     `publish_seconds` are those that S0 takes alone, for the new model and range after a round.
@@ -120,7 +116,7 @@ class Spent:
 
 def run_point(
     point: Point, parties: Sequence[Party], protocol: ProtocolParams, meet: Callable[[], None]
-) -> Spent:
+) -> Repetition:
     """Do the work of one repetition and return its cost; `meet` waits for the other party."""
     if point.bench == "median":
         return _median(round_params(point), point, parties, protocol, meet)
@@ -131,17 +127,13 @@ def run_point(
     elif point.bench == "bytes":
         _bytes(parties[0], point.count or 0, both_ways=point.method == "both ways")
     else:
-        _comparisons(parties, point.count or 0, point.ring_bits or 0)
-    return Spent(meter.read())
+        _comparisons(parties, point.count or 0, point.options["ring_bits"])
+    return Repetition(meter.read())
 
 
 def round_params(point: Point) -> RoundParams:
-    """Return the parameters of the round that a point of `bench median` times.
-
-    The method has those of the point's fields as options that are options of it.
-    """
-    given = {name: getattr(point, name) for name in SWEPT if getattr(point, name) is not None}
-    options = swept_options(point.method, given)
+    """Return the parameters of the round that a point of `bench median` times."""
+    options = with_fraction(point.method, point.options)
     if "uploads" in options_of(METHODS[point.method]):
         options["uploads"] = "dealt" if point.verified else "unverified"
     return RoundParams.from_dict(
@@ -155,17 +147,24 @@ def can_be_malformed(method: str) -> bool:
 
 
 def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given options that `plan` and `bench` set for a method.
+    """Return those of the given options that `plan` and `bench` set for a method."""
+    known = options_of(METHODS[method])
+    return {
+        name: value for name, value in given.items() if name in known and (method, name) != COUNTS
+    }
 
-    A small value ring, or word, gets a fraction that fits into it, which changes no cost.
+
+def with_fraction(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with a fraction that fits into a small value ring or word.
+
+    It changes no cost.
     """
-    known = {name for name, option in options_of(METHODS[method]).items() if option.swept}
-    options = {name: value for name, value in given.items() if name in known}
-    if options.get("ring_bits") and "fraction_bits" in known:
-        options = {"fraction_bits": min(24, options["ring_bits"] // 2)} | options
-    if options.get("word_bits"):
-        options = {"fraction_bits": min(24, options["word_bits"] - 2)} | options
-    return options
+    found = dict(options)
+    if found.get("word_bits"):
+        found.setdefault("fraction_bits", min(24, found["word_bits"] - 2))
+    elif found.get("ring_bits") and "fraction_bits" in options_of(METHODS[method]):
+        found.setdefault("fraction_bits", min(24, found["ring_bits"] // 2))
+    return found
 
 
 def _median(
@@ -174,7 +173,7 @@ def _median(
     parties: Sequence[Party],
     protocol: ProtocolParams,
     meet: Callable[[], None],
-) -> Spent:
+) -> Repetition:
     party, dealt = parties[0], params.dealing
     halves: list[share.Upload] = []
     if dealt:
@@ -201,9 +200,9 @@ def _median(
     outcome = run_round(parties, params, protocol, uploads, groups=groups)
     publishes = party.number == 0 and params.uses_range
     if not publishes:
-        return Spent(outcome.cost.after(checking).after(ahead))
+        return Repetition(outcome.cost.after(checking).after(ahead))
     seconds = _publish(params, params.method.public(outcome.values), groups)
-    return Spent(outcome.cost.after(checking).after(ahead), seconds)
+    return Repetition(outcome.cost.after(checking).after(ahead), seconds)
 
 
 def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
@@ -216,9 +215,9 @@ def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -
     except ConfigError:
         # it has no layout of so many buckets, and this one has
         policy = CoordinateRange()
-    before = run_state.Training(policy, zeros, scale)
+    before = run_state.RunState(policy, zeros, scale)
     if params.method.groups > 1:
-        before = run_state.Training.of_groups([before] * params.method.groups)
+        before = run_state.RunState.of_groups([before] * params.method.groups)
     start = time.perf_counter()
     run_state.finish(before, params, values, params.max_clients, groups)
     return time.perf_counter() - start

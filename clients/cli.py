@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import (
+    add_cohort,
     add_public,
-    add_training,
 )
 from securemedian.common.public_metrics import check_public_metrics
 
@@ -39,7 +39,7 @@ def _add_submit(subparsers: "Verbs") -> None:
         ),
     )
     verb.add_argument("config", help="this client's client.toml")
-    add_training(verb)
+    add_cohort(verb)
     verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
     add_public(verb)
     verb.add_argument(
@@ -61,7 +61,7 @@ def _add_submit(subparsers: "Verbs") -> None:
         default=[],
         metavar="NAME=NUMBER",
         help=(
-            "a number to send along in the clear, for everybody in the training to read, such as "
+            "a number to send along in the clear, for everybody in the cohort to read, such as "
             "examples=120; can be given again"
         ),
     )
@@ -98,7 +98,7 @@ def _submit(options: argparse.Namespace) -> None:
     for path in wanted:
         files.check_writable(path)
     public = PublicSet.load(options.public) if options.public else None
-    with Client.from_config(options.config, options.training, public=public, report=tell) as client:
+    with Client.from_config(options.config, options.cohort, public=public, report=tell) as client:
         print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
         if current.submitted and wanted:
@@ -143,7 +143,7 @@ def say_result(member: "Member", round_id: str, options: argparse.Namespace) -> 
     if options.receipt:
         receipts.save(member.receipt(round_id), options.receipt)
         print(f"receipt of round {round_id} in {options.receipt}")
-    for group in member.kept_groups(round_id):
+    for group in member.unchanged_groups(round_id):
         print(
             f"group {group} of round {round_id} keeps its model: too few clients have chosen it",
             file=sys.stderr,

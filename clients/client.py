@@ -10,7 +10,7 @@ An update is the *trained parameters*, not their difference to the published mod
 buckets of a bucketed round lie around that model.
 
 A server that is away, or a connection that is lost, costs time and no round: what got no answer is
-sent again, the same bytes (`clients.memory`). With a `state_dir` this holds for a client that is
+sent again, the same bytes (`clients.journal`). With a `state_dir` this holds for a client that is
 restarted, too.
 """
 
@@ -24,7 +24,7 @@ from securemedian.clients import fit, upload
 from securemedian.clients import update as updates
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, Report, unseen
-from securemedian.clients.journal import KEPT_ROUNDS, Memory, Sent, Submission, fingerprint
+from securemedian.clients.journal import ROUNDS_RETAINED, Journal, Sent, Submission, fingerprint
 from securemedian.clients.lookup import Lookup
 from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
@@ -39,7 +39,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.protocols import dealing
-from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
@@ -56,7 +56,7 @@ class _Shared:
     params: RoundParams
     # the form of the update, or None if an earlier process made it
     spec: updates.Spec | None
-    # the digest of the training run that it was trained from
+    # the digest of the run that it was trained from
     start: bytes
 
 
@@ -92,13 +92,13 @@ class Client(Member):
         super().__init__(config, trained=self._trained, **options)
         self.public = public
         try:
-            self._memory = Memory(config.state_folder)
+            self._journal = Journal(config.state_folder)
         except BaseException:
             super().close()
             raise
-        self._lookup = Lookup(self.service, self.outcomes, self._memory)
+        self._lookup = Lookup(self.service, self.outcomes, self._journal)
         self._sender = Sender(
-            self._memory,
+            self._journal,
             self.servers,
             self.service.connect,
             lambda *given: self.deal(*given),
@@ -137,7 +137,7 @@ class Client(Member):
                 limit,
                 "no new round was opened for this client",
             )
-            if (made := self._memory.submission(current.round_id)) is None:
+            if (made := self._journal.submission(current.round_id)) is None:
                 break
             try:
                 self._send(made, current.params, None, patience_s=limit.left_s, again=True)
@@ -155,7 +155,7 @@ class Client(Member):
             self._sender.begin(current)
         return current
 
-    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> Dealt:
+    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> OwnDealing:
         """Return the dealing for a round that `entropy` gives. It is called on another thread."""
         return dealing.deal(shape, entropy)
 
@@ -188,7 +188,7 @@ class Client(Member):
         refuses them, this client is left out of the round, and the next call goes to the next one.
 
         `public_metrics` are finite numbers by name, such as that of the examples and the loss. They
-        go to S0 in the clear, before the upload, and everybody who takes part in the training may
+        go to S0 in the clear, before the upload, and everybody who takes part in the cohort may
         read them (the method `public_metrics`). A round takes them once, and goes on without them
         if S0 refuses them, which is reported.
 
@@ -210,7 +210,7 @@ class Client(Member):
         current = self._round_for(round_id)
         self._check_form(spec, current)
         group = _group_of(current, group)
-        made = self._memory.submission(current.round_id)
+        made = self._journal.submission(current.round_id)
         again = made is not None
         if made is not None:
             _check_same(made, vector, group)
@@ -295,7 +295,7 @@ class Client(Member):
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
-        tried = current.round_id in self._shared or self._memory.confirmed(current.round_id)
+        tried = current.round_id in self._shared or self._journal.confirmed(current.round_id)
         if current.submitted or tried:
             raise DuplicateUpload(
                 f"an upload of yours for round {current.round_id} was "
@@ -319,7 +319,7 @@ class Client(Member):
         self._seen, self._submitted = made.round_id, ""
         if spec is not None or made.round_id not in self._shared:
             self._shared[made.round_id] = _Shared(params, spec, made.start)
-        while len(self._shared) > KEPT_ROUNDS:
+        while len(self._shared) > ROUNDS_RETAINED:
             del self._shared[next(iter(self._shared))]
         self._sender.send(made, **options)
         self._submitted = made.round_id
@@ -346,8 +346,8 @@ class Client(Member):
         """Wait for all results of a round and return them.
 
         There is one per rank, in the order in which the coordinator asked for the ranks, or one per
-        group: of a group without a result (`kept_groups`) the model that stays. Otherwise this is
-        `result`.
+        group: of a group without a result (`unchanged_groups`) the model that stays. Otherwise this
+        is `result`.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         _, vectors = self._fetched(round_id, timeout_s)
@@ -359,32 +359,32 @@ class Client(Member):
 
         These are uploads that both servers have, for at most the four latest rounds.
         """
-        return self._memory.sent
+        return self._journal.sent
 
     def chosen_group(self, round_id: str) -> int | None:
         """Return the group, 0-based, of this client's upload for a round, or None if it is unknown.
 
         With a `state_dir` that of an earlier process is known, too.
         """
-        known = self._memory.submission(round_id) or self._memory.confirmed(round_id)
+        known = self._journal.submission(round_id) or self._journal.confirmed(round_id)
         return known.group if known else None
 
-    def keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep something of your own, in place of what was kept before (`kept`).
+    def store(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Store something of your own, in place of what was stored before (`stored`).
 
         That may be a network that nobody else sees, in rounds that exchange predictions: arrays by
         name, and in `fields` texts and numbers about them. With a `state_dir` they outlast the
         process. Raises ConfigError if they cannot be written.
         """
-        self._memory.keep_own(fields, arrays)
+        self._journal.keep_own(fields, arrays)
 
     @property
-    def kept(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
-        """Return the fields and arrays that were kept last, none of which must be changed.
+    def stored(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
+        """Return the fields and arrays that were stored last, none of which must be changed.
 
         Both are empty if there are none.
         """
-        return self._memory.own.fields, self._memory.own.arrays
+        return self._journal.own.fields, self._journal.own.arrays
 
     def _fetched(
         self, round_id: str, timeout_s: float | None
@@ -418,9 +418,9 @@ class Client(Member):
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
         """Return what the receipt of a round must fit (`outcomes.Trained`)."""
-        if sent := self._memory.confirmed(round_id):
+        if sent := self._journal.confirmed(round_id):
             return sent.start, self.service.keys.public.decode()
-        shared = self._shared.get(round_id) or self._memory.submission(round_id)
+        shared = self._shared.get(round_id) or self._journal.submission(round_id)
         return (shared.start if shared else None), ""
 
     def _submitted_before(self) -> str:
@@ -432,7 +432,7 @@ class Client(Member):
             found = self.service.latest(self.config.retry_limit_s)
         except UnknownRound:
             found = {}
-        if made := self._memory.submission(found.get("round", "")):
+        if made := self._journal.submission(found.get("round", "")):
             self._send(made, RoundParams.from_dict(found["params"]), None, again=True)
         elif not found.get("submitted"):
             if self.sent:

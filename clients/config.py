@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from securemedian.common.addresses import check_endpoint
-from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import (
     check_key_places,
     check_public_key,
@@ -52,10 +52,10 @@ class ClientConfig:
     key_file: str
     s0: ServerAddress
     s1: ServerAddress
-    # the training in which it takes part, as the servers call it
-    training: str = DEFAULT_TRAINING
+    # the cohort in which it takes part, as the servers call it
+    cohort: str = DEFAULT_COHORT
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
-    # a client forgets what it has made for rounds, and what it keeps, when it ends (`memory`)
+    # a client forgets what it has made for rounds, and what it keeps, when it ends (`journal`)
     state_dir: str = ""
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
@@ -67,7 +67,7 @@ class ClientConfig:
     poll_interval_s: float = 0.5
 
     def __post_init__(self) -> None:
-        check_training(self.training)
+        check_cohort(self.cohort)
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
@@ -83,15 +83,15 @@ class ClientConfig:
 
     @property
     def state_folder(self) -> Path | None:
-        """The folder for what is kept, one per training; None if nothing is kept."""
+        """The folder for what is kept, one per cohort; None if nothing is kept."""
         if not self.state_dir:
             return None
-        named = self.training != DEFAULT_TRAINING
-        return Path(f"{self.state_dir}-{self.training}" if named else self.state_dir)
+        named = self.cohort != DEFAULT_COHORT
+        return Path(f"{self.state_dir}-{self.cohort}" if named else self.state_dir)
 
     @classmethod
-    def load(cls, path: str | Path, training: str = "") -> Self:
-        """Read and check a configuration; a `training` replaces the one in it.
+    def load(cls, path: str | Path, cohort: str = "") -> Self:
+        """Read and check a configuration; a `cohort` replaces the one in it.
 
         Raises ConfigError, which names the file and what is wrong in it.
         """
@@ -102,8 +102,8 @@ class ClientConfig:
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
         config = build(cls, values, str(path))
-        if training:
-            config = replace(config, training=training)
+        if cohort:
+            config = replace(config, cohort=cohort)
         return replace(
             config,
             key_file=str(path.parent / config.key_file),

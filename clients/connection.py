@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ConfigError,
@@ -74,18 +74,18 @@ class Connection:
         timeout_s: float,
         other: ServerAddress | None = None,
         report: Report = lambda text: None,
-        training: str = DEFAULT_TRAINING,
+        cohort: str = DEFAULT_COHORT,
     ) -> None:
         """Connect to `server`; `other` is what the configuration has for the other one.
 
         The key of that one is tried if this server does not prove its own, to find out whether they
         are exchanged. `report` is told once when the server is away and is waited for, and when it
-        is back. Requests that name no round are about this `training`.
+        is back. Requests that name no round are about this `cohort`.
         """
         self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other = server, keys, other
         self._report, self._told = report, False
-        self._training = training
+        self._cohort = cohort
         self._numbers = itertools.count(1)
         self._cancelled = threading.Event()
         # whether the server has been reached before, so that it is worth waiting for
@@ -160,7 +160,7 @@ class Connection:
     ) -> wire.Message:
         self._check_cancelled()
         number = next(self._numbers)
-        of_round = {} if fields.get("round") else {"training": self._training}
+        of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
         try:
             # what happened to the connection before this request does not concern it
@@ -340,8 +340,8 @@ def connect(
     """
     limit_s = min(config.reply_timeout_s, timeout_s)
     return (
-        Connection("S0", config.s0, keys, limit_s, config.s1, report, config.training),
-        Connection("S1", config.s1, keys, limit_s, config.s0, report, config.training),
+        Connection("S0", config.s0, keys, limit_s, config.s1, report, config.cohort),
+        Connection("S1", config.s1, keys, limit_s, config.s0, report, config.cohort),
     )
 
 

@@ -16,7 +16,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 
 # the most bytes of a piece, each of which is answered before the next one is sent
 PIECE_BYTES = 4 << 20
@@ -39,7 +39,7 @@ class Dealer:
         current: Round,
         shape: Dealing,
         servers: Sequence[Connection],
-        deal: Callable[[Dealing, Round], Dealt],
+        deal: Callable[[Dealing, Round], OwnDealing],
         patience_s: float,
         resumed: bool,
     ) -> None:
@@ -48,7 +48,7 @@ class Dealer:
         self.total, self.sent = shape.bytes_ahead, 0
         self._current, self._shape, self._servers, self._deal = current, shape, servers, deal
         self._patience_s, self._resumed = patience_s, resumed
-        self._outcome: Dealt | SecureMedianError = LocalProtocolError(
+        self._outcome: OwnDealing | SecureMedianError = LocalProtocolError(
             "a defect here: the dealing ended without a result"
         )
         self._thread = threading.Thread(target=self._run, name="dealing", daemon=True)
@@ -59,7 +59,7 @@ class Dealer:
         """Return whether it has ended because a server did not answer."""
         return not self._thread.is_alive() and isinstance(self._outcome, ServerUnreachable)
 
-    def join(self, progress: Progress = unseen) -> Dealt:
+    def join(self, progress: Progress = unseen) -> OwnDealing:
         """Wait until both servers have the dealing, and return it.
 
         Every answer that it waits for has a time limit. Raises what went wrong.

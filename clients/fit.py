@@ -89,7 +89,7 @@ def fit(
             continue
         trained = True
         done += 1
-        stays = group in client.kept_groups(current.round_id)
+        stays = group in client.unchanged_groups(current.round_id)
         report(
             f"{name}: too few clients have chosen group {group}, its model stays"
             if stays

@@ -1,6 +1,7 @@
-"""The flags of methods, range policies and optimisers, and the parameters that flags describe.
+"""The flags of rounds: METHOD as a sub-command with its own options, the range, the optimiser.
 
-Nothing here knows a method or a policy by its name: everything comes from their registries.
+Nothing here knows a method, a range policy or an optimiser by its name: everything comes from
+their registries.
 """
 
 import argparse
@@ -9,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from securemedian.clients.public import PublicSet
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import Option, options_of, refuse_foreign
-from securemedian.mpc.rounds.exchange import EXCHANGES, Parameters, Predictions
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.optimiser import OPTIMISERS, Optimiser, optimiser_from
@@ -20,14 +19,17 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
 
+# the longest list of choices that fits before the text of a flag
+MAX_CHOICES = 50
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add --training."""
+
+def add_cohort(parser: argparse.ArgumentParser) -> None:
+    """Add --cohort."""
     parser.add_argument(
-        "--training",
+        "--cohort",
         default="",
         metavar="NAME",
-        help="the training (default: that of the configuration, and otherwise the default one)",
+        help="the cohort (default: that of the configuration)",
     )
 
 
@@ -41,35 +43,58 @@ def add_public(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_exchange_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what clients exchange: --exchange, --public and --classes."""
-    group = parser.add_argument_group("what clients exchange")
-    group.add_argument(
-        "--exchange",
-        choices=EXCHANGES,
-        default=Parameters.name,
-        help="trained parameters, or predictions on a public set (default: %(default)s)",
-    )
-    add_public(group)
-    group.add_argument("--classes", type=int, metavar="C", help="classes of a prediction")
+class _Hidden(argparse.ArgumentParser):
+    """A parser of options that --help does not show and that have no defaults."""
+
+    def add_argument(self, *flags: str, **about: Any) -> argparse.Action:
+        hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        return super().add_argument(*flags, **about | hidden)
+
+    def add_argument_group(self, *given: Any, **named: Any) -> Any:
+        group = super().add_argument_group(*given, **named)
+        group.add_argument = self.add_argument  # type: ignore[method-assign]
+        return group
 
 
-def exchange_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the parameters of a round that the flags of `add_exchange_options` describe.
+def add_methods(
+    parser: argparse.ArgumentParser,
+    add_shared: Callable[[argparse.ArgumentParser], None],
+    only: Collection[str] | None = None,
+    leave_out: Collection[str] = (),
+    parser_of: Callable[[Option], Any] | None = None,
+) -> None:
+    """Add METHOD: a sub-command per method, whose help shows the options of that method alone.
 
-    For predictions these are the digest of the public set, its classes and `dim`. Raises
-    ConfigError if one of the flags is missing or does not fit the others.
+    `add_shared` adds the options that all methods share. They may stand before METHOD or after it,
+    and --help of `parser` shows them. Where METHOD is left out, `method` is None. `only` and
+    `leave_out` name the options of methods that the verb uses, or does not use. `parser_of` returns
+    another parser than the option's own, for verbs that take several values.
     """
-    flags = {"--public": options.public, "--classes": options.classes}
-    if options.exchange == Parameters.name:
-        given = [flag for flag, value in flags.items() if value is not None]
-        if given:
-            raise ConfigError(f"{' and '.join(given)} are for --exchange {Predictions.name}")
-        return {}
-    missing = [flag for flag, value in flags.items() if value is None]
-    if missing:
-        raise ConfigError(f"--exchange {options.exchange} needs {' and '.join(missing)}")
-    return PublicSet.load(options.public).round(options.classes)
+    add_shared(parser)
+    # without defaults, which would undo what stands before METHOD
+    hidden = _Hidden(add_help=False)
+    add_shared(hidden)
+    methods = parser.add_subparsers(
+        title="method",
+        dest="method",
+        metavar="METHOD",
+        prog=parser.prog,
+        description=f"`{parser.prog} .. METHOD --help` lists its options "
+        f"(default: {DEFAULT_METHOD} with its defaults).",
+    )
+    for name, method in METHODS.items():
+        page = methods.add_parser(
+            name,
+            parents=[hidden],
+            help=method.summary,
+            description=f"{name}: {method.summary}. `{parser.prog} --help` lists the options that "
+            "all methods share.",
+            usage=f"{parser.prog} .. {name} [OPTION ..]",
+        )
+        for option in options_of(method).values():
+            if option.name not in leave_out and (only is None or option.name in only):
+                flag = f"--{option.name.replace('_', '-')}"
+                _add_flag(page, flag, option.name, option, parser_of or _parser)
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
@@ -90,19 +115,16 @@ def add_method_options(
     parser: argparse.ArgumentParser,
     only: Collection[str] | None = None,
     leave_out: Collection[str] = (),
-    swept: bool = False,
     parser_of: Callable[[Option], Any] | None = None,
 ) -> None:
     """Add a flag for every option of any method, grouped by the methods that have it.
 
-    `only` and `leave_out` name the options that the verb uses, or does not use. `swept` leaves out
-    the methods whose option of that name is not set by the flags of `plan` and `bench`. `parser_of`
-    returns another parser than the option's own, for verbs that take several values.
+    `only` and `leave_out` name the options that the verb uses, or does not use. `parser_of` returns
+    another parser than the option's own, for verbs that take several values.
     """
 
     def taken(option: Option) -> bool:
-        wanted = option.name not in leave_out and (only is None or option.name in only)
-        return wanted and (option.swept or not swept)
+        return option.name not in leave_out and (only is None or option.name in only)
 
     for methods, options in _by_owners(METHODS, taken).items():
         group = parser.add_argument_group(f"options of {_listed(methods)}")
@@ -151,10 +173,12 @@ def _add_flag(
         group.add_argument(flag, dest=dest, action="store_true", default=None, help=text)
         return
     parse = parser_of(option)
-    choices = option.choices or None if parse is str else None
-    group.add_argument(
-        flag, dest=dest, type=parse, choices=choices, metavar=option.metavar, help=text
-    )
+    choices = option.choices if parse is str and option.choices else None
+    metavar = option.metavar
+    # argparse shows choices before the text, as one word
+    if choices and len(",".join(choices)) > MAX_CHOICES:
+        metavar, text = "NAME", f"{', '.join(choices)}: {text}"
+    group.add_argument(flag, dest=dest, type=parse, choices=choices, metavar=metavar, help=text)
 
 
 def _parser(option: Option) -> Any:
@@ -192,68 +216,84 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def round_table(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags say of a round, by the keys of [round] in RUN.toml."""
+    names = ("method", "dim", "min_clients", "max_clients", "deadline_s", "classes")
+    said = {name: getattr(options, name, None) for name in names}
+    return {key: value for key, value in said.items() if value is not None} | given_options(options)
+
+
 def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
     """Return the parameters of the round that the flags and `others` describe.
 
     What is not given keeps its default. Raises ConfigError for an option of another method.
     """
-    numbers = {
-        name: getattr(options, name, None) for name in ("min_clients", "max_clients", "deadline_s")
-    } | others
-    known = {name: value for name, value in numbers.items() if value is not None}
-    return RoundParams.from_dict({"method": options.method, **known, **given_options(options)})
+    return RoundParams.from_dict(round_table(options) | others)
 
 
-def add_range_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the bucket range: --range, and one for every option of any policy."""
-    group = parser.add_argument_group("range of the buckets, for rounds on buckets")
-    group.add_argument(
+def add_range(parser: argparse._ActionsContainer) -> None:
+    """Add --range."""
+    parser.add_argument(
         "--range",
-        choices=POLICIES,
-        help=f"how the buckets lie around the model. {_summaries(POLICIES)} (default: as in the "
-        f"round before, and {DEFAULT_POLICY} in the first)",
+        metavar="NAME:OPTION=X,..",
+        help=f"how buckets lie around the model: {_spelt(POLICIES)} (default: as in the round "
+        f"before, {DEFAULT_POLICY} in the first)",
     )
-    for policies, options in _by_owners(POLICIES).items():
-        group = parser.add_argument_group(f"options of the range {_listed(policies)}")
-        for option in options:
-            _add_flag(group, f"--range-{option.name}", f"range_{option.name}", option, _parser)
+
+
+def range_table(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what --range says, by the keys of [range] in RUN.toml; {} if it is not given."""
+    return _table("--range", options.range, "policy", POLICIES)
 
 
 def range_policy(options: argparse.Namespace) -> RangePolicy | None:
-    """Return the range policy that the flags name; None if they name nothing."""
-    given = _given(options, "range", "policy", POLICIES)
+    """Return the range policy that --range names; None if it is not given."""
+    given = range_table(options)
     return policy_from(given) if given else None
 
 
-def add_optimiser_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the optimiser: --optimiser, and one for every option of any optimiser."""
-    group = parser.add_argument_group("optimiser, which makes the next model of a result")
-    group.add_argument(
+def add_optimiser(parser: argparse._ActionsContainer) -> None:
+    """Add --optimiser."""
+    parser.add_argument(
         "--optimiser",
-        choices=OPTIMISERS,
-        help="how the model follows the results (default: none, it is the result)",
+        metavar="NAME:OPTION=X,..",
+        help=f"how the model follows the results: {_spelt(OPTIMISERS)} (default: "
+        f"{next(iter(OPTIMISERS))}, it is the result)",
     )
-    for optimisers, options in _by_owners(OPTIMISERS).items():
-        group = parser.add_argument_group(f"options of the optimiser {_listed(optimisers)}")
-        for option in options:
-            flag = f"--optimiser-{option.name.replace('_', '-')}"
-            _add_flag(group, flag, f"optimiser_{option.name}", option, _parser)
+
+
+def optimiser_table(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what --optimiser says, by the keys of [optimiser] in RUN.toml; {} if not given."""
+    return _table("--optimiser", options.optimiser, "optimiser", OPTIMISERS)
 
 
 def optimiser(options: argparse.Namespace) -> Optimiser | None:
-    """Return the optimiser that the flags name; None if they name nothing."""
-    given = _given(options, "optimiser", "optimiser", OPTIMISERS)
+    """Return the optimiser that --optimiser names; None if it is not given."""
+    given = optimiser_table(options)
     return optimiser_from(given) if given else None
 
 
-def _given(
-    options: argparse.Namespace, flag: str, key: str, registry: Mapping[str, type]
-) -> dict[str, Any]:
-    """Return what was given of a class in a registry, its name under `key`, and its options."""
-    names = dict.fromkeys(name for cls in registry.values() for name in options_of(cls))
-    chosen = {name: getattr(options, f"{flag}_{name}") for name in names}
-    named = {key: getattr(options, flag)} | chosen
-    return {name: value for name, value in named.items() if value is not None}
+def _spelt(registry: Mapping[str, type]) -> str:
+    """Return the names in a registry, each with its options."""
+    options = {name: ",".join(options_of(cls)) for name, cls in registry.items()}
+    return ", ".join(f"{name}[:{own}]" if own else name for name, own in options.items())
+
+
+def _table(flag: str, text: str | None, key: str, registry: Mapping[str, type]) -> dict[str, Any]:
+    """Return `{key: NAME, OPTION: X, ..}` for the text NAME:OPTION=X,.. of a flag; {} for None."""
+    if text is None:
+        return {}
+    name, _, rest = text.partition(":")
+    known = options_of(registry[name]) if name in registry else {}
+    values: dict[str, Any] = {key: name}
+    for part in rest.split(",") if rest else ():
+        option, _, value = part.partition("=")
+        option = option.replace("-", "_")
+        try:
+            values[option] = _parser(known[option])(value) if option in known else value
+        except ValueError as error:
+            raise ConfigError(f"{flag}: {option} is no number: {quoted(value)}") from error
+    return values
 
 
 def check_belong(method: str, given: Mapping[str, Any]) -> None:

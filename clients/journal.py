@@ -43,7 +43,7 @@ from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 SECRET_BYTES = 32
 # the rounds whose results a client can ask for: servers keep no more of them
-KEPT_ROUNDS = 4
+ROUNDS_RETAINED = 4
 _SUFFIX = ".kept"
 _OWN = "own"
 _DIGEST_BYTES = 32
@@ -86,7 +86,7 @@ class Submission:
     round_id: str
     # the digest of the parameters that the update was encoded for
     params: bytes
-    # the digest of the training run that it was trained from
+    # the digest of the run that it was trained from
     start: bytes
     # `fingerprint` of the update
     update: bytes
@@ -103,7 +103,7 @@ class Sent:
     """What a client knows of an upload of its own that both servers have."""
 
     round_id: str
-    # the digest of the training run that it was trained from
+    # the digest of the run that it was trained from
     start: bytes
     # the group that it is for, as in `Submission`
     group: int | None
@@ -119,7 +119,7 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
     return data.digest()
 
 
-class Memory:
+class Journal:
     """Keeps a client's dealings and uploads by round, and what the caller keeps.
 
     That is in a folder, unless it is None. The folder is for one process at a time. Raises
@@ -234,7 +234,7 @@ class Memory:
             # the halves must go in any case; the next process knows nothing of this upload
             if was_written:
                 self._path(round_id).unlink(missing_ok=True)
-        for old in self.sent[:-KEPT_ROUNDS]:
+        for old in self.sent[:-ROUNDS_RETAINED]:
             del self._sent[old.round_id]
             self._delete(old.round_id)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from securemedian.clients.journal import Memory
+from securemedian.clients.journal import Journal
 from securemedian.clients.outcomes import Outcomes
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round
@@ -12,10 +12,10 @@ from securemedian.mpc.rounds.params import RoundParams
 
 
 class Lookup:
-    """Asks S0 for rounds, and deletes from `memory` what was kept for rounds that have ended."""
+    """Asks S0 for rounds, and deletes from `journal` what was kept for rounds that have ended."""
 
-    def __init__(self, service: Service, outcomes: Outcomes, memory: Memory) -> None:
-        self._service, self._outcomes, self._memory = service, outcomes, memory
+    def __init__(self, service: Service, outcomes: Outcomes, journal: Journal) -> None:
+        self._service, self._outcomes, self._journal = service, outcomes, journal
 
     def new(self, seen: str) -> Round | None:
         """Return the open round, or None if there is none.
@@ -25,7 +25,7 @@ class Lookup:
         try:
             # whoever waits asks again where there is no answer
             found = self._service.latest(0.0)
-            known = found["round"] == seen and not self._memory.submission(seen)
+            known = found["round"] == seen and not self._journal.submission(seen)
             if found["state"] != "open" or known:
                 return None
             return self._round(found, 0.0)
@@ -55,14 +55,14 @@ class Lookup:
         """
         self._forget_ended(found["round"], patience_s)
         submitted = bool(found.get("submitted"))
-        kept = found["round"] in self._memory.rounds
+        kept = found["round"] in self._journal.rounds
         params = RoundParams.from_dict(found["params"])
         start, published = bytes.fromhex(found["start"]), Published(None)
         # otherwise everybody knows what the values lie around, and there is no model
         of_model = params.exchange.fixed is None
         if of_model and (params.uses_model or not trained):
-            training = self._outcomes.training(found["round"], start, patience_s)
-            published = training.published_for(params)
+            state = self._outcomes.run_before(found["round"], start, patience_s)
+            published = state.published_for(params)
         return Round(
             found["round"],
             found["number"],
@@ -79,7 +79,7 @@ class Lookup:
 
     def _forget_ended(self, latest: str, patience_s: float) -> None:
         """Delete what is kept for rounds before the latest, if they have ended."""
-        for round_id in self._memory.rounds:
+        for round_id in self._journal.rounds:
             if round_id == latest:
                 continue
             try:
@@ -87,4 +87,4 @@ class Lookup:
             except UnknownRound:
                 state = "forgotten"
             if state in ("published", "failed", "forgotten"):
-                self._memory.forget(round_id)
+                self._journal.forget(round_id)

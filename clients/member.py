@@ -39,13 +39,13 @@ class Member:
         return self.service.servers
 
     @classmethod
-    def from_config(cls, path: str | Path, training: str = "", **options: Any) -> Self:
+    def from_config(cls, path: str | Path, cohort: str = "", **options: Any) -> Self:
         """Return a member that connects as a TOML configuration says.
 
-        A `training` replaces the one that the configuration names. `options` are those of the
+        A `cohort` replaces the one that the configuration names. `options` are those of the
         constructor. Raises ConfigError if there is a mistake in the configuration or the key file.
         """
-        return cls(ClientConfig.load(path, training), **options)
+        return cls(ClientConfig.load(path, cohort), **options)
 
     def close(self) -> None:
         """Close both connections."""
@@ -75,8 +75,8 @@ class Member:
         patience_s = self.config.retry_limit_s
         status = self.service.status(round_id, patience_s)
         start = bytes.fromhex(status["start"])
-        training = self.outcomes.training(round_id, start, patience_s)
-        return training.published_for(RoundParams.from_dict(status["params"]))
+        state = self.outcomes.run_before(round_id, start, patience_s)
+        return state.published_for(RoundParams.from_dict(status["params"]))
 
     def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
         """Wait for a round's result and return its receipt, with the signatures of both servers.
@@ -100,12 +100,12 @@ class Member:
                 f"S0 sent no public metrics of round {round_id}: {error!r:.200}"
             ) from error
 
-    def kept_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
+    def unchanged_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
         """Return the groups, 0-based, without a result: fewer than `min_clients` chose them.
 
         Their models stay, and `results` has these in their place. Waits as `results` does.
         """
-        return self.outcomes.kept_groups(round_id, self.service.limit(timeout_s))
+        return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
 
     def left_out(self, round_id: str) -> dict[str, str]:
         """Return by name who is left out of a round, and why.

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import results, upload
-from securemedian.clients.results import Trainings
+from securemedian.clients.results import RecentRuns
 from securemedian.clients.service import Limit, Service
 from securemedian.common.receipts import Receipt
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.mpc.rounds.run_state import RunState, finish
 
-# Says of a round what its receipt must fit: the digest of the training run that this side trained
+# Says of a round what its receipt must fit: the digest of the run that this side trained
 # from, and its own public key. Each is empty where it has not trained, or where not both servers
 # have confirmed its upload.
 Trained = Callable[[str], tuple[bytes | None, str]]
@@ -29,29 +29,29 @@ def untrained(round_id: str) -> tuple[bytes | None, str]:
 
 
 class Outcomes:
-    """Fetches what rounds come to, and keeps the training runs between them."""
+    """Fetches what rounds come to, and keeps the runs between them."""
 
     def __init__(self, service: Service, trained: Trained) -> None:
         self._service, self._trained = service, trained
-        self._trainings = Trainings()
+        self._recent = RecentRuns()
         # which server is asked for values: one or the other, as the key has it, so that both
         # servers' links carry the same load
         self._source = service.keys.public[-1] % 2
         # of the round whose results were fetched last, the groups without one
-        self._kept_groups: tuple[str, list[int]] = "", []
+        self._unchanged_groups: tuple[str, list[int]] = "", []
 
-    def training(self, round_id: str, digest: bytes, patience_s: float) -> Training:
-        """Return the training run that a round starts from, which has this digest.
+    def run_before(self, round_id: str, digest: bytes, patience_s: float) -> RunState:
+        """Return the run that a round starts from, which has this digest.
 
         It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
         """
-        training = self._trainings.find(digest)
-        if training is None:
+        state = self._recent.find(digest)
+        if state is None:
             s0 = self._service.servers[0]
             answer = s0.ask("model", {"round": round_id}, patience_s=patience_s)
-            training = results.training_of(answer, round_id, digest)
-        self._trainings.keep(training)
-        return training
+            state = results.run_of(answer, round_id, digest)
+        self._recent.keep(state)
+        return state
 
     def receipt(self, round_id: str, limit: Limit) -> Receipt:
         """Wait for a round's result and return its receipt."""
@@ -70,36 +70,36 @@ class Outcomes:
             return self.finish(round_id, limit, params)[1].copy()
         answers = self._answers(round_id, limit, both=True)
         record = self._checked(round_id, answers, params).record
-        if start := self._trainings.find(record.start):
-            self._trainings.keep(start.counted())
+        if start := self._recent.find(record.start):
+            self._recent.keep(start.counted())
         one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
         return upload.combine(one, other, params)[None]
 
     def finish(
         self, round_id: str, limit: Limit, params: RoundParams
-    ) -> tuple[Training, NDArray[np.float32]]:
-        """Wait for what a round has opened, and return the training run after it and its results.
+    ) -> tuple[RunState, NDArray[np.float32]]:
+        """Wait for what a round has opened, and return the run after it and its results.
 
         Both are checked; the results have shape (results, d).
         """
         answers = self._answers(round_id, limit)
         record = self._checked(round_id, answers, params).record
-        start = self.training(round_id, record.start, limit.left_s)
+        start = self.run_before(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
         total = results.total_of(record, params)
         after, published = finish(start, params, opened, total, record.groups)
         with_result = params.published_groups(opened, record.groups)
         every = range(params.method.groups)
-        self._kept_groups = round_id, [group for group in every if group not in with_result]
-        self._trainings.keep(after)
+        self._unchanged_groups = round_id, [group for group in every if group not in with_result]
+        self._recent.keep(after)
         return after, published
 
-    def kept_groups(self, round_id: str, limit: Limit) -> list[int]:
+    def unchanged_groups(self, round_id: str, limit: Limit) -> list[int]:
         """Wait for a round's results and return the groups, 0-based, without one."""
-        if self._kept_groups[0] != round_id:
+        if self._unchanged_groups[0] != round_id:
             self.fetch(round_id, limit, self._service.params(round_id, limit.left_s))
-        return list(self._kept_groups[1])
+        return list(self._unchanged_groups[1])
 
     def _checked(
         self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
@@ -108,7 +108,7 @@ class Outcomes:
         config = self._service.config
         receipt = results.agreed(answers, [config.s0.signing_key, config.s1.signing_key])
         results.check_record(
-            receipt.record, config.training, round_id, params, *self._trained(round_id)
+            receipt.record, config.cohort, round_id, params, *self._trained(round_id)
         )
         return receipt
 

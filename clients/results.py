@@ -2,8 +2,8 @@
 
 A server's word alone counts for nothing here. Its answer has the round's receipt, with the
 signatures of both servers, and everything that is taken over from an answer must fit the record in
-it: the parameters, the clients, the training run that the round started from, and the opened
-values. Clients decode these themselves, and take the training run's step to the next round.
+it: the parameters, the clients, the run that the round started from, and the opened
+values. Clients decode these themselves, and take the run's step to the next round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,44 +24,44 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.optimiser import optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import policy_from
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 
 # what a round starts from, and what it leads to
-_KEPT_TRAININGS = 2
+_RUNS_REMEMBERED = 2
 
 
-class Trainings:
-    """Keeps the latest training runs by their digests, so that none is downloaded twice."""
+class RecentRuns:
+    """Keeps the latest runs by their digests, so that none is downloaded twice."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, Training] = {}
+        self._kept: dict[bytes, RunState] = {}
 
-    def find(self, digest: bytes) -> Training | None:
-        """Return the training run with this digest, or None if it is not kept."""
+    def find(self, digest: bytes) -> RunState | None:
+        """Return the run with this digest, or None if it is not kept."""
         return self._kept.get(digest)
 
-    def keep(self, training: Training) -> None:
-        """Keep a training run, and forget the oldest if there are too many.
+    def keep(self, state: RunState) -> None:
+        """Keep a run, and forget the oldest if there are too many.
 
         Nobody can write to its arrays any more: a caller that is handed its model must not change
         what the next rounds start from.
         """
-        for array in training.arrays.values():
+        for array in state.arrays.values():
             array.flags.writeable = False
-        self._kept.pop(training.digest, None)
-        self._kept[training.digest] = training
-        while len(self._kept) > _KEPT_TRAININGS:
+        self._kept.pop(state.digest, None)
+        self._kept[state.digest] = state
+        while len(self._kept) > _RUNS_REMEMBERED:
             del self._kept[next(iter(self._kept))]
 
 
-def training_of(answer: wire.Message, round_id: str, digest: bytes) -> Training:
-    """Return the training run that S0 says a round starts from.
+def run_of(answer: wire.Message, round_id: str, digest: bytes) -> RunState:
+    """Return the run that S0 says a round starts from.
 
     Raises ReceiptInvalid if it is not the one with this digest.
     """
     fields, arrays = answer.fields, answer.arrays
     try:
-        training = Training.of_arrays(
+        state = RunState.of_arrays(
             policy_from(fields["policy"]),
             int(fields["number"]) - 1,
             optimiser_from(fields["optimiser"]),
@@ -71,11 +71,11 @@ def training_of(answer: wire.Message, round_id: str, digest: bytes) -> Training:
         raise PeerProtocolError(f"S0 sent no model of round {round_id}: {error!r:.200}") from error
     if any(array.dtype != np.float32 for array in arrays.values()):
         raise PeerProtocolError(f"S0 sent a model of round {round_id} that is not float32")
-    if training.digest != digest:
+    if state.digest != digest:
         raise ReceiptInvalid(
             f"S0 sent another model or range than the one that it says round {round_id} starts from"
         )
-    return training
+    return state
 
 
 def receipt_of(answer: wire.Message) -> Receipt:
@@ -114,15 +114,15 @@ def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> 
 
 def check_record(
     record: Record,
-    training: str,
+    cohort: str,
     round_id: str,
     params: RoundParams,
     start: bytes | None,
     client: str,
 ) -> None:
-    """Check that a record is of this round of this training, as this side knows it.
+    """Check that a record is of this round of this cohort, as this side knows it.
 
-    `start` is the digest of the training run that this client trained from, if it did, and `client`
+    `start` is the digest of the run that this client trained from, if it did, and `client`
     its public key if it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients
     or ConfigError if the clients that took part are not enough for the round's parameters.
     """
@@ -131,9 +131,9 @@ def check_record(
         raise ReceiptInvalid(
             f"the receipt is that of round {quoted(record.round)}, and not of round {round_id}"
         )
-    if record.training != training:
+    if record.cohort != cohort:
         raise ReceiptInvalid(
-            f"round {round_id} is of the training {quoted(record.training)}, and not of {training}"
+            f"round {round_id} is of the cohort {quoted(record.cohort)}, and not of {cohort}"
         )
     if record.params != params.digest:
         raise ReceiptInvalid(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from securemedian.clients import upload
 from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
 from securemedian.clients.dealer import Dealer
-from securemedian.clients.journal import Memory, Submission, fingerprint
+from securemedian.clients.journal import Journal, Submission, fingerprint
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
     BadUpload,
@@ -20,7 +20,7 @@ from securemedian.mpc.errors import (
     RoundFailed,
     UnknownRound,
 )
-from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
 
 # answers with which a server takes nothing more of a client for a round
@@ -28,7 +28,7 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 
 
 class Sender:
-    """Makes uploads and sends them, with what `memory` keeps of them. It owns the memory.
+    """Makes uploads and sends them, with what `journal` keeps of them. It owns the journal.
 
     `connect` makes new connections for a dealing, and `deal` makes the dealing. A server that is
     away is waited for as long as `patience_s`, unless a method is given another limit.
@@ -36,19 +36,19 @@ class Sender:
 
     def __init__(
         self,
-        memory: Memory,
+        journal: Journal,
         servers: Sequence[Connection],
         connect: Callable[[], Sequence[Connection]],
-        deal: Callable[[Dealing, Round, Entropy], Dealt],
+        deal: Callable[[Dealing, Round, Entropy], OwnDealing],
         patience_s: float,
     ) -> None:
-        self._memory, self._servers, self._connect, self._deal = memory, servers, connect, deal
+        self._journal, self._servers, self._connect, self._deal = journal, servers, connect, deal
         self._patience_s = patience_s
         # what deals for a round, until its upload is made
         self._dealer: Dealer | None = None
         # whether both servers have said which party they are
         self._parties_known = False
-        if memory.rounds or memory.sent:
+        if journal.rounds or journal.sent:
             # an earlier process has reached them
             for server in servers:
                 server.reached = True
@@ -84,7 +84,7 @@ class Sender:
             group,
             group if current.params.method.visible else 0,
         )
-        self._memory.keep(submission)
+        self._journal.keep(submission)
         self._stop_dealing()
         return submission
 
@@ -103,7 +103,7 @@ class Sender:
         patience_s = self._patience_s if patience_s is None else patience_s
         total, before = sum(half.share.nbytes for half in made.halves), 0
         # where it could not be written before, it is now
-        self._memory.keep(made)
+        self._journal.keep(made)
         try:
             for server, half in zip(self._servers, made.halves, strict=True):
                 if not (again and _is_uploaded(server, made.round_id, patience_s)):
@@ -122,14 +122,14 @@ class Sender:
                 before += half.share.nbytes
                 progress(before, total)
         except REFUSED:
-            self._memory.forget(made.round_id)
+            self._journal.forget(made.round_id)
             raise
-        self._memory.confirm(made)
+        self._journal.confirm(made)
 
     def close(self) -> None:
         """End what goes on in the background. What is kept on disk stays."""
         self._stop_dealing()
-        self._memory.close()
+        self._journal.close()
 
     def _halves(
         self, values: NDArray[Any], current: Round, progress: Progress
@@ -141,7 +141,7 @@ class Sender:
         try:
             return upload.rotate(dealer.join(progress), values)
         except REFUSED:
-            self._memory.forget(current.round_id)
+            self._journal.forget(current.round_id)
             self._stop_dealing()
             raise
 
@@ -155,8 +155,8 @@ class Sender:
             return dealer
         self._stop_dealing()
         if shape := current.params.dealing:
-            resumed = current.round_id in self._memory.rounds
-            draw = self._memory.draw(current.round_id, current.params.digest, current.index)
+            resumed = current.round_id in self._journal.rounds
+            draw = self._journal.draw(current.round_id, current.params.digest, current.index)
             connections = self._connect()
             for connection, server in zip(connections, self._servers, strict=True):
                 connection.reached = server.reached

@@ -15,7 +15,7 @@ from securemedian.clients import update as updates
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.protocols.share import SeedUpload, WordsUpload
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.base import Published
@@ -29,7 +29,7 @@ MOST_BEYOND = 0.5
 
 
 def number_of(round_id: str) -> int:
-    """Return the number that a round has in its training run, with which its id begins.
+    """Return the number that a round has in its run, with which its id begins.
 
     Raises PeerProtocolError if it is no round's id.
     """
@@ -54,7 +54,7 @@ class Round:
     """An open round, as a client sees it."""
 
     round_id: str
-    # the round's number in its training run
+    # the round's number in its run
     number: int
     params: RoundParams
     # this client's position in S0's list of clients
@@ -68,7 +68,7 @@ class Round:
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; model, scale and policy are None
     groups: tuple[Published, ...] = ()
-    # the digest of the training run that the round starts from
+    # the digest of the run that the round starts from
     start: bytes = b""
     # whether S0 has an upload of this client already, for example from before a restart
     submitted: bool = False
@@ -210,7 +210,7 @@ def halves(seeded: SeedUpload, words: WordsUpload, current: Round) -> tuple[Shar
     return (one, other) if current.index % 2 == 0 else (other, one)
 
 
-def rotate(dealt: Dealt, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
+def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
     """Return the upload that follows a dealing, the same for S0 and for S1.
 
     `values` are the indices of buckets, shape (1, d).

@@ -1,23 +1,23 @@
-"""The names of trainings, which servers and callers know alike."""
+"""The names of cohorts, which servers and callers know alike."""
 
 import re
 
 from securemedian.mpc.errors import ConfigError, quoted
 
-# the training that is always there, and needs no name
-DEFAULT_TRAINING = "default"
+# the cohort that is always there, and needs no name
+DEFAULT_COHORT = "default"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?", re.ASCII)
 
 
-def is_training(name: str) -> bool:
-    """Return whether a training can have this name."""
+def is_cohort(name: str) -> bool:
+    """Return whether a cohort can have this name."""
     return _NAME.fullmatch(name) is not None
 
 
-def check_training(name: str) -> None:
-    """Raise ConfigError unless a training can have this name."""
-    if not is_training(name):
+def check_cohort(name: str) -> None:
+    """Raise ConfigError unless a cohort can have this name."""
+    if not is_cohort(name):
         raise ConfigError(
-            f"{quoted(name)} is no name of a training: a to z, digits, dots and dashes, at most 40 "
+            f"{quoted(name)} is no name of a cohort: a to z, digits, dots and dashes, at most 40 "
             "characters, with a letter or a digit at both ends"
         )

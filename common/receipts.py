@@ -31,7 +31,7 @@ class Record:
     service: str
     # the release that both servers run
     version: str
-    training: str
+    cohort: str
     # the round's id and number
     round: str
     number: int
@@ -42,13 +42,13 @@ class Record:
     # those of whom a server holds an upload, or that failed a check, and that were left out all the
     # same, by the reason for it
     left_out: dict[str, list[str]]
-    # `Training.digest` of what the round started from, which S0 knows and S1 was told beforehand
+    # `RunState.digest` of what the round started from, which S0 knows and S1 was told beforehand
     start: bytes
     # `digest_of` the opened values; empty where the result is for the clients alone
     opened: bytes
     # the group of each of those in `included`, where groups are visible
     groups: list[int] = field(default_factory=list)
-    # those whom the coordinator let take part; empty if that was the whole training
+    # those whom the coordinator let take part; empty if that was the whole cohort
     participants: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -60,6 +60,9 @@ class Record:
             for text in [*self.left_out, *(key for keys in lists for key in keys)]
         ):
             raise ConfigError("a list of clients has something in it that is not a key")
+        texts = [self.service, self.version, self.cohort, self.round, *self.left_out]
+        if not all(map(str.isprintable, [*texts, *(key for keys in lists for key in keys)])):
+            raise ConfigError("a text has characters that no server writes")
 
     def encode(self) -> bytes:
         """Return the canonical bytes: the msgpack map of the fields, in their order.

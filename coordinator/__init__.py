@@ -1,1 +1,1 @@
-"""The coordinator: opens rounds, runs a training unattended, and shows it on a dashboard."""
+"""The coordinator: opens rounds, leads a run unattended, and shows it on a dashboard."""

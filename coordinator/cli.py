@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING
 from securemedian.clients import files
 from securemedian.clients.cli import add_receipt, say_result, tell
 from securemedian.clients.flags import (
-    add_exchange_options,
-    add_method,
-    add_method_options,
-    add_optimiser_options,
-    add_range_options,
-    add_training,
-    exchange_of,
-    optimiser,
-    range_policy,
-    round_params,
+    add_cohort,
+    add_methods,
+    add_optimiser,
+    add_public,
+    add_range,
+    optimiser_table,
+    range_table,
+    round_table,
 )
 from securemedian.mpc.errors import UnknownRound
 
 if TYPE_CHECKING:
     from securemedian.coordinator.coordinator import Coordinator
+    from securemedian.coordinator.round_plan import RoundPlan
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -64,7 +63,7 @@ def _add_round(subparsers: "Verbs") -> None:
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         action.add_argument("config", help="coordinator.toml")
-        add_training(action)
+        add_cohort(action)
         action.add_argument(
             "--round", default="", metavar="ID", help="which round (default: the latest)"
         )
@@ -90,55 +89,69 @@ def _add_open(actions: "Verbs") -> None:
     action = actions.add_parser(
         "open",
         help="open a round",
-        description="Open a round and print its id. Options not given keep their defaults.",
+        description="Open a round and print its id. What is not given keeps its default.",
+        usage="securemedian round open CONFIG [OPTION ..] [METHOD [OPTION ..]]",
     )
-    action.add_argument("config", help="coordinator.toml")
-    add_training(action)
+    action.add_argument("config", metavar="CONFIG", help="coordinator.toml")
+    add_methods(action, _add_round_options)
+    action.set_defaults(run=_open)
+
+
+def _add_round_options(action: argparse.ArgumentParser) -> None:
+    add_cohort(action)
+    action.add_argument(
+        "--params",
+        type=Path,
+        metavar="FILE.toml",
+        help="read the round from a file: [round], [range], [optimiser], participants, model and "
+        "public as in docs/samples/run.toml; flags replace what it says",
+    )
     action.add_argument(
         "--model",
         type=Path,
         metavar="FILE.npy",
-        help="start a new training run from this flat model, or from one per group as rows "
-        "(default: go on with the last run)",
+        help="start a new run from this flat model, or from one per group as rows (default: go on "
+        "with the last run)",
     )
     action.add_argument(
-        "--reset", action="store_true", help="start a new training run from the model that S0 has"
+        "--reset", action="store_true", help="start a new run from the model that S0 has"
     )
     action.add_argument(
         "--keep-range",
         action="store_true",
-        help="go on with the last run, its range and its number, from the model given",
+        help="go on with the last run, its range and its number, from --model",
     )
     action.add_argument(
-        "--dim", type=int, help="values of an update (default: those of the model, given or kept)"
+        "--dim", type=int, metavar="D", help="values of an update (default: those of the model)"
     )
     action.add_argument(
         "--max-clients",
         type=int,
-        required=True,
-        help="the round closes by itself when this many uploads are complete",
+        metavar="N",
+        help="close the round when so many uploads are complete",
     )
     action.add_argument(
-        "--participants",
-        type=lambda text: text.split(","),
-        metavar="NAME,..",
-        help="only these clients take part (default: all of the training)",
-    )
-    action.add_argument(
-        "--min-clients", type=int, help="the servers refuse to compute with fewer (default: 2)"
+        "--min-clients",
+        type=int,
+        metavar="N",
+        help="the servers refuse to compute with fewer (default: 2)",
     )
     action.add_argument(
         "--deadline-s",
         type=float,
         metavar="SECONDS",
-        help="when the round closes at the latest (default: 600)",
+        help="close the round after so long (default: 600)",
     )
-    add_exchange_options(action)
-    add_method(action)
-    add_method_options(action)
-    add_range_options(action)
-    add_optimiser_options(action)
-    action.set_defaults(run=_open)
+    action.add_argument(
+        "--participants",
+        type=lambda text: text.split(","),
+        metavar="NAME,..",
+        help="only these clients take part (default: all)",
+    )
+    add_public(action)
+    action.add_argument("--classes", type=int, metavar="C", help="classes of a prediction")
+    add_range(action)
+    add_optimiser(action)
 
 
 def _as_coordinator(
@@ -149,7 +162,7 @@ def _as_coordinator(
     def run(options: argparse.Namespace) -> None:
         from securemedian.coordinator.coordinator import Coordinator
 
-        with Coordinator.from_config(options.config, options.training, report=tell) as coordinator:
+        with Coordinator.from_config(options.config, options.cohort, report=tell) as coordinator:
             act(coordinator, options)
 
     return run
@@ -157,37 +170,52 @@ def _as_coordinator(
 
 def _open(options: argparse.Namespace) -> None:
     """Open a round. Mistakes in its options are reported before anything connects."""
-    model = files.read_models(options.model) if options.model else None
-    exchange = exchange_of(options)
-    dim = options.dim if options.dim is not None or model is None else model.shape[-1]
-    dim = exchange.get("dim", dim)
+    plan = _plan(options)
+    model = plan.start()
+    dim = plan.dim(model)
     # until S0 is asked for the size, any size does for the check of the other options
-    others = {"dim": 1 if dim is None else dim} | exchange
-    params, policy = round_params(options, **others), range_policy(options)
-    chosen = optimiser(options)
+    params, policy, step = plan.params(dim or 1), plan.policy, plan.step
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
-        asked = params if dim is not None else replace(params, dim=coordinator.dim())
-        round_id = coordinator.open(
+        asked = params if dim else replace(params, dim=coordinator.dim())
+        round_id = coordinator.open_round(
             asked,
             model,
             policy,
             options.reset,
-            chosen,
+            step,
             keep_range=options.keep_range,
-            participants=options.participants,
+            participants=plan.participants or None,
         )
-        most = min(asked.max_clients, len(options.participants or []) or asked.max_clients)
+        most = min(asked.max_clients, len(plan.participants) or asked.max_clients)
         if most < FEW_CLIENTS:
-            print(
-                f"securemedian: warning: the result of at most {most} clients tells "
+            tell(
+                f"warning: the result of at most {most} clients tells "
                 "much about single updates (the median of two is the smaller value): "
-                f"take {FEW_CLIENTS} or more where you can",
-                file=sys.stderr,
+                f"take {FEW_CLIENTS} or more where you can"
             )
         print(round_id)
 
     _as_coordinator(act)(options)
+
+
+def _plan(options: argparse.Namespace) -> "RoundPlan":
+    """Return the round that the file and the flags describe, which replace what the file says."""
+    from securemedian.coordinator.round_plan import RoundPlan
+
+    plan = RoundPlan.load(options.params) if options.params else RoundPlan()
+    given = {
+        "range": range_table(options),
+        "optimiser": optimiser_table(options),
+        "participants": options.participants,
+        "model": str(options.model or ""),
+        "public": str(options.public or ""),
+    }
+    return replace(
+        plan,
+        round=plan.round | round_table(options),
+        **{name: value for name, value in given.items() if value},
+    )
 
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:
@@ -203,7 +231,7 @@ def _close(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 
 def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    coordinator.abort(_round(coordinator, options), options.reason)
+    coordinator.abort_round(_round(coordinator, options), options.reason)
 
 
 def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
@@ -223,24 +251,24 @@ def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
     return round_id
 
 
-_COORDINATE = """Run a training unattended, from its first round to its last: open each round, close
-it when its quorum is there, try failed ones again, and write what comes out. TRAINING.toml says
-what to do (docs/samples/training.toml). In the folder that it names are then, for each published
+_COORDINATE = """Lead a run unattended, from its first round to its last: open each round, close
+it when its quorum is there, try failed ones again, and write what comes out. RUN.toml says
+what to do (docs/samples/run.toml). In the folder that it names are then, for each published
 round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
 the result is another vector than that model (with an optimiser, or of several ranks),
 result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
-The same command goes on with a training that was interrupted, also with a round that is still
+The same command goes on with a run that was interrupted, also with a round that is still
 open."""
 
 
 def _add_coordinate(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "coordinate",
-        help="run a training, unattended from its first round to its last (coordinator)",
+        help="lead a run, unattended from its first round to its last (coordinator)",
         description=_COORDINATE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verb.add_argument("training", type=Path, metavar="TRAINING.toml", help="what to do")
+    verb.add_argument("plan", type=Path, metavar="RUN.toml", help="what to do")
     verb.add_argument(
         "--evaluate",
         metavar="MODULE:FUNCTION",
@@ -254,17 +282,17 @@ def _add_coordinate(subparsers: "Verbs") -> None:
 
 def _coordinate(options: argparse.Namespace) -> None:
     from securemedian.coordinator.coordinator import Coordinator
-    from securemedian.coordinator.unattended import Training, TrainingPlan
+    from securemedian.coordinator.unattended import RunPlan, UnattendedRun
 
-    plan = TrainingPlan.load(options.training)
+    plan = RunPlan.load(options.plan)
     if options.evaluate:
         plan = replace(plan, evaluate=options.evaluate)
     with (
-        Coordinator.from_config(plan.coordinator, plan.training) as coordinator,
+        Coordinator.from_config(plan.coordinator, plan.cohort) as coordinator,
         _narration() as (report, show),
-        closing(Training(plan, coordinator, report, show)) as training,
+        closing(UnattendedRun(plan, coordinator, report, show)) as run,
     ):
-        training.run()
+        run.run()
 
 
 def _add_dashboard(subparsers: "Verbs") -> None:
@@ -284,7 +312,14 @@ def _add_dashboard(subparsers: "Verbs") -> None:
         metavar="HOST:PORT",
         help="where browsers find it (default: %(default)s, for this machine alone)",
     )
-    add_training(verb)
+    verb.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which browsers ask for it, besides its address; once per name",
+    )
+    add_cohort(verb)
     verb.add_argument(
         "--output",
         type=Path,
@@ -299,8 +334,9 @@ def _dashboard(options: argparse.Namespace) -> None:
     from securemedian.coordinator.dashboard.app import serve
 
     serve(
-        ClientConfig.load(options.config, options.training),
+        ClientConfig.load(options.config, options.cohort),
         options.listen,
+        options.host,
         options.output,
         lambda text: print(text, file=sys.stderr, flush=True),
     )

@@ -17,7 +17,7 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 class Coordinator(Member):
     """The coordinator's access to the service. It asks S0, which leads and tells S1."""
 
-    def open(
+    def open_round(
         self,
         params: RoundParams,
         model: NDArray[Any] | None = None,
@@ -34,8 +34,8 @@ class Coordinator(Member):
         hex digits that the caller draws and keeps, the caller can do so, too, when there was no
         answer, or after its own restart: S0 answers a request in the same way each time.
 
-        A `model` (flat) starts a new training run, and so does `reset`; without them the last
-        training run goes on. With `keep_range` it goes on as well, with the `model` in place of its
+        A `model` (flat) starts a new run, and so does `reset`; without them the last
+        run goes on. With `keep_range` it goes on as well, with the `model` in place of its
         own. Without a `range_policy` or an `optimiser` the current one is kept.
         The optimiser makes the next round's model of this one's result.
 
@@ -83,7 +83,7 @@ class Coordinator(Member):
         """Close a round before its deadline, so that it runs with the complete uploads."""
         self.servers[0].ask("close", {"round": round_id})
 
-    def abort(self, round_id: str, reason: str) -> None:
+    def abort_round(self, round_id: str, reason: str) -> None:
         """Fail a round on purpose. Everybody is told the reason."""
         self.servers[0].ask("abort", {"round": round_id, "reason": reason})
 

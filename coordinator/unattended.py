@@ -1,4 +1,4 @@
-"""The coordination of a training, unattended from its first round to its last.
+"""The coordination of a run, unattended from its first round to its last.
 
 What it leaves is in one folder. For each published round there are model-NUMBER.npy, the model that
 the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
@@ -12,22 +12,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import files
-from securemedian.clients.public import PublicSet
 from securemedian.clients.start import function_of, in_one_line
-from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
-from securemedian.common.durable import ANYBODY, lock_folder, replace_file
-from securemedian.common.toml import read_toml
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
+from securemedian.common.durable import lock_folder, replace_file
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.mpc.canonical import build
+from securemedian.coordinator.round_plan import RoundPlan
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
@@ -39,14 +35,10 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.rounds.optimiser import Optimiser, optimiser_from
-from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.registry import policy_from
 
 T = TypeVar("T")
 
-# the file of finished attempts at rounds in a training's folder
+# the file of finished attempts at rounds in a run's folder
 LINES = "rounds.jsonl"
 # what passes by itself: a server that is away, has no room or still has another round
 _PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
@@ -54,43 +46,34 @@ _PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """A training as its file describes it. File names are relative to the file's folder."""
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(RoundPlan):
+    """A run as its file describes it. File names are relative to the file's folder."""
 
     # the coordinator's own configuration
     coordinator: str
     # the rounds to publish
     rounds: int
-    # the parameters of every round; `dim` may be left out where there is a model
-    round: dict[str, Any]
-    # the range policy and the optimiser with their options; {} for the default ones
-    range: dict[str, Any] = field(default_factory=dict)
-    optimiser: dict[str, Any] = field(default_factory=dict)
-    # the names of the clients that take part in every round; [] for all of the training
-    participants: list[str] = field(default_factory=list)
-    # the training, as the servers call it
-    training: str = DEFAULT_TRAINING
-    # the folder of what the training leaves
-    output: str = "training"
-    # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
-    model: str = ""
-    # the folder of the public set, whose digest and size become parameters of the round (which then
-    # says `classes`); "" where parameters are exchanged
-    public: str = ""
+    # the cohort, as the servers call it
+    cohort: str = DEFAULT_COHORT
+    # the folder of what the run leaves
+    output: str = "run"
     # with so many complete uploads a round is closed; 0: when all are there, or at its deadline
     quorum: int = 0
-    # how often a round is tried before the training stops
+    # how often a round is tried before the run stops
     attempts: int = 3
     # the wait before the second attempt; each further one is twice as long
     retry_wait_s: float = 10.0
-    # how long servers may be away before the training stops
+    # how long servers may be away before the run stops
     patience_s: float = 86400.0
     # a function package.module:function of the flat model, whose numbers go into rounds.jsonl
     evaluate: str = ""
 
+    # the fields that are names of files
+    FILES = (*RoundPlan.FILES, "coordinator", "output")
+
     def __post_init__(self) -> None:
-        check_training(self.training)
+        check_cohort(self.cohort)
         for name in ("rounds", "attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -103,53 +86,9 @@ class TrainingPlan:
                 f"quorum is {self.quorum}, and a round needs {least} clients (min_clients)"
             )
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read and check a plan.
-
-        Raises ConfigError, which names the file and what is wrong in it.
-        """
-        plan = build(cls, read_toml(path), str(path))
-        folder = path.parent
-        return replace(
-            plan,
-            coordinator=str(folder / plan.coordinator),
-            output=str(folder / plan.output),
-            model=str(folder / plan.model) if plan.model else "",
-            public=str(folder / plan.public) if plan.public else "",
-        )
-
-    def start(self) -> NDArray[np.float32] | None:
-        """Return the model to start from, or one per group, if there is a file.
-
-        Raises InputError if it is none.
-        """
-        return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
-
-    def params(self, dim: int) -> RoundParams:
-        """Return the parameters of every round, for updates of `dim` values unless it says so."""
-        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
-
-    @cached_property
-    def exchange(self) -> dict[str, Any]:
-        """What is special to the parameters of rounds on a public set; {} if there is none."""
-        if not self.public:
-            return {}
-        return PublicSet.load(self.public).round(self.round.get("classes", 0))
-
-    @property
-    def policy(self) -> RangePolicy | None:
-        """Return the range policy, if there is a table for it."""
-        return policy_from(self.range) if self.range else None
-
-    @property
-    def step(self) -> Optimiser | None:
-        """Return the optimiser, if there is a table for it."""
-        return optimiser_from(self.optimiser) if self.optimiser else None
-
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
-    """Return the finished attempts at rounds of a training in their order.
+    """Return the finished attempts at rounds of a run in their order.
 
     A last line that was cut short, as a crash leaves it, does not count. Raises ConfigError if
     another one is no line of ours.
@@ -164,17 +103,17 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{file} is damaged: correct it, or choose another `output`") from error
 
 
-class Journal:
-    """What has happened in a training, on disk. It is for one process at a time."""
+class RunLog:
+    """What has happened in a run, on disk. It is for one process at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in a folder, and make the folder if it is not there.
+        """Open the log in a folder, and make the folder if it is not there.
 
         Raises ConfigError if the folder cannot be used, or another process uses it.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            refusal = f"another process coordinates the training in {folder}"
+            refusal = f"another process coordinates the run in {folder}"
             self._lock = lock_folder(folder, refusal)
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
@@ -210,7 +149,7 @@ class Journal:
     def begin(self, request: str, round_id: str = "") -> None:
         """Note that a round is under way."""
         found = json.dumps({"request": request, "round": round_id})
-        replace_file(self._open, [found.encode()], ANYBODY)
+        replace_file(self._open, [found.encode()])
 
     def withdraw(self) -> None:
         """Forget a request that has opened no round."""
@@ -219,19 +158,19 @@ class Journal:
     def end(self, line: Mapping[str, Any]) -> None:
         """Append what became of the round under way."""
         whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
-        replace_file(self._lines, [whole.encode()], ANYBODY)
+        replace_file(self._lines, [whole.encode()])
         self._open.unlink(missing_ok=True)
 
 
-class Training:
-    """A training that goes on from where its journal ends, to be closed after use.
+class UnattendedRun:
+    """A run that goes on from where its log ends, to be closed after use.
 
     `report` gets a line per step, and `show` what the round under way does, each time anew.
     """
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plan: RunPlan,
         coordinator: Coordinator,
         report: Callable[[str], object],
         show: Callable[[str], object] = lambda text: None,
@@ -251,11 +190,11 @@ class Training:
                 "clients alone: leave `evaluate` out"
             )
         self._measure = function_of(plan.evaluate) if plan.evaluate else None
-        self._journal = Journal(Path(plan.output))
+        self._log = RunLog(Path(plan.output))
 
     def close(self) -> None:
         """Give the folder up."""
-        self._journal.close()
+        self._log.close()
 
     def run(self) -> int:
         """Run all rounds that are still to be published, and return how many were published before.
@@ -269,12 +208,12 @@ class Training:
         while done < self._plan.rounds:
             self._publish(done + 1)
             done += 1
-        self._report(f"all {self._plan.rounds} rounds are published: {self._journal.folder}")
+        self._report(f"all {self._plan.rounds} rounds are published: {self._log.folder}")
         return before
 
     @property
     def _published(self) -> int:
-        return sum(line["state"] == "published" for line in self._journal.rounds)
+        return sum(line["state"] == "published" for line in self._log.rounds)
 
     def _publish(self, which: int) -> None:
         """Try a round until it is published."""
@@ -286,10 +225,10 @@ class Training:
             line = _line(round_id, status, time.monotonic() - start)
             if line["state"] == "published":
                 line |= self._keep(round_id)
-                self._journal.end(line)
+                self._log.end(line)
                 self._report(_sentence(which, plan.rounds, line))
                 return
-            self._journal.end(line)
+            self._log.end(line)
             again = attempt < plan.attempts
             then = f"; attempt {attempt + 1} in {wait_s:g} s" if again else ""
             self._report(f"round {round_id} failed: {line['reason']}{then}")
@@ -307,20 +246,18 @@ class Training:
         A request that may have been lost is repeated under its own id, and then opens no second
         round.
         """
-        if round_id := self._journal.under_way.get("round"):
+        if round_id := self._log.under_way.get("round"):
             return round_id
-        # the first round begins a training run, whose model, range and optimiser S0 then keeps
+        # the first round begins a run, whose model, range and optimiser S0 then keeps
         first = self._published == 0
         model = self._start if first else None
 
         def ask() -> str:
-            dim = (self._plan.round | self._plan.exchange).get("dim") or (
-                self._coordinator.dim() if self._start is None else self._start.shape[-1]
-            )
-            request = self._journal.under_way.get("request") or os.urandom(16).hex()
-            self._journal.begin(request)
+            dim = self._plan.dim(self._start) or self._coordinator.dim()
+            request = self._log.under_way.get("request") or os.urandom(16).hex()
+            self._log.begin(request)
             try:
-                round_id = self._coordinator.open(
+                round_id = self._coordinator.open_round(
                     self._plan.params(dim),
                     model,
                     self._policy if first else None,
@@ -332,9 +269,9 @@ class Training:
                 raise
             except SecureMedianError:
                 # it has been answered, and would be answered in the same way again
-                self._journal.withdraw()
+                self._log.withdraw()
                 raise
-            self._journal.begin(request, round_id)
+            self._log.begin(request, round_id)
             return round_id
 
         self._show(f"round {which} of {self._plan.rounds}: opening")
@@ -391,10 +328,10 @@ class Training:
     def _write(self, name: str, data: bytes | memoryview) -> str:
         """Write a file of the folder so that a crash leaves all of it or none; return its name."""
         try:
-            replace_file(self._journal.folder / name, [data], ANYBODY)
+            replace_file(self._log.folder / name, [data])
         except OSError as error:
             raise ConfigError(
-                f"cannot write {self._journal.folder / name}: {error.strerror}. "
+                f"cannot write {self._log.folder / name}: {error.strerror}. "
                 "Mend that, and run the same command to go on"
             ) from error
         return name
@@ -405,7 +342,7 @@ class Training:
             return {}
         try:
             return {"evaluation": self._measured(model)}
-        # it is the user's code, and may raise anything; the training goes on without a figure
+        # it is the user's code, and may raise anything; the run goes on without a figure
         except Exception as error:
             self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
             return {"evaluation": {"error": in_one_line(error)}}
@@ -458,7 +395,7 @@ def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str,
         "left_out",
         "opened",
         "outermost",
-        "kept_groups",
+        "unchanged_groups",
         "cost",
     )
     return {
@@ -474,7 +411,7 @@ def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
     measured = [f"{name} {value:g}" for name, value in _measured(line).items()]
     parts = [f"{len(line['included'])} clients", f"{line['seconds']:.1f} s", *measured]
     sentence = f"round {line['round']} is published ({which} of {rounds}): {', '.join(parts)}"
-    if kept := line.get("kept_groups"):
+    if kept := line.get("unchanged_groups"):
         numbers = ", ".join(map(str, kept))
         sentence += f"; too few chose group {numbers}, whose model stays"
     return f"{sentence}; left out: {'; '.join(left_out)}" if left_out else sentence

@@ -1,6 +1,9 @@
-"""The hooks of mkdocs: pages from the root of the repository, and one page of all commands."""
+"""The hooks of mkdocs: pages from the root of the repository, and pages that code writes."""
 
+import inspect
+import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +11,38 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from securemedian import cli
+from securemedian.clients.config import ClientConfig
+from securemedian.common.states import State
+from securemedian.coordinator.unattended import RunPlan
+from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
+from securemedian.servers.machine.conditions import always
+from securemedian.servers.machine.events import Effect
+from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.network.control import RoundMessage
 
 ROOT = Path(__file__).parent.parent
 # pages that stand in the root, where people look for them first
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "EXPERIMENTS.md", "SECURITY.md")
+SAMPLES = Path(__file__).parent / "samples"
+# by file, what reads it or a table of it
+DEFAULTS: dict[str, dict[str, type]] = {
+    "client.toml": {"client.toml and coordinator.toml": ClientConfig},
+    "s0.toml": {
+        "s0.toml and s1.toml": ServerConfig,
+        "[protocol]": ProtocolParams,
+        "[engine]": EngineConfig,
+    },
+    "run.toml": {"run.toml": RunPlan},
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the root, and the page of commands."""
+    """Add the pages of the root and the generated ones."""
     for name in PAGES:
         text = (ROOT / name).read_text("utf-8")
         files.append(File.generated(config, name, content=re.sub(r"\]\(docs/", "](", text)))
-    files.append(File.generated(config, "commands.md", content=_commands()))
+    for name, write in (("commands", commands), ("settings", settings), ("states", states)):
+        files.append(File.generated(config, f"{name}.md", content=write()))
     return files
 
 
@@ -28,11 +51,108 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, PAGES))})", r"](\1", markdown)
 
 
-def _commands() -> str:
+def commands() -> str:
     """Return the help of every verb as a page."""
-    return "\n\n".join(
-        [
-            "# Commands",
-            *(f"## {title}\n\n```text\n{text}\n```" for title, text in cli.helps().items()),
-        ]
+    parts = [f"## {title}\n\n```text\n{text}\n```" for title, text in cli.helps().items()]
+    return "\n\n".join(["# Commands", *parts])
+
+
+def settings() -> str:
+    """Return the commented samples of all configuration files, and the defaults, as a page."""
+    parts = ["# Configuration files", _SETTINGS]
+    for path in sorted(SAMPLES.glob("*.toml")):
+        parts += [f"## {path.name}", f"```toml\n{path.read_text('utf-8').rstrip()}\n```"]
+        parts += [_defaults(title, kind) for title, kind in DEFAULTS.get(path.name, {}).items()]
+    return "\n\n".join(parts)
+
+
+def states() -> str:
+    """Return the state table of each server as a page."""
+    parts = ["# The states of a round", _STATES, _actions()]
+    for party in (0, 1):
+        parts += [f"## S{party}", _transitions(party), f"### Late at S{party}", _late(party)]
+    return "\n\n".join(parts)
+
+
+_SETTINGS = """Every key of every file, with its meaning. Values are examples. The defaults follow
+each file; a number or text without one is required, and an unknown key is refused. `securemedian
+keygen` writes the files of two servers, a coordinator and clients. See also
+[deploying](deploying.md) and the [commands](commands.md)."""
+
+_STATES = """Generated from the table that the servers run, `servers/machine/table.py`. At an event
+the first line whose condition holds is taken; if *next* is empty, the round stays in its state. The
+actions are done in the order of the line. [On the wire](wire.md#the-states-of-a-round) explains the
+messages, and what a server does at an event that has no line."""
+
+
+def _actions() -> str:
+    """Return what each action does, from the comments above the members of `Effect`."""
+    source = inspect.getsource(Effect)
+    members = re.findall(r"((?:    # .*\n)+)    [A-Z_]+ = \"(.*)\"", source)
+    return "\n".join(
+        f"- *{name}*: {' '.join(comment.replace('#', '').split())}" for comment, name in members
     )
+
+
+def _defaults(title: str, kind: Any) -> str:
+    rows = [
+        (f"`{one.name}`", f"`{json.dumps(one.default)}`")
+        for one in fields(kind)
+        if isinstance(one.default, str | bool | int | float)
+    ]
+    return _table((f"key of {title}", "default"), rows)
+
+
+def _transitions(party: int) -> str:
+    # The lines of an event, which keep their order, and the states that share them.
+    blocks: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    order = list(State)
+    for (state, event), lines in sorted(
+        TABLE[party].items(), key=lambda item: order.index(item[0][0])
+    ):
+        rows = tuple(_row(state, event, line) for line in lines)
+        blocks.setdefault(rows, []).append(state.value)
+    return _table(
+        ("in state", "at", "if", "next", "does"),
+        [
+            (", ".join(shared), *row)
+            for rows, shared in sorted(blocks.items(), key=lambda item: len(item[1]) > 1)
+            for row in rows
+        ],
+    )
+
+
+def _row(state: State, event: type, line: Transition) -> tuple[str, ...]:
+    actions = (
+        action.value if isinstance(action, Effect) else f"send {_event(action)}"
+        for action in line.actions
+    )
+    return (
+        _event(event),
+        "" if line.when is always else _sentence(line.when).removeprefix("return whether "),
+        "" if line.to is state else f"**{line.to}**",
+        "; ".join(actions),
+    )
+
+
+def _late(party: int) -> str:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for (state, event), reason in LATE[party].items():
+        reasons.setdefault((state.value, reason), []).append(_event(event))
+    rows = [(state, ", ".join(kinds), reason) for (state, reason), kinds in reasons.items()]
+    return _table(("in state", "may come late", "because"), rows)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _event(kind: type) -> str:
+    return f"`{kind.__name__.lower()}`" if issubclass(kind, RoundMessage) else _sentence(kind)
+
+
+def _sentence(what: Any) -> str:
+    """Return the first line of a docstring, as part of a sentence."""
+    sentence = (what.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return sentence[0].lower() + sentence[1:]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from securemedian.clients import files
-from securemedian.clients.flags import add_training
+from securemedian.clients.flags import add_cohort
 from securemedian.clients.public import PublicSet
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
@@ -134,10 +134,10 @@ def _add_train(subparsers: "Verbs") -> None:
         "train",
         help="take part in every round with a PyTorch worker",
         description="Receive each round's model, train it on this client's images, submit the "
-        "update, and wait for the next round. With --exchange predictions: train a network of "
+        "update, and wait for the next round. With --public: train a network of "
         "one's own, predict the public set, submit that, and learn from what all predict.",
     )
-    add_training(verb)
+    add_cohort(verb)
     add_worker_options(verb)
     verb.set_defaults(run=_train)
 

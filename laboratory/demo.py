@@ -15,7 +15,7 @@ from securemedian.clients import files
 from securemedian.clients.flags import (
     add_method,
     add_method_options,
-    add_range_options,
+    add_range,
     range_policy,
     round_params,
 )
@@ -69,7 +69,7 @@ def add_verbs(verbs: "Verbs") -> None:
     add_method(verb)
     # in the demo all clients weigh the same, and S0 publishes the result to be compared
     add_method_options(verb, leave_out=("weights", "weight_cap", "result_to"))
-    add_range_options(verb)
+    add_range(verb)
     add_data_options(verb)
     add_fault_options(verb)
     verb.add_argument(

@@ -11,7 +11,7 @@ from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round
 from securemedian.laboratory.attacks import Attack
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols.dealing import Dealing, Dealt
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
 from securemedian.mpc.protocols.share import WordsUpload
 from securemedian.mpc.rounds.params import RoundParams
@@ -26,7 +26,7 @@ class MalformedClient(Client):
         super().__init__(config, public)
         self._fault = fault
 
-    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> Dealt:
+    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> OwnDealing:
         """Return a dealing whose vectors are not one-hot."""
         dealt = super().deal(shape, current, entropy)
         if self._fault.active(current.number):

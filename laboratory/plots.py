@@ -1,4 +1,4 @@
-"""Plots as PNG and SVG files.
+"""Plots as PNG files.
 
 Lines can be told apart without colour: by dash pattern, marker and lightness.
 """
@@ -59,8 +59,6 @@ class Panel:
     lines: Sequence[Line]
     log_x: bool = False
     log_y: bool = False
-    # the labels at x = 0, 1, .. where x is not a number
-    x_ticks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,8 @@ def check() -> None:
         raise ConfigError("plots need matplotlib: pip install 'securemedian[bench]'") from error
 
 
-def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
-    """Write panels of lines to STEM.png and STEM.svg, and return both paths.
+def save(stem: Path, title: str, panels: Sequence[Panel]) -> Path:
+    """Write panels of lines to STEM.png, and return its path.
 
     A label has the same style in every panel, and one entry in the legend.
     """
@@ -138,8 +136,8 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
     return _write(figure, stem)
 
 
-def save_grid(stem: Path, title: str, grid: Grid) -> list[Path]:
-    """Write a grid to STEM.png and STEM.svg, and return both paths."""
+def save_grid(stem: Path, title: str, grid: Grid) -> Path:
+    """Write a grid to STEM.png, and return its path."""
     check()
     from matplotlib.figure import Figure
 
@@ -158,8 +156,8 @@ def save_grid(stem: Path, title: str, grid: Grid) -> list[Path]:
     return _write(figure, stem)
 
 
-def save_bars(stem: Path, title: str, bars: Bars) -> list[Path]:
-    """Write rows of bars to STEM.png and STEM.svg, and return both paths."""
+def save_bars(stem: Path, title: str, bars: Bars) -> Path:
+    """Write rows of bars to STEM.png, and return its path."""
     check()
     from matplotlib.figure import Figure
 
@@ -213,9 +211,7 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
         if line.low is not None and line.high is not None:
             axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    if panel.x_ticks:
-        axis.set_xticks(range(len(panel.x_ticks)), panel.x_ticks)
-    elif panel.log_x:
+    if panel.log_x:
         axis.set_xscale("log")
     elif all(float(x).is_integer() for line in panel.lines for x in line.x):
         # there is no round 2.5
@@ -230,13 +226,9 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
     axis.set_axisbelow(True)
 
 
-def _write(figure: Any, stem: Path) -> list[Path]:
-    from matplotlib import rc_context
-
+def _write(figure: Any, stem: Path) -> Path:
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    # no date and no random ids in the SVG, so that the same plot has the same bytes
-    with rc_context({"svg.hashsalt": "securemedian"}):
-        figure.savefig(paths[0], dpi=110)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    # a stem may have a dot of its own, which begins no suffix
+    path = stem.with_name(f"{stem.name}.png")
+    figure.savefig(path, dpi=110)
+    return path

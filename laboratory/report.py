@@ -20,7 +20,6 @@ from securemedian.mpc.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-    from securemedian.laboratory.plots import Panel
 
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 112
@@ -118,13 +117,6 @@ def save(
         "points": points,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def draw(stem: Path, title: str, panels: "Sequence[Panel]") -> str:
-    """Save a plot, and return a text that says where."""
-    from securemedian.laboratory import plots
-
-    return " and ".join(str(path) for path in plots.save(stem, title, panels))
 
 
 def cores() -> int | None:

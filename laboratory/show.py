@@ -81,7 +81,7 @@ class DemoBoard(Live):
             str(len(measured.left_out) or "-"),
             "yes" if measured.matches_plaintext else "[bold red]NO",
         )
-        for group in measured.kept_groups:
+        for group in measured.unchanged_groups:
             self.console.print(
                 f"round {measured.number}: too few clients chose group {group}, its model stays"
             )

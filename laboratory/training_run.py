@@ -1,4 +1,4 @@
-"""A training run over real processes, measured round by round.
+"""A run over real processes, measured round by round.
 
 Both servers and the clients' workers are child processes; this process is the coordinator.
 """
@@ -117,7 +117,8 @@ class MeasuredRound:
     says whether the published float32 vector equals the one computed in the clear, bit by bit.
     `seconds` are those from opening to publishing, training included; `protocol_seconds` are the
     servers' once the uploads were in, and `ahead_seconds` theirs before that, for correlations made
-    while the clients trained. `kept_groups` are the groups, 0-based, that too few clients chose.
+    while the clients trained. `unchanged_groups` are the groups, 0-based, that too few clients
+    chose.
     """
 
     number: int
@@ -133,7 +134,7 @@ class MeasuredRound:
     bytes_s1_to_s0: int
     included: list[str]
     left_out: dict[str, str]
-    kept_groups: list[int]
+    unchanged_groups: list[int]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as the demo's JSON has them, with the number under "round"."""
@@ -158,7 +159,7 @@ class TrainingRun:
         """Open a round, wait for its result, and compare it with what the workers recorded."""
         began = time.monotonic()
         scenario = self._scenario
-        round_id = self._coordinator.open(
+        round_id = self._coordinator.open_round(
             scenario.params, self._start, scenario.policy if self._start is not None else None
         )
         self._start = None
@@ -201,7 +202,7 @@ class TrainingRun:
             bytes_s1_to_s0=cost["bytes_received"],
             included=status["included"],
             left_out=status["left_out"],
-            kept_groups=status["kept_groups"],
+            unchanged_groups=status["unchanged_groups"],
         )
 
 

@@ -226,7 +226,7 @@ def resume(client: Client, trainer: Trainer, inputs: NDArray[np.float32], warm_u
     One that was kept first learns from the rounds that it has submitted to since. It is taken only
     for the network and the seed that it was kept for.
     """
-    fields, arrays = client.kept
+    fields, arrays = client.stored
     sent = [one.round_id for one in client.sent]
     if _about(trainer).items() <= fields.items():
         student = replace(Student.start(trainer, inputs, 0), vector=arrays["network"])
@@ -248,7 +248,7 @@ def _about(trainer: Trainer) -> dict[str, Any]:
 def _keep(client: Client, student: Student, round_id: str) -> None:
     """Keep a student as it is after a round, or after the warm-up if that is ""."""
     fields = {**_about(student.trainer), "round": round_id}
-    client.keep(fields, {"network": student.vector})
+    client.store(fields, {"network": student.vector})
 
 
 def _learn(client: Client, student: Student, round_id: str) -> Student:
@@ -289,7 +289,7 @@ def collaborate(
         if not isinstance(exchange, Predictions):
             raise ConfigError(
                 f"round {current.round_id} exchanges {exchange.name}, and this client was started "
-                f"for {Predictions.name}: start it without --exchange"
+                f"for {Predictions.name}: start it without --public"
             )
         if current.dealing_lost:
             print(f"round {current.number}: it goes on without this client, which was restarted")

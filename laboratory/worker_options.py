@@ -11,7 +11,6 @@ from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.rounds.exchange import EXCHANGES, Parameters, Predictions
 
 if TYPE_CHECKING:
     from securemedian.laboratory.data import Dataset
@@ -74,14 +73,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="leave after N rounds (default: stay)"
     )
-    group = parser.add_argument_group("what clients exchange")
-    group.add_argument(
-        "--exchange",
-        choices=EXCHANGES,
-        default=Parameters.name,
-        help="the parameters of one common network, or predictions on a public set by a network of "
-        "this client's own (default: %(default)s)",
-    )
+    group = parser.add_argument_group("predictions by a network of this client's own")
     add_public(group)
     group.add_argument(
         "--warm-up",
@@ -92,16 +84,14 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def public_set(options: argparse.Namespace) -> PublicSet | None:
-    """Return the public set that the options name; None where parameters are exchanged.
+    """Return the public set that --public names; None where parameters are exchanged.
 
-    Raises ConfigError if one of the options is missing or does not fit the others.
+    Raises ConfigError if the folder has none, or if --warm-up is given without it.
     """
-    if options.exchange == Predictions.name:
-        if options.public is None:
-            raise ConfigError(f"--exchange {options.exchange} needs --public, the public set")
+    if options.public is not None:
         return PublicSet.load(options.public)
-    if options.public is not None or options.warm_up is not None:
-        raise ConfigError(f"--public and --warm-up are for --exchange {Predictions.name}")
+    if options.warm_up is not None:
+        raise ConfigError("--warm-up needs --public: it is for clients that exchange predictions")
     return None
 
 

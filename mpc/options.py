@@ -27,10 +27,6 @@ class Option:
     text: str
     choices: tuple[str, ...]
     metavar: str | None
-    # the values that `plan` compares if none is given
-    compared: tuple[Any, ...]
-    # whether the flags of `plan` and `bench`, which all methods share, set this option
-    swept: bool
 
 
 def option(
@@ -39,20 +35,12 @@ def option(
     text: str,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
-    compared: tuple[Any, ...] = (),
-    swept: bool = True,
 ) -> Any:
     """Return the dataclass field of an option.
 
     A default that is a list or a dictionary is copied for each instance.
     """
-    about = {
-        "text": text,
-        "choices": choices,
-        "metavar": metavar,
-        "compared": compared,
-        "swept": swept,
-    }
+    about = {"text": text, "choices": choices, "metavar": metavar}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=about)
     return field(default=default, metadata=about)

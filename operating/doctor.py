@@ -26,8 +26,9 @@ from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
+from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
-from securemedian.servers.descriptors import limits_of
+from securemedian.servers.network.descriptors import limits_of
 
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
@@ -260,6 +261,10 @@ def _cluster(engine: EngineConfig) -> Iterator[Finding]:
     if importlib.util.find_spec("ray") is None:
         yield _wrong(NEEDS_RAY)
     if engine.address:
+        try:
+            check_guarded(engine)
+        except ConfigError as error:
+            yield _wrong(str(error))
         yield _reach(
             "the Ray cluster", engine.address, "start it (ray start --head), or correct [engine]"
         )

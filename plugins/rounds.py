@@ -1,7 +1,7 @@
 """What the plug-ins share: rounds of the service that a framework leads, and updates for them.
 
-The framework has a training of its own. At its server `Rounds` opens a round of the service for
-each round of that training; at its clients `submit` takes the update there.
+The framework has a training of its own. At its server `FrameworkRounds` opens a round of the
+service for each round of that training; at its clients `submit` takes the update there.
 """
 
 import logging
@@ -113,7 +113,7 @@ class RoundOptions:
         )
 
 
-class Rounds:
+class FrameworkRounds:
     """Rounds of the service that a framework leads with a coordinator's key, one at a time."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Rounds:
         # none.
         given = start if params.uses_model and not kept else None
         with Coordinator(self.config) as coordinator:
-            round_id = coordinator.open(
+            round_id = coordinator.open_round(
                 params,
                 given,
                 self.options.range_policy,
@@ -234,7 +234,7 @@ class Rounds:
             while coordinator.status(round_id)["state"] not in ("published", "failed"):
                 # once it runs, it ends by itself
                 with suppress(RoundClosed):
-                    coordinator.abort(round_id, why)
+                    coordinator.abort_round(round_id, why)
                 if time.monotonic() > deadline:
                     raise RoundBusy(f"round {round_id} of an earlier run has not ended yet")
                 time.sleep(_POLL_S)

@@ -6,15 +6,11 @@ runs.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from securemedian import __version__
-from securemedian.mpc.errors import SecureMedianError
-
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+from securemedian.mpc.errors import SecureMedianError, printable
 
 # Each module has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options.
 VERBS = {
@@ -42,11 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0, 2 after an error with a message, 130 after Ctrl-C, and 1 after any other error. Such an
     error is one line too, except in Python's development mode and for a verb that sets `traceback`.
     """
-    options = _parser()[0].parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        # with the usage of the verb, not with that of the command
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         options.run(options)
     except SecureMedianError as error:
-        print(f"securemedian: {error}", file=sys.stderr)
+        print(f"securemedian: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -54,21 +53,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
         print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
         return 1
     return 0
 
 
 def helps() -> dict[str, str]:
-    """Return what --help prints, of the command and of each of its verbs."""
-    parser, verbs = _parser()
-    texts = {parser.prog: parser.format_help()}
-    return texts | {each.prog: each.format_help() for each in verbs.choices.values()}
+    """Return what --help prints: of the command, its verbs, their actions and their methods."""
+    return {each.prog: each.format_help() for each in _with_all_below(_parser())}
 
 
-def _parser() -> tuple[argparse.ArgumentParser, "Verbs"]:
-    """Return the parser, and the verbs that it has."""
+def _with_all_below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Return a parser and those of its sub-commands, and theirs."""
+    yield parser
+    # argparse has no public way to them
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _with_all_below(each)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command, which has all verbs."""
     parser = argparse.ArgumentParser(
         prog="securemedian",
         usage="securemedian [-h] [--version] VERB ...",
@@ -93,4 +100,6 @@ def _parser() -> tuple[argparse.ArgumentParser, "Verbs"]:
         own = [f"  {verb.dest:<12}{verb.help}" for verb in verbs._choices_actions[known:]]
         listed.append("\n".join([f"{title}:", *own]))
     parser.epilog = "\n\n".join([*listed, "`securemedian VERB --help` explains a verb."])
-    return parser, verbs
+    for each in _with_all_below(parser):
+        each.set_defaults(parser=each)
+    return parser

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
-from securemedian.common.cohorts import DEFAULT_TRAINING, check_training
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key, check_signing_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
@@ -24,8 +24,8 @@ T = TypeVar("T")
 MAX_CLIENTS = 4096
 MAX_NAME = 40
 MAX_NAMES_BYTES = MAX_CLIENTS * MAX_NAME
-# Each training may have lanes and pools of its own.
-MAX_TRAININGS = 256
+# Each cohort may have lanes and pools of its own.
+MAX_COHORTS = 256
 WEEK_S = 7 * 86400
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
@@ -46,12 +46,14 @@ class Caller:
             raise ConfigError(
                 f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {quoted(self.name)}"
             )
+        if not self.name.isprintable():
+            raise ConfigError(f"a name has printable characters alone, not {quoted(self.name)}")
         check_public_key(self.public_key)
 
 
 @dataclass(frozen=True)
-class TrainingTable:
-    """A table [[trainings]]: who on the lists takes part in a training, by name."""
+class CohortTable:
+    """A table [[cohorts]]: who on the lists takes part in a cohort, by name."""
 
     name: str
     clients: list[str]
@@ -59,23 +61,23 @@ class TrainingTable:
     coordinators: list[str] | None = None
 
     def __post_init__(self) -> None:
-        check_training(self.name)
+        check_cohort(self.name)
         for what, names in (("clients", self.clients), ("coordinators", self.coordinators or [])):
             if not all(type(name) is str for name in names):
-                raise ConfigError(f"{what} of training {self.name} lists something but names")
+                raise ConfigError(f"{what} of cohort {self.name} lists something but names")
             if twice := [name for name, times in Counter(names).items() if times > 1]:
                 raise ConfigError(
-                    f"{what} of training {self.name} names {_listed(twice)} more than once"
+                    f"{what} of cohort {self.name} names {_listed(twice)} more than once"
                 )
         if len(self.clients) < 2:
             raise ConfigError(
-                f"training {self.name} has {len(self.clients)} clients: it needs 2 or more"
+                f"cohort {self.name} has {len(self.clients)} clients: it needs 2 or more"
             )
 
 
 @dataclass(frozen=True)
 class Members:
-    """Who takes part in a training."""
+    """Who takes part in a cohort."""
 
     # the clients' names by public key
     clients: Mapping[str, str]
@@ -87,7 +89,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerTable:
     """The other server: S1 listens, S0 connects."""
 
     public_key: str
@@ -133,6 +135,8 @@ class EngineConfig:
     kind: str = "threads"
     # HOST:PORT of the cluster's head; "" for a local cluster that the server starts and ends
     address: str = ""
+    # whether a cluster at an address may do without token and TLS
+    insecure: bool = False
     # how many workers this server asks the cluster for, of one CPU each
     workers: int = 2
     # how many shards a round is cut into, the same at both servers; 0 for as many as workers
@@ -144,7 +148,7 @@ class EngineConfig:
         check_one_of("kind", self.kind, KINDS)
         check_whole("workers", self.workers, 1, MAX_SHARDS)
         check_whole("shards", self.shards, 0, MAX_SHARDS)
-        own = ("address", "workers", "shards", "ports")
+        own = ("address", "insecure", "workers", "shards", "ports")
         changed = [name for name in own if getattr(self, name) != getattr(EngineConfig, name)]
         if self.kind == "threads" and changed:
             raise ConfigError(f'{", ".join(own)} are for kind = "ray" alone')
@@ -180,11 +184,11 @@ class ServerConfig:
     key_file: str
     # the folder of uploads, while a round lasts; at S0 also of the model
     state_dir: str
-    peer: Peer
+    peer: PeerTable
     clients: tuple[Caller, ...]
     coordinators: tuple[Caller, ...] = ()
-    # who takes part in which training; everybody takes part in "default", unless it is one of them
-    trainings: tuple[TrainingTable, ...] = ()
+    # who takes part in which cohort; everybody takes part in "default", unless it is one of them
+    cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = 2
     # how long this server waits after its start for the other one to appear, before it gives up
@@ -206,7 +210,7 @@ class ServerConfig:
     # the most bytes of a client's request, all parts together; a longer part ends its connection
     max_message_bytes: int = 1 << 28
     # the most bytes of correlations that are made while clients train, with an even share for each
-    # training; the smaller of both servers' shares counts
+    # cohort; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
     # where it computes
@@ -274,13 +278,13 @@ class ServerConfig:
                     f"the {what} {quoted(value)} appears {times} times: "
                     "everybody has one key, one name and one role"
                 )
-        if len(self.trainings) > MAX_TRAININGS:
+        if len(self.cohorts) > MAX_COHORTS:
             raise ConfigError(
-                f"there are {len(self.trainings)} [[trainings]], and at most {MAX_TRAININGS}"
+                f"there are {len(self.cohorts)} [[cohorts]], and at most {MAX_COHORTS}"
             )
-        name, times = Counter([table.name for table in self.trainings] or [""]).most_common(1)[0]
+        name, times = Counter([table.name for table in self.cohorts] or [""]).most_common(1)[0]
         if times > 1:
-            raise ConfigError(f"[[trainings]] has {times} tables called {name!r}: make it one")
+            raise ConfigError(f"[[cohorts]] has {times} tables called {name!r}: make it one")
         # finds names that are on no list
         assert self.members
 
@@ -290,21 +294,21 @@ class ServerConfig:
 
     @property
     def pool_share_bytes(self) -> int:
-        """The most bytes of correlations that one training makes while its clients train."""
+        """The most bytes of correlations that one cohort makes while its clients train."""
         return self.pool_limit_bytes // len(self.members)
 
     @cached_property
     def members(self) -> dict[str, Members]:
-        """Who takes part in each training, by its name."""
-        everybody = TrainingTable(DEFAULT_TRAINING, [client.name for client in self.clients])
-        tables = {table.name: table for table in (everybody, *self.trainings)}
+        """Who takes part in each cohort, by its name."""
+        everybody = CohortTable(DEFAULT_COHORT, [client.name for client in self.clients])
+        tables = {table.name: table for table in (everybody, *self.cohorts)}
         return {name: self._members(table) for name, table in tables.items()}
 
-    def _members(self, table: TrainingTable) -> Members:
-        clients = _chosen(self.clients, table.clients, f"clients of training {table.name}")
+    def _members(self, table: CohortTable) -> Members:
+        clients = _chosen(self.clients, table.clients, f"clients of cohort {table.name}")
         coordinators = self.coordinators
         if table.coordinators is not None:
-            where = f"coordinators of training {table.name}"
+            where = f"coordinators of cohort {table.name}"
             coordinators = _chosen(self.coordinators, table.coordinators, where)
         return Members(
             {client.public_key: client.name for client in clients},
@@ -360,10 +364,10 @@ def load(path: Path) -> ServerConfig:
         for table, kind in (
             ("clients", Caller),
             ("coordinators", Caller),
-            ("trainings", TrainingTable),
+            ("cohorts", CohortTable),
         )
     }
-    nested["peer"] = build(Peer, values.get("peer", {}), f"{where}: [peer]")
+    nested["peer"] = build(PeerTable, values.get("peer", {}), f"{where}: [peer]")
     nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
     nested["engine"] = build(EngineConfig, values.get("engine", {}), f"{where}: [engine]")
     if nested["engine"].kind == "ray" and "lanes" not in values.get("protocol", {}):

@@ -27,10 +27,10 @@ from securemedian.common.addresses import host_and_port, is_loopback
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.engines import Engines
-from securemedian.servers.requests import Desk
-from securemedian.servers.rounds import Rounds
+from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.rounds import Rounds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -104,10 +104,10 @@ class Tally(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._events: Counter[str] = Counter()
-        # by training, and by state or code
+        # by cohort, and by state or code
         self._rounds: Counter[tuple[str, str]] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
-        # clients of published rounds, by training and whether they were included
+        # clients of published rounds, by cohort and whether they were included
         self._clients: Counter[tuple[str, str]] = Counter()
         self._ahead_ots = 0
         # the sums over the costs of published rounds
@@ -127,16 +127,16 @@ class Tally(logging.Handler):
             self._ahead_ots += fields["ots"]
         kind, _, state = event.partition("-")
         if kind == "round" and state in _STATES:
-            self._round(state, fields.get("training", "default"), fields)
+            self._round(state, fields.get("cohort", "default"), fields)
 
-    def _round(self, state: str, training: str, fields: Mapping[str, Any]) -> None:
-        self._rounds[training, state] += 1
+    def _round(self, state: str, cohort: str, fields: Mapping[str, Any]) -> None:
+        self._rounds[cohort, state] += 1
         if state == State.FAILED:
             # the other server may say what it likes
-            self._failures[training, from_code(fields["code"], "").code] += 1
+            self._failures[cohort, from_code(fields["code"], "").code] += 1
         if state == State.PUBLISHED:
-            self._clients[training, "yes"] += len(fields["included"])
-            self._clients[training, "no"] += len(fields["left_out"])
+            self._clients[cohort, "yes"] += len(fields["included"])
+            self._clients[cohort, "no"] += len(fields["left_out"])
             self._cost.update(fields["cost"])
 
     def series(self) -> list[Series]:
@@ -147,9 +147,9 @@ class Tally(logging.Handler):
             phases = {phase: self._cost[name] for phase, name in PHASES.items()}
             return [
                 counted("events", dict(self._events), ("event",)),
-                counted("rounds", dict(self._rounds), ("training", "state")),
-                counted("rounds_failed", dict(self._failures), ("training", "code")),
-                counted("clients", dict(self._clients), ("training", "included")),
+                counted("rounds", dict(self._rounds), ("cohort", "state")),
+                counted("rounds_failed", dict(self._failures), ("cohort", "code")),
+                counted("clients", dict(self._clients), ("cohort", "included")),
                 counted("ots", {(): self._cost["ots"]}),
                 counted("ahead_ots", {(): self._ahead_ots}),
                 counted("peer_bytes", ways, ("direction",)),
@@ -188,7 +188,7 @@ class Snapshot:
             live[entry.server_round.state.value] += 1
             uploads.update(entry.server_round.whereabouts().values())
             dealings.update(entry.server_round.whereabouts_of_dealings().values())
-            done, total = engines.of(entry.server_round.training).progress
+            done, total = engines.of(entry.server_round.cohort).progress
             progress = max(progress, done / total if total else 0.0)
         return cls(
             engines.ready,

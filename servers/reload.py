@@ -12,7 +12,7 @@ CHANGEABLE = frozenset(
     {
         "clients",
         "coordinators",
-        "trainings",
+        "cohorts",
         "min_clients",
         "policy",
         "channel_timeout_s",

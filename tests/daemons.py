@@ -30,13 +30,13 @@ from securemedian.common.states import LIVE
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import from_code
 from securemedian.mpc.protocols import dealing, ring, share, wire
-from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.transport import ClientPort
+from securemedian.servers.network.transport import ClientPort
 
 # the first start compiles
 START_S = 240.0
@@ -348,7 +348,7 @@ class Pair:
             policy_from(named) if named else None,
         )
 
-    def deal(self, name: str, dealt: Dealt, to: Sequence[str] = ("s0", "s1")) -> Dealt:
+    def deal(self, name: str, dealt: OwnDealing, to: Sequence[str] = ("s0", "s1")) -> OwnDealing:
         """Send a dealing for the latest round, and return it."""
         words = dealt.words.packed.reshape(-1)
         self.halves(name, "deal", dealt.seeded.seed, words, to, piece=0, pieces=1)
@@ -357,7 +357,7 @@ class Pair:
     def rotate(
         self,
         name: str,
-        dealt: Dealt,
+        dealt: OwnDealing,
         values: NDArray[np.float32],
         to: Sequence[str] = ("s0", "s1"),
     ) -> None:

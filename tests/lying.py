@@ -10,15 +10,15 @@ from pathlib import Path
 
 from securemedian import cli
 from securemedian.common.receipts import Receipt, digest_of
-from securemedian.mpc.rounds.run_state import Training
-from securemedian.servers.keeper import TrainingKeeper
-from securemedian.servers.requests import Answer, Call, Desk
-from securemedian.servers.round_state import ServerRound
+from securemedian.mpc.rounds.run_state import RunState
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.requests import Answer, Call, Desk
 
 LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
 
 true_result, true_model, true_round = Desk._result, Desk._model, Desk._round
-true_receipt = TrainingKeeper._receipt
+true_receipt = RunKeeper._receipt
 
 
 def lie() -> str:
@@ -26,10 +26,10 @@ def lie() -> str:
     return LIE.read_text() if LIE.exists() else ""
 
 
-def altered(training: Training) -> Training:
-    """Return a training run with another model."""
-    assert training.model is not None
-    return replace(training, model=training.model + 1)
+def altered(state: RunState) -> RunState:
+    """Return a run with another model."""
+    assert state.model is not None
+    return replace(state, model=state.model + 1)
 
 
 def result(desk: Desk, call: Call) -> Answer:
@@ -72,7 +72,7 @@ def round_(desk: Desk, call: Call) -> Answer:
     return Answer({**answer.fields, "start": altered(entry.before).digest.hex()})
 
 
-def receipt(keeper: TrainingKeeper, server_round: ServerRound, opened: bytes) -> Receipt:
+def receipt(keeper: RunKeeper, server_round: ServerRound, opened: bytes) -> Receipt:
     """Sign a record of other values."""
     if lie() == "signature":
         opened = bytes(32)
@@ -80,9 +80,9 @@ def receipt(keeper: TrainingKeeper, server_round: ServerRound, opened: bytes) ->
 
 
 if __name__ == "__main__":
-    from securemedian.servers import requests
+    from securemedian.servers.rounds import requests
 
     for name, function in (("result", result), ("model", model), ("round", round_)):
         requests.OPS[name] = replace(requests.OPS[name], handler=function)
-    TrainingKeeper._receipt = receipt  # type: ignore[method-assign, assignment]
+    RunKeeper._receipt = receipt  # type: ignore[method-assign, assignment]
     sys.exit(cli.main(sys.argv[2:]))

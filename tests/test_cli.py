@@ -1,9 +1,13 @@
 """The command itself: quick, without torch, and kind about mistakes; and its verbs' files."""
 
+import re
 import subprocess
 import sys
 import warnings
+from contextlib import ExitStack
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +15,16 @@ import pytest
 from securemedian import cli
 from securemedian.clients import client, files
 from securemedian.clients.upload import RangeWarning, Round
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.mpc.errors import ConfigError, InputError, RoundFailed
 from securemedian.mpc.options import options_of
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.optimiser import Adam, Momentum
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
 
 @pytest.mark.parametrize(
@@ -75,6 +84,19 @@ def test_our_errors_are_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", [RoundFailed, ValueError])
+def test_an_error_commands_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Exception]
+) -> None:
+    def failing(*_: object) -> None:
+        raise kind("S0: aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted to round 9-0")
+
+    monkeypatch.setattr("securemedian.operating.keygen.make_all", failing)
+    cli.main(["keygen", "unused", "--clients", "2"])
+    said = capsys.readouterr().err
+    assert said.endswith("\n") and said[:-1].isprintable() and r"\x1b[2J" in said
+
+
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -90,6 +112,7 @@ def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
         ("noending", np.ones(2)),
     ):
         files.write(tmp_path / name, model)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         back = files.read(tmp_path / name)
         assert isinstance(back, dict) == isinstance(model, dict)
         np.testing.assert_equal(back, model)
@@ -116,19 +139,60 @@ def test_start_models_are_written(tmp_path: Path) -> None:
     assert files.read_vector(tmp_path / "start.npy").shape == (2410,)
 
 
-@pytest.mark.parametrize("verb", ["round open unused.toml --max-clients 3 --dim 5", "demo"])
-def test_a_flag_of_another_method_is_one_line(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_flag_of_another_method_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is read or asked of a server, which would refuse it as well."""
-    if verb == "demo":
-        # without it the demo says that first
-        pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    assert cli.main([*verb.split(), "--method", "radix", "--schedule", "bisect"]) == 2
+    opening = ["round", "open", "unused.toml", "--max-clients", "3", "--dim", "5"]
+    with pytest.raises(SystemExit):
+        cli.main([*opening, "radix", "--schedule", "bisect"])
+    error = capsys.readouterr().err
+    assert "usage: securemedian round open .. radix" in error
+    assert error.endswith("unrecognized arguments: --schedule bisect\n")
+    # and one of the file's
+    (tmp_path / "round.toml").write_text('[round]\nschedule = "bisect"\n')
+    assert cli.main([*opening, "--params", str(tmp_path / "round.toml"), "radix"]) == 2
     error = capsys.readouterr().err
     assert "schedule is an option of bucketed: leave it out for radix" in error
     assert error.count("\n") == 1
+
+
+def test_a_round_can_be_a_file_which_flags_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    class Fake(ExitStack):
+        def open_round(self, *given: Any, **named: Any) -> str:
+            asked[:] = [*given, named]
+            return "1-abc"
+
+    monkeypatch.setattr(Coordinator, "from_config", lambda *_, **__: Fake())
+    files.write(tmp_path / "start.npy", np.ones(5, np.float32))
+    (tmp_path / "round.toml").write_text(
+        'model = "start.npy"\nparticipants = ["a", "b"]\n'
+        '[round]\nmethod = "radix"\nmax_clients = 9\nring_bits = 16\n'
+        '[range]\npolicy = "mean"\n[optimiser]\noptimiser = "adam"\nrate = 0.5\n'
+    )
+    file = ["round", "open", "unused.toml", "--params", str(tmp_path / "round.toml")]
+    assert cli.main(file) == 0
+    named = {"keep_range": False, "participants": ["a", "b"]}
+    params = RoundParams(Radix(ring_bits=16), dim=5, max_clients=9)
+    assert asked[0] == params and np.array_equal(asked[1], np.ones(5))
+    assert asked[2:] == [MeanRange(), False, Adam(rate=0.5), named]
+    flags = "--min-clients 3 --optimiser momentum --participants c,d,e radix --quantiles 0.5"
+    assert cli.main([*file, *flags.split(), "--max-clients", "8", "--reset"]) == 0
+    assert asked[0] == RoundParams(
+        Radix(ring_bits=16, quantiles=[0.5]), dim=5, max_clients=8, min_clients=3
+    )
+    assert asked[2:] == [MeanRange(), True, Momentum(), named | {"participants": ["c", "d", "e"]}]
+    # without METHOD, and what stands before it is not undone
+    assert cli.main(["round", "open", "unused.toml", "--max-clients", "8", "--dim", "4"]) == 0
+    assert asked[0] == RoundParams(Bucketed(), dim=4, max_clients=8)
+    capsys.readouterr()
+    (tmp_path / "round.toml").write_text("rounds = 3\n")
+    assert cli.main(file) == 2
+    assert "round.toml: unknown rounds; known are model," in capsys.readouterr().err
 
 
 def test_plan_refuses_a_flag_of_another_method(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,14 +203,28 @@ def test_plan_refuses_a_flag_of_another_method(capsys: pytest.CaptureFixture[str
     assert "`plan` chooses the ring_bits of radix itself" in capsys.readouterr().err
 
 
-def test_help_groups_options_by_their_methods(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["round", "open", "--help"])
-    shown = capsys.readouterr().out
-    for method in METHODS.values():
-        for option in options_of(method):
-            assert shown.count(f"\n  --{option.replace('_', '-')} ") == 1
-    assert "options of bucketed:\n  --schedule" in shown
+def test_help_of_a_method_shows_its_options_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = cli.helps()
+    for name, method in METHODS.items():
+        shown = re.findall(r"^  --([\w-]+)", pages[f"securemedian round open {name}"], re.M)
+        assert shown == [option.replace("_", "-") for option in options_of(method)]
+        assert not set(shown) & set(
+            re.findall(r"^  --([\w-]+)", pages["securemedian round open"], re.M)
+        )
+
+
+# of which the options of methods will be sub-commands as well
+LONG = {"securemedian demo", "securemedian plan", "securemedian experiment"} | {
+    "securemedian bench median"
+}
+
+
+@pytest.mark.parametrize("page", sorted(cli.helps().keys() - LONG))
+def test_no_help_is_longer_than_a_screen(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli.helps()[page].splitlines()
+    assert sum(ceil(len(line) / 80) or 1 for line in lines) <= 60
 
 
 def test_submit_says_what_is_odd_about_an_update(
@@ -160,12 +238,12 @@ def test_submit_says_what_is_odd_about_an_update(
             pass
 
         def wait_for_round(self, timeout_s: float | None = None) -> Round:
-            return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
+            return Round("1-abc", 1, RoundParams(Pairwise(), dim=3, max_clients=3), 0)
 
         def submit(self, update: object, *_: object, **__: object) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)
 
-    monkeypatch.setattr(client.Client, "from_config", lambda _, training, **options: Beyond())
+    monkeypatch.setattr(client.Client, "from_config", lambda _, cohort, **options: Beyond())
     files.write(tmp_path / "update.npy", np.zeros(3, np.float32))
     assert cli.main(["submit", "client.toml", str(tmp_path / "update.npy")]) == 0
     out, error = capsys.readouterr()

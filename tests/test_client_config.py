@@ -41,7 +41,7 @@ def test_samples_load(name: str) -> None:
         ('name = "a"', 'name = "a"\nport = 3', "unknown port"),
         ('name = "a"\n', "", "missing name"),
         ("[s1]", "[s2]", "unknown s2"),
-        ('name = "a"', 'name = "a"\ntraining = "../b"', "no name of a training"),
+        ('name = "a"', 'name = "a"\ncohort = "../b"', "no name of a cohort"),
         ('address = "tcp://127.0.0.1:1"', 'address = "127.0.0.1:1"', "tcp://HOST:PORT"),
         (
             'address = "tcp://127.0.0.1:1"',
@@ -80,15 +80,15 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     assert "[s0]: 'missing one'; [s1]: 'missing other' are no public keys" in str(caught.value)
 
 
-def test_a_training_has_a_state_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_cohort_has_a_state_folder_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(GOOD.replace('name = "a"', 'name = "a"\nstate_dir = "kept"'))
     config = ClientConfig.load(path)
-    assert (config.training, config.state_folder) == ("default", tmp_path / "kept")
+    assert (config.cohort, config.state_folder) == ("default", tmp_path / "kept")
     config = ClientConfig.load(path, "stroke")
-    assert (config.training, config.state_folder) == ("stroke", tmp_path / "kept-stroke")
-    path.write_text(GOOD.replace('name = "a"', 'name = "a"\ntraining = "lung"'))
+    assert (config.cohort, config.state_folder) == ("stroke", tmp_path / "kept-stroke")
+    path.write_text(GOOD.replace('name = "a"', 'name = "a"\ncohort = "lung"'))
     config = ClientConfig.load(path)
-    assert (config.training, config.state_folder) == ("lung", None)
-    with pytest.raises(ConfigError, match="no name of a training"):
+    assert (config.cohort, config.state_folder) == ("lung", None)
+    with pytest.raises(ConfigError, match="no name of a cohort"):
         ClientConfig.load(path, "A")

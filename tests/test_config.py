@@ -62,6 +62,7 @@ def test_both_samples_agree() -> None:
         ('kind = "threads"', 'kind = "processes"', "kind must be one of threads, ray"),
         ('kind = "threads"', 'kind = "ray"\nworkers = 0', "workers must be a whole number from 1"),
         ('kind = "threads"', 'kind = "threads"\nworkers = 3', 'are for kind = "ray" alone'),
+        ('kind = "threads"', 'kind = "threads"\ninsecure = true', 'are for kind = "ray" alone'),
         ('kind = "threads"', 'kind = "ray"\naddress = "ray"', "HOST:PORT"),
         (
             'kind = "threads"',

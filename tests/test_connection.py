@@ -37,8 +37,8 @@ from securemedian.mpc.protocols import ring, share, wire
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training
-from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
+from securemedian.mpc.rounds.run_state import RunState
+from securemedian.servers.network.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow
@@ -259,7 +259,7 @@ def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
     assert asked == ["first"]
 
 
-ROUND, START = "1-0000000a", Training()
+ROUND, START = "1-0000000a", RunState()
 
 
 def test_what_a_server_cannot_store_is_sent_again_and_told_once() -> None:
@@ -376,7 +376,9 @@ def client_of(pair: Pair, tmp_path: Path, **settings: Any) -> Iterator[Client]:
         yield client
 
 
-PAIRWISE = RoundParams(Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), 5, 3)
+PAIRWISE = RoundParams(
+    Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), dim=5, max_clients=3
+)
 
 
 def test_submit_and_result_keep_the_structure(tmp_path: Path) -> None:

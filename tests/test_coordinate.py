@@ -1,9 +1,10 @@
-"""A training that is coordinated unattended: what it asks for, keeps and goes on with."""
+"""A run that is coordinated unattended: what it asks for, keeps and goes on with."""
 
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.common.receipts import Receipt
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.coordinator.unattended import Journal, Training, TrainingPlan
+from securemedian.coordinator.unattended import RunLog, RunPlan, UnattendedRun
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -73,7 +74,7 @@ class Fake:
     def dim(self) -> int:
         return START.size
 
-    def open(self, params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
+    def open_round(self, params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
         self._meet()
         request = rest["request"]
         if request not in self.by_request:
@@ -130,17 +131,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ran(
-    folder: Path, fake: Fake, evaluate: str = "", plan: TrainingPlan | None = None
+    folder: Path, fake: Fake, evaluate: str = "", plan: RunPlan | None = None
 ) -> tuple[list[str], list[float]]:
     """Run the plan of a folder, and return what was said and how long it slept."""
     said: list[str] = []
     slept: list[float] = []
-    made = plan or TrainingPlan.load(folder / "plan.toml")
+    made = plan or RunPlan.load(folder / "plan.toml")
     if evaluate:
         object.__setattr__(made, "evaluate", evaluate)
     coordinator = cast(Coordinator, fake)
-    with closing(Training(made, coordinator, said.append, sleep=slept.append)) as training:
-        training.run()
+    with closing(UnattendedRun(made, coordinator, said.append, sleep=slept.append)) as unattended:
+        unattended.run()
     return said, slept
 
 
@@ -208,7 +209,7 @@ def test_every_round_has_the_participants_of_the_plan(folder: Path) -> None:
     assert [opened["participants"] for opened in fake.opened] == [["a", "b"]] * 4
 
 
-def test_a_folder_that_cannot_be_written_ends_the_training(folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_ends_the_run(folder: Path) -> None:
     # where the first receipt would be written first
     (folder / "out/receipt-1.json.new").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"cannot write .*receipt-1.json: Is a dir.*Mend that"):
@@ -225,13 +226,13 @@ def test_a_failed_round_is_tried_again(folder: Path) -> None:
     fake = Fake("failed", "failed", "published", "published", "published")
     said, slept = ran(folder, fake)
     assert [line["state"] for line in lines(folder)] == ["failed"] * 2 + ["published"] * 3
-    # until a round is published, the training begins anew with each
+    # until a round is published, the run begins anew with each
     assert [opened["model"] is not None for opened in fake.opened] == [True] * 3 + [False] * 2
     assert [wait for wait in slept if wait != 0.5] == [2.0, 4.0]
     assert any("failed: too few; attempt 2 in 2 s" in text for text in said)
 
 
-def test_a_round_that_goes_on_failing_ends_the_training(folder: Path) -> None:
+def test_a_round_that_goes_on_failing_ends_the_run(folder: Path) -> None:
     with pytest.raises(RoundFailed, match="round 1 of 3 failed 3 times.*too few.*same command"):
         ran(folder, Fake("failed", "failed", "failed"))
     # the next call has attempts of its own
@@ -239,33 +240,35 @@ def test_a_round_that_goes_on_failing_ends_the_training(folder: Path) -> None:
     assert [line["state"] for line in lines(folder)].count("failed") == 5
 
 
-def test_a_training_goes_on_with_the_round_that_is_open(folder: Path) -> None:
+def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     fake = Fake("published", "published", "published")
     # S0 opens the round and the answer is lost, with the coordinator
-    journal = Journal(folder / "out")
-    journal.begin("ab" * 16)
-    journal.close()
-    fake.open(TrainingPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
+    log = RunLog(folder / "out")
+    log.begin("ab" * 16)
+    log.close()
+    fake.open_round(RunPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
     ran(folder, fake)
     assert len(fake.opened) == 3
     # the answer came, and nothing after it
     other = Fake("published", "published", "published")
     kept = folder / "out/rounds.jsonl"
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:1]))
-    journal = Journal(folder / "out")
-    journal.begin("cd" * 16, "2-0000000f")
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("cd" * 16, "2-0000000f")
+    log.close()
     ran(folder, other)
     assert len(other.opened) == 1
     assert [line["round"] for line in lines(folder)][1] == "2-0000000f"
+    # models and who took part are nobody else's
+    assert {path.stat().st_mode & 0o777 for path in (folder / "out").iterdir()} == {0o600}
 
 
 def test_a_round_that_has_ended_is_not_kept_twice(folder: Path) -> None:
     ran(folder, Fake("published", "published", "published"))
-    journal = Journal(folder / "out")
-    journal.begin("ef" * 16, lines(folder)[-1]["round"])
-    assert journal.under_way == {}
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("ef" * 16, lines(folder)[-1]["round"])
+    assert log.under_way == {}
+    log.close()
 
 
 def test_a_round_closes_with_its_quorum(folder: Path) -> None:
@@ -299,7 +302,7 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
     """S0 answers a request that it knows as it did before."""
     fake = Fake("published", "published", "published")
     asked: list[str] = []
-    real = fake.open
+    real = fake.open_round
 
     def refusing(params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
         asked.append(rest["request"])
@@ -310,12 +313,12 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
             raise NotStored("S1's disk is full")
         return real(params, model, policy, **rest)
 
-    fake.open = refusing  # type: ignore[method-assign]
+    fake.open_round = refusing  # type: ignore[method-assign]
     ran(folder, fake)
     assert asked[0] == asked[1] and len(set(asked[1:4])) == 3
 
 
-def test_what_a_server_refuses_ends_the_training(folder: Path) -> None:
+def test_what_a_server_refuses_ends_the_run(folder: Path) -> None:
     fake = Fake()
     fake.errors = [PolicyRefused("s1 takes no part")]
     with pytest.raises(PolicyRefused):
@@ -324,9 +327,9 @@ def test_what_a_server_refuses_ends_the_training(folder: Path) -> None:
 
 def test_a_round_that_the_servers_have_lost_counts_as_failed(folder: Path) -> None:
     fake = Fake("published", "published", "published")
-    journal = Journal(folder / "out")
-    journal.begin("ab" * 16, "1-000000aa")
-    journal.close()
+    log = RunLog(folder / "out")
+    log.begin("ab" * 16, "1-000000aa")
+    log.close()
     fake.errors = [UnknownRound("s0 knows no round 1-000000aa")]
     ran(folder, fake)
     first = lines(folder)[0]
@@ -342,10 +345,10 @@ def test_an_evaluation_that_fails_ends_nothing(folder: Path) -> None:
 
 
 def test_one_process_at_a_time(folder: Path) -> None:
-    journal = Journal(folder / "out")
+    log = RunLog(folder / "out")
     with pytest.raises(ConfigError, match="another process coordinates"):
         ran(folder, Fake())
-    journal.close()
+    log.close()
 
 
 @pytest.mark.parametrize(
@@ -399,13 +402,14 @@ def test_a_start_model_that_is_none(folder: Path) -> None:
 
 
 def test_the_sample_is_a_plan() -> None:
-    plan = TrainingPlan.load(ROOT / "docs" / "samples" / "training.toml")
+    plan = RunPlan.load(ROOT / "docs" / "samples" / "run.toml")
     assert plan.params(5).max_clients == 10
     assert (plan.policy is not None, plan.step is not None) == (True, True)
-    assert {f for f in TrainingPlan.__dataclass_fields__} == {
+    names = tuple(f.name for f in fields(RunPlan))
+    assert set(names) == {
         line.partition(" = ")[0] if " = " in line else line.strip("[]")
-        for line in (ROOT / "docs" / "samples" / "training.toml").read_text().splitlines()
-        if line.startswith(tuple(TrainingPlan.__dataclass_fields__)) or line.startswith("[")
+        for line in (ROOT / "docs" / "samples" / "run.toml").read_text().splitlines()
+        if line.startswith(names) or line.startswith("[")
     }
 
 
@@ -416,8 +420,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @pytest.mark.slow
-def test_the_command_runs_a_training(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    path = pair.folder / "training.toml"
+def test_the_command_runs_a_run(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pair.folder / "run.toml"
     np.save(pair.folder / "start.npy", START)
     # half of the step to the result
     step = "[optimiser]\noptimiser = 'momentum'\ndecay = 0.0\nrate = 0.5\n"

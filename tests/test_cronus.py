@@ -21,8 +21,8 @@ from securemedian.laboratory.experiments import (
     saved,
 )
 from securemedian.laboratory.experiments.collaborators import Collaborators
-from securemedian.laboratory.experiments.runs import Figures, Record
-from securemedian.laboratory.experiments.service import Service
+from securemedian.laboratory.experiments.runs import Figures, RunRecord
+from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.laboratory.experiments.spectral import filtered_mean
 from securemedian.mpc.errors import InputError
 
@@ -113,7 +113,7 @@ def test_losses_tell_what_was_trained_on() -> None:
 @pytest.mark.slow
 def test_the_servers_and_the_clear_are_equal_bit_by_bit(tmp_path: Path) -> None:
     made = design(attacks=["gaussian"])
-    with Service(5, nothing) as service:
+    with ExperimentServers(5, nothing) as service:
         for method in ("cronus", "cronus-bucketed"):
             clear = made.run(1, method, "gaussian")
             assert clear.collaboration is not None
@@ -132,7 +132,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
         saved.prepare(tmp_path / folder)
     whole = execution.carry_out(run, 2, DIGITS, None, tmp_path / "whole", nothing)
 
-    def interrupt(record: Record) -> None:
+    def interrupt(record: RunRecord) -> None:
         if len(record.rounds) == 1:
             raise KeyboardInterrupt
 
@@ -140,7 +140,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
         execution.carry_out(run, 2, DIGITS, None, tmp_path / "cut", interrupt)
     resumed = execution.carry_out(run, 2, DIGITS, None, tmp_path / "cut", nothing)
 
-    def figures(record: Record) -> list[Figures]:
+    def figures(record: RunRecord) -> list[Figures]:
         return [replace(one, seconds=0.0) for one in record.rounds]
 
     assert figures(resumed) == figures(whole)

@@ -26,13 +26,13 @@ from securemedian import cli
 from securemedian.clients import receipts
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
-from securemedian.coordinator.dashboard.watch import KEPT_ROUNDS, KINDS, PERIODS_S, Watch, kind_of
+from securemedian.coordinator.dashboard.watch import KINDS, PERIODS_S, ROUNDS_SHOWN, Watch, kind_of
 from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.operating import keygen
-from securemedian.servers.control import Dealt, Held, Uploaded
-from securemedian.servers.requests import NO_ROUND
+from securemedian.servers.network.control import Dealt, Held, Uploaded
+from securemedian.servers.rounds.requests import NO_ROUND
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 from tests.test_receipts import PUBLIC, RECORD, signed
@@ -144,7 +144,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     }
     for why, kind in words.items():
         assert kind_of("a", status("1-00000000", "published", left_out={"a": why})) == kind, why
-    code = (ROOT / "servers" / "round_facts.py").read_text()
+    code = (ROOT / "servers" / "machine" / "selection.py").read_text()
     assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
 
 
@@ -213,11 +213,11 @@ def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     server = Fake()
     one = Watch([server, Fake()], PUBLIC)
-    for number in range(1, KEPT_ROUNDS + 20):
+    for number in range(1, ROUNDS_SHOWN + 20):
         server.tell(status(f"{number}-00000000", "failed", included=["a"]))
         one.look(0)
     rounds = seen(one)["rounds"]
-    assert len(rounds) == KEPT_ROUNDS and rounds[-1]["number"] == KEPT_ROUNDS + 19
+    assert len(rounds) == ROUNDS_SHOWN and rounds[-1]["number"] == ROUNDS_SHOWN + 19
 
 
 def test_what_servers_say_of_themselves_and_do_not_say() -> None:
@@ -275,7 +275,7 @@ LINE = {
 }
 
 
-def test_a_training_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
+def test_a_run_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / LINES
     server = Fake(status("2-00000000", "open", clients=dict.fromkeys("cba", "none")))
     one = Watch([server, Fake()], PUBLIC, tmp_path)
@@ -306,7 +306,7 @@ def test_a_training_brings_its_past_and_what_was_measured(tmp_path: Path) -> Non
     for damage, message in (("no JSON", "is damaged"), ('{"seconds": 1}', "KeyError")):
         file.write_text(f"{damage}\n")
         one.look(0)
-        assert message in seen(one)["training"]["problem"]
+        assert message in seen(one)["run"]["problem"]
         assert len(seen(one)["rounds"]) == 2
 
 
@@ -363,10 +363,11 @@ def test_a_receipt_that_is_not_kept_any_more_is_not_asked_for_again() -> None:
     assert (shown["state"], shown["receipt"]["valid"]) == ("published", None)
 
 
-def test_a_training_brings_its_receipts(tmp_path: Path) -> None:
+def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
     lines = [LINE | {"round": f"{number}-00000000"} for number in (1, 2, 3)]
     (tmp_path / LINES).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     receipts.save(receipt_of("1-00000000", "key-a", "key-b"), tmp_path / "receipt-1.json")
+    assert (tmp_path / "receipt-1.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "receipt-2.json").write_text("{}")
     one = Watch([Fake(), Fake()], PUBLIC, tmp_path)
     one.look(0)
@@ -379,13 +380,15 @@ def test_a_training_brings_its_receipts(tmp_path: Path) -> None:
 
 
 @contextmanager
-def served(view: Callable[[], bytes], local: bool = True) -> Iterator[str]:
+def served(view: Callable[[], bytes], local: bool = True, *names: str) -> Iterator[str]:
     """Serve the page on a thread, and yield its address."""
     uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
     from securemedian.coordinator.dashboard.app import make_app
 
-    settings = uvicorn.Config(make_app(view, local), port=0, log_level="warning", lifespan="off")
+    settings = uvicorn.Config(
+        make_app(view, local, names), port=0, log_level="warning", lifespan="off"
+    )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -437,8 +440,13 @@ def test_names_that_lead_here_are_not_answered() -> None:
             assert code in (400, 421) and "secret" not in text, host
         for host in ("localhost:1", "127.0.0.1", "[::1]:8080"):
             assert get(f"{url}/state", Host=host)[0] == 200, host
-    with served(lambda: b"told", local=False) as url:
-        assert get(f"{url}/state", Host="ops.example")[2] == "told"
+    for local in (True, False):
+        with served(lambda: b"told", local, "ops.example") as url:
+            assert get(f"{url}/state", Host="ops.example:8080")[2] == "told"
+            assert get(f"{url}/state", Host="10.0.0.7:8080")[0] == (421 if local else 200)
+            for host in ("evil.example", "", "10.0.0.7.evil.example", "[", "x]:1"):
+                code, _, text = get(f"{url}/state", Host=host)
+                assert code in (400, 421) and "told" not in text, host
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
@@ -546,8 +554,8 @@ def test_others_than_this_machine_are_warned_of(tmp_path: Path) -> None:
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def training() -> bytes:
-    """Return the view of a training with failures in it, and of a round under way."""
+def run_view() -> bytes:
+    """Return the view of a run with failures in it, and of a round under way."""
     server = Fake()
     one = Watch([server, Fake()], PUBLIC)
     places = {"a": "both", "b": "here", HOSTILE: "none"}
@@ -612,11 +620,11 @@ def luminance(colour: str) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_in_a_browser(width: int, dark: bool) -> None:
-    view = training()
+    view = run_view()
     with served(lambda: view) as url, browser(width, dark) as page:
         page.get(url)
         run = page.execute_script

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from securemedian import cli
-from securemedian.coordinator.unattended import TrainingPlan
+from securemedian.coordinator.unattended import RunPlan
 from tests.daemons import ROOT, START_S, free_ports, wait_until
 
 DEPLOY = ROOT / "deploy"
@@ -99,8 +99,8 @@ def test_a_unit_runs_a_verb_that_there_is(unit: Path) -> None:
     assert ended.value.code == 0
 
 
-def test_the_trainings_plan_is_one() -> None:
-    plan = TrainingPlan.load(DEPLOY / "training.toml")
+def test_the_runs_plan_is_one() -> None:
+    plan = RunPlan.load(DEPLOY / "run.toml")
     assert plan.params(1).dim == 4
     assert Path(plan.output).name in volumes("coordinator")[f"./{Path(plan.output).name}"]
 
@@ -131,7 +131,7 @@ def test_the_commands_of_the_containers_run_a_round(tmp_path: Path) -> None:
     expected = np.minimum(*updates).astype(np.float32)
     for client in ("client-1", "client-2"):
         assert np.array_equal(np.load(tmp_path / client / "median.npy"), expected)
-    assert np.array_equal(np.load(tmp_path / "training" / "model-1.npy"), expected)
+    assert np.array_equal(np.load(tmp_path / "run" / "model-1.npy"), expected)
 
 
 def command(root: Path, service: str) -> list[str]:

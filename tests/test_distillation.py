@@ -126,7 +126,7 @@ def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) ->
     """Three workers, one of which lies, through real daemons; and the same in the clear."""
     method = Radix(encoding="unit", word_bits=8)
     exchange = Predictions(PUBLIC.digest, CLASSES)
-    params = RoundParams(method, 200 * CLASSES, 3, exchange=exchange)
+    params = RoundParams(method, dim=200 * CLASSES, max_clients=3, exchange=exchange)
     students = [student(0), student(1, linear()), student(2, attack="gaussian")]
     before, after = [accuracy(one) for one in students], {}
 
@@ -140,7 +140,7 @@ def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) ->
     published = []
     with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as coordinator:
         for _ in range(2):
-            published.append(coordinator.result(coordinator.open(params)))
+            published.append(coordinator.result(coordinator.open_round(params)))
     for wait in waiting:
         wait()
     for number, labels in enumerate(published, 1):
@@ -202,7 +202,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
     path.write_text(text.replace('state_dir = "', f'state_dir = "{sleepy}-'))
     toml = str(path)
     arguments = [toml, "--part", "1/3", "--images", "60", "--warm-up", "2"]
-    arguments += ["--exchange", "predictions", "--public", str(tmp_path / "public")]
+    arguments += ["--public", str(tmp_path / "public")]
     students = [student(number) for number in range(3)]
 
     def work(number: int) -> None:
@@ -213,13 +213,13 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
 
     params = RoundParams(
         Radix(encoding="unit", word_bits=8),
-        200 * CLASSES,
-        3,
+        dim=200 * CLASSES,
+        max_clients=3,
         exchange=Predictions(PUBLIC.digest, CLASSES),
     )
     output = tmp_path / "output"
     with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as coordinator:
-        first = coordinator.open(params)
+        first = coordinator.open_round(params)
         with output.open("wb") as file:
             child = subprocess.Popen(
                 [sys.executable, "-c", CHILD, sleepy, *arguments],
@@ -236,7 +236,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
             child.wait()
         labels = coordinator.result(first).reshape(-1, CLASSES)
         assert np.array_equal(labels.reshape(-1), median_labels([s.sent(1) for s in students]))
-        second = coordinator.open(params)
+        second = coordinator.open_round(params)
         number = number_of(second)
         # who was not killed
         expected = students[0].after(labels, number_of(first))

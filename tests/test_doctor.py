@@ -12,6 +12,7 @@ from securemedian import cli
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
+from securemedian.servers.computing.backends.ray import GUARDED
 from tests.daemons import Pair, running
 
 Usage = namedtuple("Usage", "total used free")
@@ -116,12 +117,19 @@ def test_ray_and_its_cluster(
 ) -> None:
     path = folder / "s1.toml"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
+    for name in GUARDED:
+        monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address = f"127.0.0.1:{cluster.getsockname()[1]}"
         path.write_text(path.read_text() + f'[engine]\nkind = "ray"\naddress = "{address}"\n')
         one(found(path, Level.WELL), f"the Ray cluster takes connections at {address}")
         missing = [text for text in found(path, Level.WRONG) if "securemedian[ray]" in text]
         assert len(missing) == (not installed)
+        assert "insecure = true" in one(found(path, Level.WRONG), "RAY_AUTH_MODE=token and RAY_USE")
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        assert "without RAY_USE_TLS=1 in" in one(found(path, Level.WRONG), f"address {address}")
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        assert not [text for text in found(path, Level.WRONG) if address in text]
     assert "ray start" in one(found(path, Level.WRONG), f"cannot be reached at {address}")
 
 
@@ -180,8 +188,8 @@ def test_servers_that_are_exchanged(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_the_servers_do_not_have(pair: Pair) -> None:
+def test_a_cohort_that_the_servers_do_not_have(pair: Pair) -> None:
     path = pair.folder / "elsewhere.toml"
-    path.write_text('training = "elsewhere"\n' + (pair.folder / "client-1.toml").read_text())
+    path.write_text('cohort = "elsewhere"\n' + (pair.folder / "client-1.toml").read_text())
     wrong = found(path, Level.WRONG)
     assert len([text for text in wrong if "elsewhere" in text]) == 2

@@ -22,10 +22,10 @@ from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, N
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
-from securemedian.servers import control
-from securemedian.servers.control import Again, Bye, Hello, RoundMessage
-from securemedian.servers.database import MIGRATIONS, Database
-from securemedian.servers.round_state import ServerRound
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.network import control
+from securemedian.servers.network.control import Again, Bye, Hello, RoundMessage
+from securemedian.servers.storage.database import SCHEMA_VERSION, Database
 from tests.servers_alone import DEALT, DIM, PARAMS, Server
 
 KINDS = [
@@ -541,49 +541,28 @@ def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two
 
 # The database
 
-OLDEST = Path(__file__).parent / "state-1.sql"
 
-
-def test_a_database_of_the_first_schema_is_taken_up(tmp_path: Path) -> None:
-    """With an open round and an upload in it."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    connection = sqlite3.connect(folder / "state.db")
-    connection.executescript(OLDEST.read_text("utf-8"))
-    connection.close()
-    server = Server(1, folder)
-    latest = server.latest.server_round
-    assert latest.state is State.OPEN and latest.here.keys() == {server.keys[0]}
-    version = server.store.database._connection.execute("PRAGMA user_version").fetchone()
-    assert version == (len(MIGRATIONS),)
-    assert server.upload(server.keys[0], latest.round_id).type == "upload"
-    server.store.close()
-
-
-def test_a_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
+        "PRAGMA user_version = 0",
+        "DROP TABLE cohorts",
+    ],
+)
+def test_a_database_of_another_release_is_refused(other: str, tmp_path: Path) -> None:
     Database(tmp_path / "state.db").close()
     connection = sqlite3.connect(tmp_path / "state.db")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.execute(other)
     connection.close()
-    with pytest.raises(ConfigError, match="newer release"):
+    with pytest.raises(ConfigError, match="another release.*remove the state folder"):
         Database(tmp_path / "state.db")
+
+
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_bytes(b"junk" * 1000)
     with pytest.raises(ConfigError, match="restore"):
         Database(tmp_path / "junk.db")
-
-
-def test_an_older_database_takes_the_missing_steps_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Database(tmp_path / "state.db").close()
-    path = "securemedian.servers.database.MIGRATIONS"
-    monkeypatch.setattr(path, (*MIGRATIONS, "CREATE TABLE more (x INTEGER); SELECT nonsense;"))
-    with pytest.raises(ConfigError):
-        Database(tmp_path / "state.db")
-    monkeypatch.setattr(path, (*MIGRATIONS, "CREATE TABLE more (x INTEGER);"))
-    made = Database(tmp_path / "state.db")
-    assert made._connection.execute("SELECT count(*) FROM more").fetchone() == (0,)
-    made.close()
 
 
 def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:

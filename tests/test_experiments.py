@@ -30,8 +30,8 @@ from securemedian.laboratory.experiments import (  # noqa: E402
 )
 from securemedian.laboratory.experiments.collaborators import Collaborators  # noqa: E402
 from securemedian.laboratory.experiments.players import Players  # noqa: E402
-from securemedian.laboratory.experiments.runs import Collaboration, Record, Run  # noqa: E402
-from securemedian.laboratory.experiments.service import Service  # noqa: E402
+from securemedian.laboratory.experiments.runs import Collaboration, Run, RunRecord  # noqa: E402
+from securemedian.laboratory.experiments.service import ExperimentServers  # noqa: E402
 from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
 from securemedian.mpc.rounds.clusters import exposed  # noqa: E402
 from securemedian.mpc.rounds.methods.reclustered import Reclustered  # noqa: E402
@@ -62,7 +62,7 @@ def summary(folder: Path, name: str) -> dict[str, Any]:
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def models_of(record: Record) -> list[str]:
+def models_of(record: RunRecord) -> list[str]:
     return [figures.model for figures in record.rounds]
 
 
@@ -70,8 +70,8 @@ def nothing(_: Any) -> None:
     pass
 
 
-def interrupt_after(rounds: int) -> Callable[[Record], None]:
-    def watch(record: Record) -> None:
+def interrupt_after(rounds: int) -> Callable[[RunRecord], None]:
+    def watch(record: RunRecord) -> None:
         if len(record.rounds) == rounds:
             raise KeyboardInterrupt
 
@@ -95,7 +95,7 @@ def test_secure_and_plain_are_equal_bit_by_bit_and_go_on_where_they_were(
     radix = secure.run(1, "radix", "gaussian")
     # with clusters of one client, and so whatever the servers toss
     clustered = [secure.run(1, name) for name in ("share-median-m1-r1", "share-zeno-m1-r1")]
-    with Service(3, nothing) as service:
+    with ExperimentServers(3, nothing) as service:
         through = {radix.run_id: execution.carry_out(radix, 2, digits, service, tmp_path, nothing)}
         for run in clustered:
             through[run.run_id] = execution.carry_out(run, 1, digits, service, tmp_path, nothing)
@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_what_was_finished(
     options = ["fig4", *SMALL, "--seeds", "1", "--faults", "bitflip", "--out", str(tmp_path)]
     carry_out, calls = execution.carry_out, []
 
-    def twice(*arguments: Any) -> Record:
+    def twice(*arguments: Any) -> RunRecord:
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -220,7 +220,7 @@ def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
         (tmp_path / f"{run.run_id}{ending}").write_text("{")
         with pytest.raises(ConfigError, match=re.escape(f"{run.run_id}{ending} is damaged")):
             look(tmp_path, run)
-    saved.finish(tmp_path, run, Record())
+    saved.finish(tmp_path, run, RunRecord())
     (tmp_path / f"{run.run_id}.json").rename(tmp_path / f"{replace(run, seed=9).run_id}.json")
     with pytest.raises(ConfigError, match="another run"):
         saved.load(tmp_path, replace(run, seed=9))
@@ -407,7 +407,7 @@ def test_every_experiment_runs(
     model = {"fig5": "cnn-mnist", "fig6": "cnn-cifar10"}.get(name, "digits")
     found = summary(tmp_path / "out", f"{name}-{model}")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"{name}-{model}.{end}" for end in ("json", "png", "svg")
+        f"{name}-{model}.{end}" for end in ("json", "png")
     } | {"runs"}
     assert found["settings"]["model"] == model
     assert set(found["machine"]) == set(summaries.machine())
@@ -431,9 +431,11 @@ def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
     }
 
     def below(attack: str, *accuracies: list[float]) -> float | None:
-        exact = catalogue.Result(curves["none", "radix"], [[90, 90, 90, 50, 60], [0, 0, 0, 70, 80]])
-        other = catalogue.Result(curves[attack, "bucketed"], accuracies)
-        records = {run.run_id: Record() for curve in curves.values() for run in curve.runs}
+        exact = catalogue.CurveResult(
+            curves["none", "radix"], [[90, 90, 90, 50, 60], [0, 0, 0, 70, 80]]
+        )
+        other = catalogue.CurveResult(curves[attack, "bucketed"], accuracies)
+        records = {run.run_id: RunRecord() for curve in curves.values() for run in curve.runs}
         summary = summaries.summary(
             catalogue.EXPERIMENTS["fig4"], made, [exact, other], records, ""
         )
@@ -448,10 +450,10 @@ def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
 
 def test_files_are_named_after_split_and_optimiser(tmp_path: Path) -> None:
     options = [*SMALL, "--methods", "mean", "--split", "dirichlet:0.3", "--out", str(tmp_path)]
-    assert experiment("fig2", *options, "--optimiser", "momentum", "--optimiser-rate", "0.5") == 0
+    assert experiment("fig2", *options, "--optimiser", "momentum:rate=0.5") == 0
     stem = "fig2-digits-dirichlet-0.3-momentum"
     assert {path.name for path in tmp_path.iterdir()} - {"runs"} == {
-        f"{stem}.{end}" for end in ("json", "png", "svg")
+        f"{stem}.{end}" for end in ("json", "png")
     }
     made = summary(tmp_path, stem)["settings"]
     assert made["optimiser"] == {"optimiser": "momentum", "rate": 0.5, "decay": 0.9}

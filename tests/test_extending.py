@@ -17,7 +17,7 @@ from securemedian.laboratory.models import MODELS
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.methods.registry import METHODS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)

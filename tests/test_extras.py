@@ -10,7 +10,7 @@ import pytest
 from securemedian.operating import keygen
 from tests.daemons import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 HIDDEN = {
     "train": ["torch", "sklearn"],
@@ -36,7 +36,7 @@ MODULES = """
 import importlib, json, pkgutil, sys
 sys.modules.update(dict.fromkeys(json.loads(sys.argv[1])))
 import securemedian
-for floor in ("mpc", "settings", "servers", "clients", "scripts", "cli"):
+for floor in ("mpc", "common", "servers", "clients", "coordinator", "operating", "cli"):
     package = importlib.import_module(f"securemedian.{floor}")
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{package.__name__}."):
         importlib.import_module(module.name)

@@ -22,6 +22,7 @@ from securemedian.mpc.protocols.correlations.random_ots import RandomOts
 from securemedian.mpc.protocols.correlations.tables import Tables
 from securemedian.mpc.protocols.correlations.triples import Triples
 from securemedian.mpc.protocols.kernels import extension as kernels
+from securemedian.mpc.protocols.kernels import lpn
 from securemedian.mpc.protocols.ot import ferret, softspoken
 from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, blocks_of
 from securemedian.mpc.protocols.ot.hash import Hash
@@ -123,7 +124,7 @@ def test_the_codes_are_the_ones_that_were_estimated() -> None:
     setup, code = ferret.SETUP, ferret.CODE
     assert (setup.secrets, setup.bins, setup.depth) == (36_864, 320, 9)
     assert (code.secrets, code.bins, code.depth) == (147_456, 768, 11)
-    assert ferret.lpn.LOCALITY == 10
+    assert lpn.LOCALITY == 10
     assert setup.reserve <= BLOCK and setup.outputs >= code.reserve
 
 

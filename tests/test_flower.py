@@ -667,7 +667,7 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
         with pytest.raises(AggregationError, match=f"no round could be opened: S0: round {theirs}"):
             run(secure(pair), grid_of(pair))
         assert other.status(theirs)["state"] == "open"
-        other.abort(theirs, "the test is over")
+        other.abort_round(theirs, "the test is over")
 
 
 @pytest.mark.parametrize("training_s", TRAINING_S)

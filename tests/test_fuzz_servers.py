@@ -29,13 +29,13 @@ from securemedian.mpc.rounds.optimiser import OPTIMISERS, optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
-from securemedian.servers import control
-from securemedian.servers.control import (
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
     Again,
     Bye,
     Check,
-    Checked,
     Close,
+    Compute,
     Dealt,
     Done,
     Failed,
@@ -44,11 +44,11 @@ from securemedian.servers.control import (
     Opened,
     Ready,
     Resume,
-    Run,
     Uploaded,
+    Verdicts,
 )
-from securemedian.servers.register import KEPT_ROUNDS
-from securemedian.servers.requests import OPS
+from securemedian.servers.rounds.register import ROUNDS_RETAINED
+from securemedian.servers.rounds.requests import OPS
 from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
 from tests.servers_alone import DEALT, DIM, PARAMS, START, Server, held, hello
 
@@ -129,7 +129,7 @@ def _following(s1: Server) -> Iterator[str]:
     s1.upload_all(ROUND)
     s1.hear(Close(ROUND, held(s1.keys)))
     yield "queued"
-    s1.hear(Run(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
+    s1.hear(Compute(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
     yield "running"
     yield _published(s1)
 
@@ -223,7 +223,7 @@ def check_what_is_kept(server: Server) -> None:
     spooled = [path.name for path in (server.folder / "spool").iterdir()]
     assert spooled == [entry.server_round.round_id for entry in register.live]
     entries = list(register._entries.values())
-    assert len(entries) <= KEPT_ROUNDS
+    assert len(entries) <= ROUNDS_RETAINED
     for entry in entries:
         assert re.fullmatch(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", entry.server_round.round_id)
         assert entry.server_round.here.keys() | entry.server_round.there.keys() <= set(server.keys)
@@ -284,7 +284,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "piece": draw(st.sampled_from([0, 1, 2, -1, 1 << 63])),
         "pieces": draw(st.sampled_from([1, 2, 3, 0, -1, 1 << 63])),
         "reason": "why",
-        "training": draw(st.sampled_from(["default", "default", "another", ""])),
+        "cohort": draw(st.sampled_from(["default", "default", "another", ""])),
         "range": draw(st.sampled_from(RANGES)),
         "optimiser": draw(st.sampled_from(CHOSEN)),
         "reset": draw(st.booleans()),
@@ -354,10 +354,10 @@ def all_messages(server: Server) -> list[control.Message]:
         *(Dealt(round_id, key) for key in server.keys),
         *(Uploaded(round_id, key) for key in server.keys),
         Check(round_id, server.keys),
-        Checked(round_id, server.keys, []),
+        Verdicts(round_id, server.keys, []),
         Close(round_id, held(server.keys)),
         Held(round_id, held(server.keys)),
-        Run(round_id, digest, attempt + 1, bytes(16), True),
+        Compute(round_id, digest, attempt + 1, bytes(16), True),
         Ready(round_id, attempt),
         Done(round_id, attempt, signature),
         Again(round_id, attempt, "timeout", "why"),
@@ -414,7 +414,7 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
                 Uploaded(rounds[0], own),
                 Dealt(rounds[0], own),
                 Check(rounds[0], [own]),
-                Checked(rounds[0], [own], [own]),
+                Verdicts(rounds[0], [own], [own]),
                 Close(rounds[0], {own: own.encode()}),
                 Held(rounds[0], {own: own.encode()}),
                 Failed(rounds[0], own, own),

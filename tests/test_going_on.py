@@ -367,7 +367,7 @@ def kill_at(
 
 def unsent(client: Client) -> list[str]:
     """Return the rounds for which a client keeps something that servers lack."""
-    return client._memory.rounds
+    return client._journal.rounds
 
 
 @pytest.mark.parametrize("piece", [0, 1])

@@ -16,7 +16,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.coordinator.unattended import Training, TrainingPlan
+from securemedian.coordinator.unattended import RunPlan, UnattendedRun
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks.faults import Malformed
 from securemedian.laboratory.malformed import MalformedClient
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 DIM, CLIENTS = 300, 6
 STARTS = np.stack([np.full(DIM, 1, np.float32), np.full(DIM, -1, np.float32)])
-PARAMS = RoundParams(Bucketed(groups=2), DIM, CLIENTS)
+PARAMS = RoundParams(Bucketed(groups=2), dim=DIM, max_clients=CLIENTS)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_every_group_follows_its_own_clients_and_one_that_is_too_small_keeps_its
 ) -> None:
     before = STARTS
     for number, groups in enumerate([[0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 1], [1] * 6, [0, 1] * 3]):
-        assert coordinator.open(PARAMS, before if number == 0 else None)
+        assert coordinator.open_round(PARAMS, before if number == 0 else None)
         round_id, updates = run(members, groups, number)
         results = coordinator.results(round_id)
         published = members[0].model(round_id)
@@ -104,21 +104,21 @@ def test_every_group_follows_its_own_clients_and_one_that_is_too_small_keeps_its
         for group in too_small:
             assert np.array_equal(results[group], before[group])
         for server in ("s0", "s1"):
-            assert pair.wait("published", server)["kept_groups"] == too_small
+            assert pair.wait("published", server)["unchanged_groups"] == too_small
             last = [one for one in pair.events(server) if one["event"] == "round-published"][-1]
-            assert last.get("kept_groups", []) == too_small
+            assert last.get("unchanged_groups", []) == too_small
         for member, group in zip(members, groups, strict=True):
             assert np.array_equal(np.asarray(member.result(round_id), np.float32), want[group])
-            assert member.kept_groups(round_id) == too_small
+            assert member.unchanged_groups(round_id) == too_small
         assert members[0].receipt(round_id).record.groups == []
         assert pair.status()["groups"] == []
         before = want
 
 
-def test_a_training_of_groups_goes_on_after_a_restart_of_s0(
+def test_a_run_of_groups_goes_on_after_a_restart_of_s0(
     pair: Pair, coordinator: Coordinator, members: list[Client]
 ) -> None:
-    coordinator.open(PARAMS, STARTS)
+    coordinator.open_round(PARAMS, STARTS)
     round_id, _ = run(members, [0, 1, 1, 0, 0, 1], 5)
     results = coordinator.results(round_id)
     pair.wait("published", "s1")
@@ -126,19 +126,19 @@ def test_a_training_of_groups_goes_on_after_a_restart_of_s0(
     pair.start("s0")
     pair.link()
     assert coordinator.dim() == DIM
-    again = coordinator.open(PARAMS)
+    again = coordinator.open_round(PARAMS)
     published = members[0].model(again)
     for group in (0, 1):
         assert (published.of_group(group).model == results[group]).all()
     with pytest.raises(ConfigError, match="groups = 1 needs a model for each, and 2 are kept"):
-        coordinator.abort(again, "enough")
-        coordinator.open(replace(PARAMS, method=Bucketed()))
+        coordinator.abort_round(again, "enough")
+        coordinator.open_round(replace(PARAMS, method=Bucketed()))
 
 
 def test_a_malformed_dealing_of_several_groups_is_left_out(
     pair: Pair, coordinator: Coordinator, members: list[Client], opened: ExitStack
 ) -> None:
-    coordinator.open(replace(PARAMS, max_clients=5), STARTS)
+    coordinator.open_round(replace(PARAMS, max_clients=5), STARTS)
     wrong = opened.enter_context(MalformedClient(config(pair, 5), Malformed()))
     wrong.wait_for_round()
     # the servers may have found out by then
@@ -165,10 +165,10 @@ VISIBLE = [
 def test_visible_groups_are_told_and_computed_by_themselves(
     pair: Pair, coordinator: Coordinator, members: list[Client], method: Method
 ) -> None:
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     before = STARTS
     for number, groups in enumerate([[0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 1]]):
-        coordinator.open(params, before if number == 0 else None)
+        coordinator.open_round(params, before if number == 0 else None)
         round_id, updates = run(members, groups, 20 + number)
         results = coordinator.results(round_id)
         published = members[0].model(round_id)
@@ -179,11 +179,11 @@ def test_visible_groups_are_told_and_computed_by_themselves(
         own = dict(zip(pair.names, groups, strict=True))
         for server in ("s0", "s1"):
             status = pair.wait("published", server)
-            assert status["kept_groups"] == kept
+            assert status["unchanged_groups"] == kept
             assert dict(zip(status["included"], status["groups"], strict=True)) == own
             assert status["groups"] == record.groups
         assert np.array_equal(members[5].result(round_id), want[groups[5]])
-        assert members[5].kept_groups(round_id) == kept
+        assert members[5].unchanged_groups(round_id) == kept
         before = want
 
 
@@ -195,8 +195,8 @@ def test_a_client_that_names_different_groups_to_the_two_servers_is_left_out(
     method: Method,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    params = RoundParams(method, DIM, CLIENTS)
-    coordinator.open(params, STARTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
+    coordinator.open_round(params, STARTS)
     ask = Connection.ask
 
     def lying(connection: Connection, op: str, *given: Any, **named: Any) -> Any:
@@ -221,13 +221,13 @@ def test_a_group_that_there_is_not_is_refused_by_the_servers(
     pair: Pair, coordinator: Coordinator
 ) -> None:
     for method, group in ((VISIBLE[1], 2), (Radix(), 1)):
-        params = RoundParams(method, DIM, CLIENTS)
-        round_id = coordinator.open(params, STARTS if method.groups > 1 else STARTS[0])
+        params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
+        round_id = coordinator.open_round(params, STARTS if method.groups > 1 else STARTS[0])
         share = np.zeros((1, params.layout.row_words), np.uint64)
         for wrong in (group, -1, 300):
             with pytest.raises(BadUpload, match="names a group from 0 to"):
                 pair.send("client-1", "upload", "words", share, "s0", group=wrong)
-        coordinator.abort(round_id, "done")
+        coordinator.abort_round(round_id, "done")
 
 
 def test_groups_are_no_way_around_a_servers_floor(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_groups_are_no_way_around_a_servers_floor(tmp_path: Path) -> None:
 def test_a_group_must_be_said_once_and_be_there(
     coordinator: Coordinator, members: list[Client]
 ) -> None:
-    round_id = coordinator.open(PARAMS, STARTS)
+    round_id = coordinator.open_round(PARAMS, STARTS)
     member = members[0]
     member.wait_for_round()
     with pytest.raises(InputError, match="has 2 groups: say which one's model you have trained"):
@@ -259,7 +259,7 @@ def test_a_group_must_be_said_once_and_be_there(
 def test_the_command_that_is_run_again_gets_the_result_of_its_group(
     pair: Pair, coordinator: Coordinator, members: list[Client], tmp_path: Path
 ) -> None:
-    round_id = coordinator.open(PARAMS, STARTS)
+    round_id = coordinator.open_round(PARAMS, STARTS)
     update, result, receipt = (tmp_path / name for name in ("u.npy", "r.npy", "r.json"))
     np.save(update, STARTS[1])
     submit = ["submit", str(pair.folder / "client-1.toml"), str(update)]
@@ -278,7 +278,7 @@ def test_fit_trains_the_model_that_fits_best(
     coordinator: Coordinator, members: list[Client]
 ) -> None:
     """Two groups of clients find their own targets from two starts; one client is on its own."""
-    round_id = coordinator.open(PARAMS, STARTS)
+    round_id = coordinator.open_round(PARAMS, STARTS)
     targets = [3.0, 3.0, 3.0, 3.0, 3.0, -3.0]
     told: list[list[str]] = [[] for _ in targets]
 
@@ -310,31 +310,31 @@ def test_fit_trains_the_model_that_fits_best(
     assert told[0][-1].endswith("the result is loaded")
 
 
-def test_the_coordinator_runs_a_training_of_groups(
+def test_the_coordinator_runs_a_run_of_groups(
     pair: Pair, members: list[Client], opened: ExitStack, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "starts.npy", STARTS)
-    plan = TrainingPlan(
-        str(pair.folder / "coordinator.toml"),
+    plan = RunPlan(
+        coordinator=str(pair.folder / "coordinator.toml"),
         rounds=1,
         round={"method": "bucketed", "groups": 2, "max_clients": CLIENTS},
         model=str(tmp_path / "starts.npy"),
-        output=str(tmp_path / "training"),
+        output=str(tmp_path / "run"),
         evaluate="tests.test_group_rounds:mean_of",
     )
     said: list[str] = []
     coordinator = opened.enter_context(Coordinator.from_config(plan.coordinator))
-    training = Training(plan, coordinator, said.append)
-    wait = in_background(training.run)
+    unattended = UnattendedRun(plan, coordinator, said.append)
+    wait = in_background(unattended.run)
     run(members, [0] * 5 + [1], 3)
     wait()
-    training.close()
-    (file,) = (tmp_path / "training").glob("model-*.npy")
+    unattended.close()
+    (file,) = (tmp_path / "run").glob("model-*.npy")
     models = np.load(file)
     assert models.shape == (2, DIM) and np.array_equal(models[1], STARTS[1])
     assert any("too few chose group 1, whose model stays" in line for line in said)
-    lines: list[dict[str, Any]] = training._journal.rounds
-    assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["kept_groups"] == [1]
+    lines: list[dict[str, Any]] = unattended._log.rounds
+    assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["unchanged_groups"] == [1]
 
 
 def mean_of(model: NDArray[np.float32]) -> float:

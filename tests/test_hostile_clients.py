@@ -21,7 +21,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.protocols import dealing, ring, share
-from securemedian.mpc.protocols.dealing import Dealt
+from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.protocols.share import WordsUpload
 from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import Pair, running, wait_until
@@ -66,7 +66,7 @@ def ends_without_it(pair: Pair, round_id: str, why: str) -> None:
 # Dealings that are wrong
 
 
-def entries(shape: dealing.Dealing, dealt: Dealt) -> list[NDArray[Any]]:
+def entries(shape: dealing.Dealing, dealt: OwnDealing) -> list[NDArray[Any]]:
     """Return the words half as entries, unpacked: of the kept vectors, and of the others."""
     (part,) = shape.parts
     packed = dealt.words.packed[0]
@@ -79,7 +79,7 @@ def entries(shape: dealing.Dealing, dealt: Dealt) -> list[NDArray[Any]]:
     ]
 
 
-def changed(shape: dealing.Dealing, dealt: Dealt, parts: list[NDArray[Any]]) -> Dealt:
+def changed(shape: dealing.Dealing, dealt: OwnDealing, parts: list[NDArray[Any]]) -> OwnDealing:
     """Return the dealing with these entries in its words half."""
     (part,) = shape.parts
     packed = dealt.words.packed.copy()
@@ -90,14 +90,14 @@ def changed(shape: dealing.Dealing, dealt: Dealt, parts: list[NDArray[Any]]) -> 
     return dealt
 
 
-def one_kept_vector(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+def one_kept_vector(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
     kept, others = entries(shape, dealt)
     # by 2: by 1, a vector whose last entry is 1 would become another one-hot vector
     kept[0] += 2
     return changed(shape, dealt, [kept, others])
 
 
-def every_vector_alike(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+def every_vector_alike(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
     """Two of the entries of every vector are larger and smaller by 1 than they should be."""
     parts = entries(shape, dealt)
     for values in parts:
@@ -106,21 +106,21 @@ def every_vector_alike(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
     return changed(shape, dealt, parts)
 
 
-def one_of_the_others(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+def one_of_the_others(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
     """Every other vector is a guard or has a kept one that it has to fit."""
     kept, others = entries(shape, dealt)
     others[7] += 2
     return changed(shape, dealt, [kept, others])
 
 
-def anything(shape: dealing.Dealing, dealt: Dealt) -> Dealt:
+def anything(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
     rng = np.random.default_rng(1)
     words = rng.integers(0, 1 << 63, dealt.words.packed.shape, np.uint64)
     dealt.words = WordsUpload(shape.layout, words)
     return dealt
 
 
-Wrong = Callable[[dealing.Dealing, Dealt], Dealt]
+Wrong = Callable[[dealing.Dealing, OwnDealing], OwnDealing]
 
 
 @pytest.mark.parametrize(

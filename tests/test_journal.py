@@ -1,4 +1,4 @@
-"""What a client keeps for a restart: `clients.memory`."""
+"""What a client keeps for a restart: `clients.journal`."""
 
 import stat
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from securemedian.clients import journal
-from securemedian.clients.journal import KEPT_ROUNDS, Memory, Sent, Submission, fingerprint
+from securemedian.clients.journal import ROUNDS_RETAINED, Journal, Sent, Submission, fingerprint
 from securemedian.clients.upload import ShareHalf
 from securemedian.common import durable
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
@@ -31,14 +31,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "client-1-state"
 
 
-def again(kept: Memory, folder: Path) -> Memory:
+def again(kept: Journal, folder: Path) -> Journal:
     """Return what the next process has."""
     kept.close()
-    return Memory(folder)
+    return Journal(folder)
 
 
 def test_an_upload_outlasts_the_process_and_is_deleted(folder: Path) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.keep(SUBMISSION)
     kept = again(kept, folder)
     found = kept.submission(ROUND)
@@ -56,7 +56,7 @@ def test_an_upload_outlasts_the_process_and_is_deleted(folder: Path) -> None:
 def test_of_an_upload_that_servers_have_no_half_is_kept_but_what_its_result_has_to_fit(
     folder: Path,
 ) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.keep(SUBMISSION)
     path = folder / f"{ROUND}.kept"
     halves = [half.share.tobytes() for half in HALVES]
@@ -71,7 +71,7 @@ def test_of_an_upload_that_servers_have_no_half_is_kept_but_what_its_result_has_
 @pytest.mark.parametrize("keeps", [True, False])
 def test_as_many_uploads_are_remembered_as_servers_keep_results(folder: Path, keeps: bool) -> None:
     """In the order in which they were sent: a service that is set up anew counts from 1 again."""
-    kept = Memory(folder if keeps else None)
+    kept = Journal(folder if keeps else None)
     rounds = [f"{number}-3fa9c1d2" for number in (8, 9, 10, 11, 1, 2)]
     for group, round_id in enumerate(rounds):
         made = replace(SUBMISSION, round_id=round_id, group=group)
@@ -79,17 +79,17 @@ def test_as_many_uploads_are_remembered_as_servers_keep_results(folder: Path, ke
         kept.confirm(made)
         if keeps:
             kept = again(kept, folder)
-    assert [sent.round_id for sent in kept.sent] == rounds[-KEPT_ROUNDS:]
+    assert [sent.round_id for sent in kept.sent] == rounds[-ROUNDS_RETAINED:]
     assert [sent.group for sent in kept.sent] == [2, 3, 4, 5]
     if keeps:
         names = {path.stem for path in folder.glob("*.kept")}
-        assert names == {*rounds[-KEPT_ROUNDS:]}
+        assert names == {*rounds[-ROUNDS_RETAINED:]}
 
 
 def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.keep(SUBMISSION)
 
     def full(descriptor: int) -> None:
@@ -106,7 +106,7 @@ def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
 def test_an_upload_of_a_release_that_kept_no_group_is_sent_and_its_group_unknown(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     pack = wire.pack
     with monkeypatch.context() as patch:
 
@@ -121,7 +121,7 @@ def test_an_upload_of_a_release_that_kept_no_group_is_sent_and_its_group_unknown
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_what_the_caller_keeps_outlasts_the_process_and_rounds(folder: Path, keeps: bool) -> None:
-    kept = Memory(folder if keeps else None)
+    kept = Journal(folder if keeps else None)
     assert (kept.own.fields, kept.own.arrays) == ({}, {})
     network = np.arange(4, dtype=np.float32)
     kept.keep_own({"round": ROUND, "seed": [1, 2]}, {"network": network})
@@ -145,7 +145,7 @@ def test_what_the_caller_keeps_outlasts_the_process_and_rounds(folder: Path, kee
 def test_what_the_caller_keeps_is_named_if_it_is_damaged_or_cannot_be_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.keep_own({}, {"network": VECTOR})
 
     def full(descriptor: int) -> None:
@@ -161,12 +161,12 @@ def test_what_the_caller_keeps_is_named_if_it_is_damaged_or_cannot_be_written(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="own is damaged: remove it"):
-        Memory(folder)
+        Journal(folder)
 
 
 def test_a_dealing_is_drawn_again_alike(folder: Path) -> None:
     shape = Dealing(40, 4, 3)
-    kept = Memory(folder)
+    kept = Journal(folder)
     draw = kept.draw(ROUND, PARAMS, 5)
     assert kept.draw(ROUND, PARAMS, 5) == draw
     one = dealing.deal(shape, draw.entropy())
@@ -180,11 +180,11 @@ def test_a_dealing_is_drawn_again_alike(folder: Path) -> None:
     assert np.array_equal(one.rotations(index), other.rotations(index))
     # the halves' randomness has nothing of the secret in it, and rounds differ
     assert draw.entropy()(16) not in draw.secret
-    assert Memory(None).draw(ROUND, PARAMS, 5).secret != draw.secret
+    assert Journal(None).draw(ROUND, PARAMS, 5).secret != draw.secret
 
 
 def test_one_secret_serves_one_dealing(folder: Path) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.draw(ROUND, PARAMS, 0)
     for one in (kept, again(kept, folder)):
         with pytest.raises(PeerProtocolError, match="other parameters than before"):
@@ -193,7 +193,7 @@ def test_one_secret_serves_one_dealing(folder: Path) -> None:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_dealing_that_has_rotated_rotates_no_other_update(folder: Path, keeps: bool) -> None:
-    kept = Memory(folder if keeps else None)
+    kept = Journal(folder if keeps else None)
     secret = kept.draw(ROUND, PARAMS, 0).secret
     if keeps:
         assert secret in (folder / f"{ROUND}.kept").read_bytes()
@@ -210,7 +210,7 @@ def test_a_dealing_that_has_rotated_rotates_no_other_update(folder: Path, keeps:
 
 def test_another_release_does_not_draw(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dealing could be another one, and the rotations then those of nobody's update."""
-    kept = Memory(folder)
+    kept = Journal(folder)
     draw = kept.draw(ROUND, PARAMS, 0)
     kept.keep(Submission("8-3fa9c1d2", PARAMS, START, fingerprint(VECTOR), HALVES))
     monkeypatch.setattr(journal.securemedian, "__version__", "9.9")
@@ -222,7 +222,7 @@ def test_another_release_does_not_draw(folder: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
 def test_a_damaged_file_is_named_with_what_to_do(folder: Path, damage: str) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.keep(SUBMISSION)
     kept.close()
     path = folder / f"{ROUND}.kept"
@@ -235,26 +235,26 @@ def test_a_damaged_file_is_named_with_what_to_do(folder: Path, damage: str) -> N
     }
     path.write_bytes(damaged[damage])
     with pytest.raises(ConfigError, match=f"{ROUND}.kept is damaged: remove it"):
-        Memory(folder)
+        Journal(folder)
     path.unlink()
-    Memory(folder).close()
+    Journal(folder).close()
 
 
 def test_the_folder_is_for_one_process_and_one_user(folder: Path) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
     kept.keep(SUBMISSION)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     with pytest.raises(ConfigError, match="another process runs on the state folder"):
-        Memory(folder)
+        Journal(folder)
     kept.close()
     folder.chmod(0o750)
     with pytest.raises(ConfigError, match="run chmod 700"):
-        Memory(folder)
+        Journal(folder)
 
 
 def test_what_cannot_be_written_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Memory(folder)
+    kept = Journal(folder)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -274,4 +274,4 @@ def test_what_cannot_be_written_is_not_sent(folder: Path, monkeypatch: pytest.Mo
 def test_an_id_that_is_no_file_name_is_refused(folder: Path, name: str) -> None:
     given: dict[str, Any] = {"params": PARAMS, "index": 0}
     with pytest.raises(PeerProtocolError, match="which is no id"):
-        Memory(folder).draw(name, **given)
+        Journal(folder).draw(name, **given)

@@ -6,11 +6,11 @@ from typing import Protocol
 
 import pytest
 
-from securemedian.clients.journal import Memory
+from securemedian.clients.journal import Journal
 from securemedian.common.durable import is_locked
-from securemedian.coordinator.unattended import Journal
+from securemedian.coordinator.unattended import RunLog
 from securemedian.mpc.errors import ConfigError
-from securemedian.servers.store import Store
+from securemedian.servers.storage.store import Store
 
 
 class Closable(Protocol):
@@ -21,8 +21,8 @@ class Closable(Protocol):
     ("kind", "refusal"),
     [
         (Store, "another server is running on the state folder"),
-        (Memory, "another process runs on the state folder"),
-        (Journal, "another process coordinates the training"),
+        (Journal, "another process runs on the state folder"),
+        (RunLog, "another process coordinates the run"),
     ],
 )
 def test_one_process_at_a_time_has_a_folder(
@@ -42,6 +42,6 @@ def test_one_process_at_a_time_has_a_folder(
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for kind in (Store, Memory, Journal):
+    for kind in (Store, Journal, RunLog):
         with pytest.raises(ConfigError, match=f"cannot use the .*{tmp_path / 'file'}"):
             kind(tmp_path / "file")

@@ -142,13 +142,13 @@ def test_what_is_logged_is_counted(tmp_path: Path, tally: Tally) -> None:
     logs.event("round-failed", code="whatever\nthe peer says")
     logs.event("pool-filled", ots=99, seconds=1.0)
     seen = samples(monitor)
-    assert seen["rounds_total", "open", "default"] == 1
-    assert seen["rounds_total", "published", "default"] == 2
+    assert seen["rounds_total", "default", "open"] == 1
+    assert seen["rounds_total", "default", "published"] == 2
     code = server.latest.server_round.code
     assert seen["rounds_failed_total", code, "default"] == 1 and code != "error"
     assert seen["rounds_failed_total", "error", "default"] == 1
-    assert seen["clients_total", "yes", "default"] == 5
-    assert seen["clients_total", "no", "default"] == 2
+    assert seen["clients_total", "default", "yes"] == 5
+    assert seen["clients_total", "default", "no"] == 2
     assert seen["ots_total",] == 20 and seen["ahead_ots_total",] == 99
     assert seen["peer_bytes_total", "sent"] == 14 and seen["peer_bytes_total", "received"] == 0
     assert seen["phase_seconds_total", "online"] == 1.0
@@ -160,10 +160,10 @@ def test_a_defect_in_counting_stays_here(tally: Tally, capsys: pytest.CaptureFix
     assert "KeyError" in capsys.readouterr().err
 
 
-def test_a_round_of_a_training_is_counted_there(tmp_path: Path, tally: Tally) -> None:
-    logs.event("round-open", training="stroke")
+def test_a_round_of_a_cohort_is_counted_there(tmp_path: Path, tally: Tally) -> None:
+    logs.event("round-open", cohort="stroke")
     monitor = Monitor(Server(0, tmp_path).config, tally)
-    assert samples(monitor)["rounds_total", "open", "stroke"] == 1
+    assert samples(monitor)["rounds_total", "stroke", "open"] == 1
 
 
 def test_health_and_readiness(
@@ -371,7 +371,7 @@ def test_real_servers_show_their_metrics(tmp_path: Path) -> None:
             for family in text_string_to_metric_families(get(f"{url}/metrics")[1])
             for sample in family.samples
         }
-        assert seen["rounds_total", "published", "default"] == 1
+        assert seen["rounds_total", "default", "published"] == 1
         assert seen["ots_total",] == status["cost"]["ots"] > 0
-        assert seen["clients_total", "yes", "default"] == 2
+        assert seen["clients_total", "default", "yes"] == 2
         assert pair.stop("s0") == 0

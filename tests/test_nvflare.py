@@ -7,6 +7,8 @@ import copy
 import json
 import logging
 import re
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,7 @@ from nvflare.private.privacy_manager import Scope
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
-from securemedian.plugins.rounds import Rounds
+from securemedian.plugins.rounds import FrameworkRounds
 from tests import wrong
 from tests.daemons import ROOT, Pair, running
 
@@ -620,6 +622,31 @@ def test_arrays_may_leave_in_no_other_result(
         assert reply.get_return_code() != ReturnCode.OK
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.ones(2),
+        [0.5, 1.5],
+        (1, 2),
+        {0.5},
+        [np.float32(1)],
+        [[0.5]],
+        b"\0\1",
+        bytearray(2),
+        memoryview(b"ab"),
+        array("f", [1, 2]),
+        deque([0.5]),
+        DXO(DataKind.METRICS, {"all": [0.5, 0.25]}),
+    ],
+    ids=repr,
+)
+def test_numbers_in_any_collection_are_arrays(numbers: Any) -> None:
+    assert list(tasks.arrays_in({"a": [{"b": numbers}]}))
+    assert not list(
+        tasks.arrays_in({"a": ["text", {"loss": 0.5, "n": 3, "x": np.float32(1)}, [], b""]})
+    )
+
+
 def test_arrays_beside_the_weights_are_refused(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -747,7 +774,9 @@ def test_a_job_that_is_stopped_ends_its_round(pair: Pair, tmp_path: Path) -> Non
 
 
 def test_two_jobs_at_a_time_have_two_coordinators(pair: Pair, tmp_path: Path) -> None:
-    other = Rounds(pair.folder / "coordinator.toml", secure(pair)._checked, LOG, "flwr stop")
+    other = FrameworkRounds(
+        pair.folder / "coordinator.toml", secure(pair)._checked, LOG, "flwr stop"
+    )
     other.open(START, 2)
     try:
         job = Job(pair, tmp_path)

@@ -22,13 +22,13 @@ from securemedian.mpc.rounds.optimiser import (
     optimiser_from,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training, finish
-from securemedian.servers.run_start import begin
-from securemedian.servers.store import Store
+from securemedian.mpc.rounds.run_state import RunState, finish
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.store import Store
 
 DIM = 6
 MODEL = np.array([1.0, -2.0, 3.0, 0.0, 1e6, -1e-6], np.float32)
-PAIRWISE = RoundParams(Pairwise(ring_bits=64, fraction_bits=16), DIM, 3)
+PAIRWISE = RoundParams(Pairwise(ring_bits=64, fraction_bits=16), dim=DIM, max_clients=3)
 
 
 def results(rounds: int) -> list[np.ndarray]:
@@ -37,46 +37,46 @@ def results(rounds: int) -> list[np.ndarray]:
     return [(MODEL * rng.uniform(0.9, 1.1, DIM)).astype(np.float32) for _ in range(rounds)]
 
 
-def model_of(training: Training) -> np.ndarray:
-    assert training.model is not None
-    return training.model
+def model_of(state: RunState) -> np.ndarray:
+    assert state.model is not None
+    return state.model
 
 
 def test_none_is_the_result() -> None:
-    training = Training(model=MODEL)
+    state = RunState(model=MODEL)
     for result in results(3):
-        training = training.after(result)
-        assert np.array_equal(model_of(training), result)
+        state = state.after(result)
+        assert np.array_equal(model_of(state), result)
 
 
 def test_momentum_as_in_plain_python() -> None:
-    training = Training(model=MODEL, optimiser=Momentum(rate=0.5, decay=0.8))
+    state = RunState(model=MODEL, optimiser=Momentum(rate=0.5, decay=0.8))
     model, velocity = MODEL.tolist(), [0.0] * DIM
     for result in results(4):
-        training = training.after(result)
+        state = state.after(result)
         for k in range(DIM):
             velocity[k] = 0.8 * velocity[k] + (float(result[k]) - model[k])
             model[k] += 0.5 * velocity[k]
-        assert np.allclose(model_of(training), model, rtol=1e-5, atol=0)
-        assert training.moments is not None and training.moments.dtype == np.float32
-        assert np.allclose(training.moments[0], velocity, rtol=1e-4, atol=1e-12)
+        assert np.allclose(model_of(state), model, rtol=1e-5, atol=0)
+        assert state.moments is not None and state.moments.dtype == np.float32
+        assert np.allclose(state.moments[0], velocity, rtol=1e-4, atol=1e-12)
 
 
 def test_adam_as_in_plain_python() -> None:
     adam = Adam(rate=1e-7, decay=0.7, second_decay=0.9, floor=1e-2)
-    training = Training(model=MODEL, optimiser=adam)
+    state = RunState(model=MODEL, optimiser=adam)
     model, mean, square = MODEL.tolist(), [0.0] * DIM, [0.0] * DIM
     for result in results(4):
-        training = training.after(result)
+        state = state.after(result)
         for k in range(DIM):
             movement = float(result[k]) - model[k]
             mean[k] = 0.7 * mean[k] + 0.3 * movement
             square[k] = 0.9 * square[k] + 0.1 * movement**2
             model[k] += 1e-7 * mean[k] / (math.sqrt(square[k]) + 1e-2)
             model[k] = float(np.float32(model[k]))
-        assert np.allclose(model_of(training), model, rtol=1e-6, atol=1e-12)
-        assert training.moments is not None
-        assert np.allclose(training.moments, [mean, square], rtol=1e-4, atol=1e-12)
+        assert np.allclose(model_of(state), model, rtol=1e-6, atol=1e-12)
+        assert state.moments is not None
+        assert np.allclose(state.moments, [mean, square], rtol=1e-4, atol=1e-12)
 
 
 def test_momentum_goes_beyond_the_result_but_not_through_zero() -> None:
@@ -92,9 +92,9 @@ def test_momentum_goes_beyond_the_result_but_not_through_zero() -> None:
 
 
 def test_the_scale_follows_the_result_and_the_buckets_the_model() -> None:
-    params = RoundParams(Bucketed(buckets=16), DIM, 3)
-    first = begin(Training(), params, {}, False, MODEL, {"optimiser": "momentum"})
-    other = begin(Training(), params, {}, False, MODEL)
+    params = RoundParams(Bucketed(buckets=16), dim=DIM, max_clients=3)
+    first = begin(RunState(), params, {}, False, MODEL, {"optimiser": "momentum"})
+    other = begin(RunState(), params, {}, False, MODEL)
     index = np.array([[0, 3, 7, 8, 12, 15]])
     for number in (1, 2):
         after, published = finish(first, params, PublicValues(index), 3)
@@ -113,18 +113,20 @@ def test_the_scale_follows_the_result_and_the_buckets_the_model() -> None:
 
 def test_what_a_round_keeps_changes_or_refuses() -> None:
     momentum = {"optimiser": "momentum", "decay": 0.5}
-    first = begin(Training(), PAIRWISE, {}, False, MODEL, momentum)
+    first = begin(RunState(), PAIRWISE, {}, False, MODEL, momentum)
     assert (first.optimiser, first.moments) == (Momentum(decay=0.5), None)
     values = PublicValues(to_fixed(MODEL + 1, 64, 16)[None])
     after = finish(first, PAIRWISE, values, 3)[0]
     assert after.moments is not None and after.moments.shape == (1, DIM)
     assert begin(after, PAIRWISE, {}, False, None) is after
-    # the same kind goes on, another begins anew, and so does a new training run
+    # the same kind goes on, another begins anew, and so does a new run
     faster = begin(after, PAIRWISE, {}, False, None, {"optimiser": "momentum"})
     assert faster.optimiser == Momentum() and faster.moments is after.moments
     assert begin(after, PAIRWISE, {}, False, None, {"optimiser": "adam"}).moments is None
     assert begin(after, PAIRWISE, {}, True, None).optimiser == NoOptimiser()
-    private = RoundParams(Pairwise(ring_bits=64, fraction_bits=16, result_to="clients"), DIM, 3)
+    private = RoundParams(
+        Pairwise(ring_bits=64, fraction_bits=16, result_to="clients"), dim=DIM, max_clients=3
+    )
     with pytest.raises(ConfigError, match="only the clients learn"):
         begin(after, private, {}, False, None)
     assert begin(after, private, {}, False, None, {"optimiser": "none"}).number == 2
@@ -132,12 +134,12 @@ def test_what_a_round_keeps_changes_or_refuses() -> None:
 
 def test_the_moments_survive_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
-    training = Training(model=MODEL, optimiser=Adam(rate=0.5)).after(MODEL + 1)
-    store.save_training(training)
-    loaded = store.load_training()
+    state = RunState(model=MODEL, optimiser=Adam(rate=0.5)).after(MODEL + 1)
+    store.save_run(state)
+    loaded = store.load_run()
     store.close()
-    assert loaded.optimiser == training.optimiser and loaded.moments is not None
-    one, two = loaded.after(MODEL), training.after(MODEL)
+    assert loaded.optimiser == state.optimiser and loaded.moments is not None
+    one, two = loaded.after(MODEL), state.after(MODEL)
     assert np.array_equal(model_of(one), model_of(two))
     assert one.moments is not None and two.moments is not None
     assert np.array_equal(one.moments, two.moments) and one.moments.all()
@@ -166,9 +168,9 @@ def test_what_is_no_optimiser(values: Any, said: str) -> None:
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_flags_and_messages_name_the_same(name: str) -> None:
     parser = argparse.ArgumentParser()
-    flags.add_optimiser_options(parser)
+    flags.add_optimiser(parser)
     assert flags.optimiser(parser.parse_args([])) is None
     assert flags.optimiser(parser.parse_args(["--optimiser", name])) == OPTIMISERS[name]()
     assert optimiser_from(OPTIMISERS[name]().to_dict()) == OPTIMISERS[name]()
-    given = parser.parse_args(["--optimiser", "adam", "--optimiser-second-decay", "0.5"])
+    given = parser.parse_args(["--optimiser", "adam:second-decay=0.5"])
     assert flags.optimiser(given) == Adam(second_decay=0.5)

@@ -33,7 +33,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 PAGE = (ROOT / "docs" / "own-model.md").read_text("utf-8")
-PARAMS = RoundParams(Radix(), 5, 2)
+PARAMS = RoundParams(Radix(), dim=5, max_clients=2)
 START = np.arange(5, dtype=np.float32)
 
 
@@ -191,7 +191,7 @@ def coordinator(pair: Pair) -> Iterator[Coordinator]:
     with Coordinator.from_config(toml(pair, "coordinator")) as one:
         yield one
         if one.status()["state"] == "open":
-            one.abort(one.status()["round"], "the test is over")
+            one.abort_round(one.status()["round"], "the test is over")
 
 
 def member(pair: Pair, number: int = 1) -> Client:
@@ -208,7 +208,7 @@ def test_the_size_and_the_round_of_a_result_are_those_of_the_coordinator_s_verbs
 ) -> None:
     """Each round's file has its own result; a second round was refused, and got the first one's."""
     config = toml(pair, "coordinator")
-    opening = ["round", "open", config, "--method", "radix", "--max-clients", "2"]
+    opening = ["round", "open", config, "radix", "--max-clients", "2"]
     assert cli.main(opening) == 2
     assert "S0 keeps no model: say how many values" in capsys.readouterr().err
     files.write(tmp_path / "start.npy", START)
@@ -238,7 +238,7 @@ def test_the_size_and_the_round_of_a_result_are_those_of_the_coordinator_s_verbs
     # a failed round has no result, and least of all an older one's
     assert cli.main(opening) == 0
     failed = capsys.readouterr().out.strip()
-    coordinator.abort(failed, "wrong data")
+    coordinator.abort_round(failed, "wrong data")
     assert cli.main(["round", "result", config, str(tmp_path / "5.npy")]) == 2
     assert f"round {failed} has no result: S0: aborted" in capsys.readouterr().err
     assert not (tmp_path / "5.npy").exists()
@@ -258,14 +258,14 @@ def test_a_model_is_downloaded_only_where_it_is_needed(
 
     monkeypatch.setattr(Connection, "ask", ask)
     for method, needed in ((Radix(), 0), (Bucketed(), 1)):
-        params = RoundParams(method, 5, 2)
-        round_id = coordinator.open(params, START, reset=True)
+        params = RoundParams(method, dim=5, max_clients=2)
+        round_id = coordinator.open_round(params, START, reset=True)
         asked.clear()
         with Client.from_config(toml(pair, "client-1")) as client:
             client.submit(START + 1, round_id)
             assert asked.count("model") == needed
             pair.submit("client-2", START + 2)
-            # decoded against the training run that the round started from
+            # decoded against the run that the round started from
             assert (client.result(round_id) > START).all()
             assert asked.count("model") == 1
 
@@ -273,7 +273,7 @@ def test_a_model_is_downloaded_only_where_it_is_needed(
 def test_five_clients_are_not_warned_of(
     pair: Pair, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opening = ["round", "open", toml(pair, "coordinator"), "--method", "radix", "--dim", "5"]
+    opening = ["round", "open", toml(pair, "coordinator"), "radix", "--dim", "5"]
     assert cli.main([*opening, "--reset", "--max-clients", "5"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -282,7 +282,7 @@ def test_five_clients_are_not_warned_of(
 def test_a_client_restarted_after_it_submitted_is_told(
     pair: Pair, coordinator: Coordinator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    round_id = coordinator.open(PARAMS, START)
+    round_id = coordinator.open_round(PARAMS, START)
     with member(pair) as before:
         assert not before.wait_for_round().submitted
         before.submit(own_model())
@@ -324,7 +324,7 @@ def test_results_are_those_of_the_round_asked_for(
     with member(pair) as one, member(pair, 2) as two:
         ids = []
         for number in (1, 2):
-            ids.append(coordinator.open(PARAMS, START))
+            ids.append(coordinator.open_round(PARAMS, START))
             for client in (one, two):
                 client.submit({"w": np.full(5, number, np.float32)}, ids[-1])
             assert one.result()["w"].tolist() == [number] * 5
@@ -335,7 +335,7 @@ def test_results_are_those_of_the_round_asked_for(
         with pytest.raises(RoundClosed, match=f"round {ids[1]} is published"):
             member(pair, 3).submit(START, ids[1])
         # an upload that reaches S0 alone: the round's result is still to come, not the last one's
-        ids.append(coordinator.open(PARAMS, START))
+        ids.append(coordinator.open_round(PARAMS, START))
         ask = one.servers[1].ask
 
         def lost(op: str, *rest: Any, **named: Any) -> Any:
@@ -361,7 +361,7 @@ def test_results_are_those_of_the_round_asked_for(
 def test_fit_is_the_whole_loop(pair: Pair, coordinator: Coordinator, result_to: str) -> None:
     """Every round trains from the result of the one before, also where only clients know it."""
     method = Pairwise(ring_bits=32, fraction_bits=8, result_to=result_to)
-    params = RoundParams(method, 5, 2)
+    params = RoundParams(method, dim=5, max_clients=2)
     models, said = {1: own_model(), 2: own_model()}, list[str]()
     starts: dict[int, list[list[float]]] = {1: [], 2: []}
 
@@ -379,7 +379,7 @@ def test_fit_is_the_whole_loop(pair: Pair, coordinator: Coordinator, result_to: 
 
     waiting = [in_background(partial(fit, number)) for number in (1, 2)]
     for start, outcome in ((START, "published"), (None, "published")):
-        round_id = coordinator.open(params, start)
+        round_id = coordinator.open_round(params, start)
         pair.wait(outcome)
     for join in waiting:
         join()
@@ -401,7 +401,7 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
     pair: Pair, coordinator: Coordinator
 ) -> None:
     model, said, trained = own_model(), [], []
-    failed = coordinator.open(PARAMS, START)
+    failed = coordinator.open_round(PARAMS, START)
 
     def train(model: dict[str, np.ndarray]) -> None:
         trained.append(flatten(model)[0].tolist())
@@ -410,7 +410,7 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
     def report(text: str) -> None:
         said.append(text)
         if text.endswith("submitted, waiting for the result"):
-            coordinator.abort(coordinator.status()["round"], "wrong data")
+            coordinator.abort_round(coordinator.status()["round"], "wrong data")
 
     with member(pair) as client:
         assert client.fit(model, train, timeout_s=0.2, report=report) == 0
@@ -424,12 +424,12 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
         with pytest.raises(ChannelTimeout):
             client.fit(model, train, rounds=1, timeout_s=0.2, report=said.append)
     # the next one holds an upload of this client from before it was restarted
-    coordinator.open(PARAMS, START)
+    coordinator.open_round(PARAMS, START)
     with member(pair) as before, member(pair, 2) as other:
         before.submit(START + 7)
         other.submit(START + 8)
         pair.wait("published")
-    coordinator.open(PARAMS, START)
+    coordinator.open_round(PARAMS, START)
     with member(pair) as before, member(pair) as client:
         before.submit(START + 7)
 
@@ -447,7 +447,7 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
 def test_a_model_of_another_size_is_told_before_the_training(
     pair: Pair, coordinator: Coordinator
 ) -> None:
-    coordinator.open(PARAMS, START)
+    coordinator.open_round(PARAMS, START)
     with member(pair) as client, pytest.raises(InputError, match="6 real values.*5"):
         client.fit([np.zeros(6)], lambda _: pytest.fail("trained"), report=lambda _: None)
 
@@ -458,7 +458,7 @@ def test_a_training_client_restarted_after_it_submitted_waits(
 ) -> None:
     """What `securemedian train` does."""
     worker = pytest.importorskip("securemedian.laboratory.worker")
-    coordinator.open(PARAMS, START)
+    coordinator.open_round(PARAMS, START)
     with member(pair) as before:
         before.submit(START)
     with member(pair) as client:
@@ -475,7 +475,7 @@ def blocks(language: str) -> list[str]:
 
 
 # a dozen programs, each of which imports PyTorch, take long on a machine that is busy
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> None:
     """Its servers are those of these tests; its files and all its other commands run as printed."""
@@ -492,7 +492,7 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
     assert servers.startswith("# servers\n")
     # the loop of one's own, where client 1 was restarted after client 2
     commands.append(
-        "securemedian round open keys/coordinator.toml --method radix --max-clients 2\n"
+        "securemedian round open keys/coordinator.toml radix --max-clients 2\n"
         "python loop.py keys/client-1.toml & python loop.py keys/client-2.toml\nwait\n"
     )
     script = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Rounds that are for some clients of a training alone, whom the coordinator names."""
+"""Rounds that are for some clients of a cohort alone, whom the coordinator names."""
 
 import copy
 import re
@@ -25,7 +25,16 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import MAX_CLIENTS
-from securemedian.servers.control import Close, Failed, Held, Open, Opened, Ready, Run, Uploaded
+from securemedian.servers.network.control import (
+    Close,
+    Compute,
+    Failed,
+    Held,
+    Open,
+    Opened,
+    Ready,
+    Uploaded,
+)
 from tests.daemons import Pair, wait_until
 from tests.servers_alone import PARAMS, START, Server, held
 
@@ -139,7 +148,7 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, min_clients=2)
     *two, third = s1.keys
     for participants, code, text in (
-        ([*two, "~" * 40], "clients-differ", "s1 has no such clients of training default"),
+        ([*two, "~" * 40], "clients-differ", "s1 has no such clients of cohort default"),
         ([third], "bad-config", "s1 asks for at least 2 clients"),
     ):
         s1.hear(asked_of(participants))
@@ -157,7 +166,7 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
     # S0 has others than those that it has named to S1
     leader = copy.copy(s1.latest.server_round)
     leader.asked = asked_of(s1.keys)
-    s1.hear(Run(ROUND, leader.digest, 1, bytes(16), False))
+    s1.hear(Compute(ROUND, leader.digest, 1, bytes(16), False))
     assert s1.sent[-1].code == "parameters-differ"
 
 
@@ -168,7 +177,7 @@ def test_both_run_with_the_same_participants(tmp_path: Path) -> None:
     for key in two:
         s1.upload(key, ROUND)
     s1.hear(Close(ROUND, held(two)))
-    s1.hear(Run(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
+    s1.hear(Compute(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
     assert s1.sent[-1] == Ready(ROUND, 1)
 
 
@@ -217,10 +226,10 @@ def test_real_servers_compute_for_the_participants_alone(
             for name in pair.names
         }
         with pytest.raises(ConfigError, match="is called 'mallory', 'trudy'"):
-            coordinator.open(params, participants=["client-1", "trudy", "mallory"])
+            coordinator.open_round(params, participants=["client-1", "trudy", "mallory"])
         with pytest.raises(ConfigError, match="`participants` is empty"):
-            coordinator.open(params, participants=[])
-        round_id = coordinator.open(params, participants=first)
+            coordinator.open_round(params, participants=[])
+        round_id = coordinator.open_round(params, participants=first)
         with pytest.raises(ChannelTimeout, match="no new round was opened for this client"):
             clients["client-4"].wait_for_round(0.5)
         with pytest.raises(UnknownRound, match="you are not among them"):

@@ -2,7 +2,7 @@
 
 import json
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 
 from securemedian import cli
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.peers import processes
+from securemedian.benchmarks.peers import cli as peers
+from securemedian.benchmarks.peers.cli import Framework, PeerFailed
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import make_parties, run_both
@@ -30,70 +31,64 @@ for number, task in enumerate(job["tasks"]):
 """
 
 
-def program(tmp_path: Path, text: str) -> list[str]:
-    """Return a command whose Python has a folder for logs two above it, as one of a venv has."""
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.symlink_to(sys.executable)
-    script = tmp_path / "program.py"
-    script.write_text(text)
-    return [str(python), "-I", str(script)]
+@pytest.fixture
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Framework]:
+    """Return what makes a peer whose parties run a text, in this very environment."""
+    monkeypatch.setattr(peers, "HERE", tmp_path)
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+
+    def made(text: str, parties: int) -> Framework:
+        (tmp_path / "some" / "bin").mkdir(parents=True)
+        (tmp_path / "some" / "bin" / "python").symlink_to(sys.executable)
+        (tmp_path / "some_party.py").write_text(text)
+        return Framework("some", "Some", parties, 64, ())
+
+    return made
 
 
-def test_every_party_gets_its_job_and_is_heard(tmp_path: Path) -> None:
-    results = processes.run(program(tmp_path, WRITES), 3, TASKS, 2, pin=True, limit_s=120)
+def test_every_party_gets_its_job_and_is_heard(peer: Callable[..., Framework]) -> None:
+    results = peers.parties_results(peer(WRITES, 3), TASKS, 2)
     assert [party[0]["seconds"] for party in results] == [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]]
 
 
-def test_one_that_stops_ends_the_others_and_is_quoted(tmp_path: Path) -> None:
+def test_one_that_stops_ends_the_others_and_is_quoted(peer: Callable[..., Framework]) -> None:
     text = (
         "import json, sys, time\n"
         "if json.load(sys.stdin)['rank'] == 1: sys.exit('no such card')\n"
-        "time.sleep(300)"
+        "time.sleep(1000)"
     )
-    start = time.monotonic()
-    with pytest.raises(processes.PeerFailed, match="stopped with 1: no such card"):
-        processes.run(program(tmp_path, text), 2, TASKS, 1, pin=False, limit_s=250)
-    assert time.monotonic() - start < 120
+    # in less than the test's own limit
+    with pytest.raises(PeerFailed, match="stopped with 1: no such card"):
+        peers.parties_results(peer(text, 2), TASKS, 1)
 
 
-def test_one_that_never_ends_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(processes.PeerFailed, match="not done within 0.5 s: raise --limit-s"):
-        processes.run(
-            program(tmp_path, "import time; time.sleep(60)"), 2, TASKS, 1, pin=False, limit_s=0.5
-        )
+def test_one_that_never_ends_is_ended(
+    peer: Callable[..., Framework], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "LIMIT_S", 0.5)
+    with pytest.raises(PeerFailed, match="not done within 0.5 s: lower --count"):
+        peers.parties_results(peer("import time; time.sleep(1000)", 2), TASKS, 1)
 
 
-def test_results_that_are_missing_are_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(processes.PeerFailed, match="0 of 1 results: hello"):
-        processes.run(program(tmp_path, "print('hello')"), 1, TASKS, 1, pin=False, limit_s=120)
+def test_results_that_are_missing_are_a_failure(peer: Callable[..., Framework]) -> None:
+    with pytest.raises(PeerFailed, match="0 of 1 results: hello"):
+        peers.parties_results(peer("print('hello')", 1), TASKS, 1)
 
 
-def test_what_is_installed_is_kept_while_its_pins_stand(
+def test_one_that_is_not_there_is_told_how_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands: list[str] = []
-
-    def call(command: list[str], limit_s: float) -> None:
-        commands.append(command[3])
-        (tmp_path / "mpyc").mkdir(exist_ok=True)
-
-    monkeypatch.setattr(processes, "_call", call)
-    monkeypatch.setattr(processes, "PYTHON", sys.version_info[:2])
-    for _ in range(2):
-        assert processes.install("mpyc", tmp_path, 10) == tmp_path / "mpyc" / "bin" / "python"
-    assert commands == ["--clear", "pip"]
-    (tmp_path / "mpyc" / "requirements-mpyc.txt").write_text("mpyc==0.10\n")
-    processes.install("mpyc", tmp_path, 10)
-    assert len(commands) == 4
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+    with pytest.raises(PeerFailed, match=r"python3\.11 -m venv .*/spu && .*requirements-spu\.txt"):
+        peers.parties_results(peers.PEERS[0], TASKS, 1)
 
 
-def test_a_python_that_is_not_there_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_installation_has_no_peers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "PYTHON", (3, 99))
-    with pytest.raises(processes.PeerFailed, match=r"install python3\.99"):
-        processes.install("spu", tmp_path, 10)
+    monkeypatch.setitem(sys.modules, "securemedian.benchmarks.peers", None)
+    assert cli.main(["bench", "peers"]) == 2
+    assert "in a checkout" in capsys.readouterr().err
 
 
 def test_ratios_stand_beside_ours_and_a_failed_peer_is_named(
@@ -102,34 +97,17 @@ def test_ratios_stand_beside_ours_and_a_failed_peer_is_named(
     def measure(points: list[Point], *_: object) -> list[dict[str, Any]]:
         return [{"seconds": 0.5, "bytes_s0_to_s1": 10, "bytes_s1_to_s0": 30} for _ in points]
 
-    def install(name: str, *_: object) -> Path:
-        if name == "mpyc":
-            raise processes.PeerFailed("no network")
-        return Path("python")
-
-    def run(
-        command: list[str], parties: int, tasks: list[dict[str, Any]], *_: object
-    ) -> list[list[dict[str, Any]]]:
-        assert command[-1].endswith("spu_party.py") and parties == 2
+    def results(peer: Framework, tasks: list[Any], repetitions: int) -> list[list[dict[str, Any]]]:
+        if peer.name == "mpyc":
+            raise PeerFailed("no network")
         return [
             [{"seconds": [1.0, slow, 9.0], "bytes_sent": [30, 30, 60]} for _ in tasks]
             for slow in (2.0, 3.0)
         ]
 
     monkeypatch.setattr(settings, "measure", measure)
-    monkeypatch.setattr(processes, "install", install)
-    monkeypatch.setattr(processes, "run", run)
-    arguments = [
-        "--count",
-        "4",
-        "--dim",
-        "40",
-        "--env",
-        str(tmp_path / "env"),
-        "--out",
-        str(tmp_path),
-    ]
-    assert cli.main(["bench", "peers", *arguments]) == 0
+    monkeypatch.setattr(peers, "parties_results", results)
+    assert cli.main(["bench", "peers", "--count", "4", "--dim", "40", "--out", str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "peers.json").read_text())
     assert saved["failed"] == {"mpyc": "no network"} and saved["versions"]["spu"]["spu"] == "0.9.5"
     ours, theirs = (row for row in saved["points"] if row["what"] == "signed comparison, l = 32")

@@ -24,39 +24,43 @@ def panel(lines: int, title: str = "a panel", **options: Any) -> Panel:
     )
 
 
-def test_both_files_with_all_words(tmp_path: Path) -> None:
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text of the figures that are written."""
     pytest.importorskip("matplotlib")
+    from matplotlib.text import Text
+
+    found: list[str] = []
+    write = plots._write
+
+    def watch(figure: Any, stem: Path) -> Path:
+        path = write(figure, stem)
+        found.extend(text.get_text() for text in figure.findobj(Text))
+        return path
+
+    monkeypatch.setattr(plots, "_write", watch)
+    return found
+
+
+def test_panels_with_all_words(tmp_path: Path, texts: list[str]) -> None:
     band = Line("band", [1, 10, 100], [1, 2, 3], [0, 1, 2], [2, 3, 4])
     panels = [
         panel(2),
         panel(3, "another"),
         Panel("third", "p0", "seconds (s)", [band], log_x=True, log_y=True),
     ]
-    paths = plots.save(
+    path = plots.save(
         tmp_path / "new" / "folder" / "fig0.5", "A title", [*panels, panel(1, "fourth")]
     )
-    assert [path.name for path in paths] == ["fig0.5.png", "fig0.5.svg"]
-    assert paths[0].read_bytes().startswith(b"\x89PNG")
-    svg = paths[1].read_text()
-    for words in (
-        "A title",
-        "a panel",
-        "another",
-        "third",
-        "fourth",
-        "accuracy (%)",
-        "p0",
-        "seconds (s)",
-        "band",
-    ):
-        # matplotlib writes each text as a comment before its glyphs
-        assert words in svg
+    assert path.name == "fig0.5.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    words = {"A title", "a panel", "another", "third", "fourth", "accuracy (%)", "p0", "band"}
+    assert words | {"seconds (s)"} <= set(texts)
     # one legend for all panels
-    assert svg.count("<!-- line-0 -->") == 1
+    assert texts.count("line-0") == 1
 
 
-def test_a_grid_has_every_number(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_a_grid_has_every_number(tmp_path: Path, texts: list[str]) -> None:
     grid = Grid(
         "attack",
         "method",
@@ -64,47 +68,26 @@ def test_a_grid_has_every_number(tmp_path: Path) -> None:
         ["mean", "krum", "median"],
         [[91.25, 10], [0, 100], [33, 50]],
     )
-    png, svg = plots.save_grid(tmp_path / "grid", "A grid", grid)
-    assert png.read_bytes().startswith(b"\x89PNG")
-    for words in (
-        "A grid",
-        "attack",
-        "method",
-        "none",
-        "lie",
-        "mean",
-        "krum",
-        "91.2",
-        "0.0",
-        "100.0",
-        "33.0",
-    ):
-        assert f"<!-- {words} -->" in svg.read_text()
+    path = plots.save_grid(tmp_path / "grid", "A grid", grid)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    words = {"A grid", "attack", "method", "none", "lie", "mean", "krum", "91.2", "0.0", "100.0"}
+    assert words <= set(texts)
 
 
-def test_bars_have_their_numbers_and_leave_out_what_is_not_known(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_bars_have_their_numbers_and_leave_out_what_is_not_known(
+    tmp_path: Path, texts: list[str]
+) -> None:
     bars = Bars("seconds", ["share", "median"], {"here": [0.125, 3.5], "there": [None, 125.0]})
-    png, svg = plots.save_bars(tmp_path / "bars", "Some bars", bars)
-    assert png.read_bytes().startswith(b"\x89PNG")
-    for words in (
-        "Some bars",
-        "seconds",
-        "share",
-        "median",
-        "here",
-        "there",
-        "0.125",
-        "3.5",
-        "125",
-    ):
-        assert f"<!-- {words} -->" in svg.read_text()
+    path = plots.save_bars(tmp_path / "bars", "Some bars", bars)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    words = {"Some bars", "seconds", "share", "median", "here", "there", "0.125", "3.5", "125"}
+    assert words <= set(texts)
 
 
 def test_the_same_plot_has_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     first, second = (plots.save(tmp_path / name, "t", [panel(2)]) for name in ("a", "b"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_styles_differ_without_colour() -> None:
@@ -117,7 +100,7 @@ def test_styles_differ_without_colour() -> None:
 def test_no_lines_and_single_points(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     panels = [Panel("empty", "x", "y", []), Panel("point", "x", "y", [Line("one", [1], [1])])]
-    assert all(path.exists() for path in plots.save(tmp_path / "few", "few", panels))
+    assert plots.save(tmp_path / "few", "few", panels).exists()
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

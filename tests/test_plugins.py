@@ -21,7 +21,7 @@ from securemedian.mpc.errors import (
     RoundFailed,
     ServerUnreachable,
 )
-from securemedian.plugins.rounds import RoundOptions, Rounds, listed, same_form, submit
+from securemedian.plugins.rounds import FrameworkRounds, RoundOptions, listed, same_form, submit
 from tests.daemons import ROOT, Pair, running
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
@@ -97,9 +97,9 @@ def options(**changes: Any) -> RoundOptions:
     return RoundOptions(**given | changes)
 
 
-def rounds_of(pair: Pair, **changes: Any) -> Rounds:
+def rounds_of(pair: Pair, **changes: Any) -> FrameworkRounds:
     log = logging.getLogger("tests")
-    return Rounds(pair.folder / "coordinator.toml", options(**changes), log, "stop it")
+    return FrameworkRounds(pair.folder / "coordinator.toml", options(**changes), log, "stop it")
 
 
 def give(pair: Pair, round_id: str, number: int, value: float) -> None:
@@ -143,7 +143,9 @@ def test_a_round_of_a_framework_from_its_opening_to_its_result(
 
 @pytest.mark.slow
 def test_servers_that_are_away_are_waited_for(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    rounds = Rounds(pair.away("coordinator"), options(), logging.getLogger("tests"), "stop it")
+    rounds = FrameworkRounds(
+        pair.away("coordinator"), options(), logging.getLogger("tests"), "stop it"
+    )
     with pytest.raises(ServerUnreachable, match=r"within 0.5 s.*\(waited for 0.1 s\)"):
         rounds.open(MODEL, 3)
     assert not rounds.nobody_submitted("1-0123abcd")

@@ -35,9 +35,9 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, fill, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.servers.backends.threads import ThreadBackend
-from securemedian.servers.engine import Coin, Engine
-from securemedian.servers.engines import Engines
+from securemedian.servers.computing.backends.threads import ThreadBackend
+from securemedian.servers.computing.engine import Coin, Engine
+from securemedian.servers.computing.engines import Engines
 from tests.parties import make_parties, run_both, shared
 
 pytestmark = pytest.mark.slow
@@ -47,14 +47,18 @@ SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 DIM, CLIENTS = 700, 4
 PLENTY = 1 << 30
 ROUNDS = {
-    "scan": RoundParams(Bucketed(buckets=6, schedule="scan", uploads="unverified"), DIM, CLIENTS),
-    "bisect": RoundParams(
-        Bucketed(buckets=6, schedule="bisect", uploads="unverified"), DIM, CLIENTS
+    "scan": RoundParams(
+        Bucketed(buckets=6, schedule="scan", uploads="unverified"), dim=DIM, max_clients=CLIENTS
     ),
-    "pairwise": RoundParams(Pairwise(ring_bits=16, fraction_bits=4), DIM, CLIENTS),
-    "radix": RoundParams(Radix(encoding="fixed", word_bits=8, fraction_bits=2), DIM, CLIENTS),
+    "bisect": RoundParams(
+        Bucketed(buckets=6, schedule="bisect", uploads="unverified"), dim=DIM, max_clients=CLIENTS
+    ),
+    "pairwise": RoundParams(Pairwise(ring_bits=16, fraction_bits=4), dim=DIM, max_clients=CLIENTS),
+    "radix": RoundParams(
+        Radix(encoding="fixed", word_bits=8, fraction_bits=2), dim=DIM, max_clients=CLIENTS
+    ),
     "trimmed-mean": RoundParams(
-        TrimmedMean(ring_bits=24, fraction_bits=4, trim=0.25), DIM, CLIENTS
+        TrimmedMean(ring_bits=24, fraction_bits=4, trim=0.25), dim=DIM, max_clients=CLIENTS
     ),
 }
 OVER = [*((name, "softspoken") for name in ROUNDS), ("scan", "silent"), ("radix", "silent")]
@@ -316,7 +320,11 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
     for seen in uses.values():
         seen.clear()
     # keys of 64 bits are all different
-    wide = {"pairwise": RoundParams(Pairwise(ring_bits=64, fraction_bits=4), DIM, CLIENTS)}
+    wide = {
+        "pairwise": RoundParams(
+            Pairwise(ring_bits=64, fraction_bits=4), dim=DIM, max_clients=CLIENTS
+        )
+    }
     servers = Servers()
     for name, fails in [*rounds, ("pairwise", "")]:
         servers.round(wide.get(name, ROUNDS[name]), fails)
@@ -329,7 +337,7 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
     assert used and len(set(uses["taken"])) == len(uses["taken"])
 
 
-def test_no_pools_are_filled_while_another_training_computes() -> None:
+def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     """And an engine that drops its session leaves those of the others alone."""
     servers = Servers()
     limits = [PLENTY, PLENTY]
@@ -346,18 +354,18 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
     params = ROUNDS["pairwise"]
     uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
 
-    def end(engines: Engines, training: str) -> Any:
-        job = engines.of(training)._job
+    def end(engines: Engines, cohort: str) -> Any:
+        job = engines.of(cohort)._job
         assert job is not None and job.join(60)
         return engines.poll()
 
-    def prepared(training: str, session: bytes) -> int:
+    def prepared(cohort: str, session: bytes) -> int:
         """Prepare a round, and return how many OTs were made for it."""
         for engines in both:
-            engines.of(training).prepare(session, params)
+            engines.of(cohort).prepare(session, params)
         for engines in both:
-            assert end(engines, training) is None
-        opened = both[0].of(training)._session
+            assert end(engines, cohort) is None
+        opened = both[0].of(cohort)._session
         assert opened is not None
         return opened.ahead.ots
 
@@ -373,8 +381,8 @@ def test_no_pools_are_filled_while_another_training_computes() -> None:
     both[1].of("stroke").drop()
     both[1].of("default").start(params, uploads, [1] * CLIENTS)
     for engines in both:
-        training, outcome = end(engines, "default")
-        assert training == "default" and isinstance(outcome, Outcome)
+        cohort, outcome = end(engines, "default")
+        assert cohort == "default" and isinstance(outcome, Outcome)
         assert not engines.of("default").computes
     assert prepared("stroke", bytes([2]) * 16) > 0
     assert all(engines.close() for engines in both)

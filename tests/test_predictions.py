@@ -18,7 +18,7 @@ from securemedian import Client, Coordinator, PublicSet, cli
 from securemedian.clients import files
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.upload import Round, encode_update
-from securemedian.coordinator.unattended import TrainingPlan
+from securemedian.coordinator.unattended import RunPlan
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -32,8 +32,8 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.optimiser import Adam
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from securemedian.mpc.rounds.run_state import Training, finish
-from securemedian.servers.run_start import begin
+from securemedian.mpc.rounds.run_state import RunState, finish
+from securemedian.servers.rounds.run_start import begin
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
 from tests.parties import make_parties, run_both, shared
 
@@ -95,7 +95,7 @@ def in_numpy(method: Method, labels: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("clients", [5, 6])
 def test_a_round_publishes_the_median_labels_of_numpy(method: Method, clients: int) -> None:
     labels = soft_labels(clients, clients)
-    params = RoundParams(method, DIM, clients, exchange=EXCHANGE)
+    params = RoundParams(method, dim=DIM, max_clients=clients, exchange=EXCHANGE)
     halves = [
         shared(params, encode_update(one.reshape(-1), Round("1-a", 1, params, 0))) for one in labels
     ]
@@ -106,7 +106,7 @@ def test_a_round_publishes_the_median_labels_of_numpy(method: Method, clients: i
     values = one.values
     if method.result_to == "clients":
         values = (values + other.values).astype(values.dtype)
-    _, results = finish(Training(), params, values, clients)
+    _, results = finish(RunState(), params, values, clients)
     assert results.dtype == np.float32 and results.shape == (1, DIM)
     got = results.reshape(SAMPLES, CLASSES)
     assert np.array_equal(got, in_numpy(method, labels))
@@ -139,7 +139,7 @@ def test_the_digest_of_a_public_set_tells_every_bit() -> None:
 
 
 def test_a_round_says_what_it_exchanges() -> None:
-    params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
+    params = RoundParams(UNIT, dim=DIM, max_clients=3, exchange=EXCHANGE)
     flat = params.to_dict()
     assert {name: flat[name] for name in ("exchange", "public_set", "classes")} == {
         "exchange": "predictions",
@@ -150,7 +150,7 @@ def test_a_round_says_what_it_exchanges() -> None:
     assert PUBLIC.round(CLASSES).items() <= flat.items()
     assert params.digest != replace(params, exchange=Predictions("0" * 64, CLASSES)).digest
     # rounds of parameters are named as they always were
-    plain = RoundParams(UNIT, DIM, 3)
+    plain = RoundParams(UNIT, dim=DIM, max_clients=3)
     assert not {"exchange", "public_set", "classes"} & plain.to_dict().keys()
     assert RoundParams.from_dict(plain.to_dict() | {"exchange": "parameters"}) == plain
 
@@ -172,8 +172,8 @@ def test_parameters_that_no_round_can_have(given: dict[str, Any], message: str) 
 
 
 def test_the_model_stays_as_it_is_and_rounds_count() -> None:
-    params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
-    kept = replace(Training(), model=np.ones(7, np.float32), published=4)
+    params = RoundParams(UNIT, dim=DIM, max_clients=3, exchange=EXCHANGE)
+    kept = replace(RunState(), model=np.ones(7, np.float32), published=4)
     started = begin(kept, params, {}, False, None, {})
     assert started is kept
     values = PublicValues(UNIT.words(soft_labels(1).reshape(1, DIM)))
@@ -191,7 +191,7 @@ def test_the_model_stays_as_it_is_and_rounds_count() -> None:
 
 @pytest.mark.parametrize("method", [UNIT, Bucketed()], ids=lambda m: m.name)
 def test_what_is_no_prediction_is_refused(method: Method) -> None:
-    current = Round("1-a", 1, RoundParams(method, DIM, 3, exchange=EXCHANGE), 0)
+    current = Round("1-a", 1, RoundParams(method, dim=DIM, max_clients=3, exchange=EXCHANGE), 0)
     good = soft_labels(1)[0].reshape(-1)
     encode_update(good, current)
     for bad, message in (
@@ -229,7 +229,7 @@ def test_a_coordinator_s_plan_names_the_public_set(tmp_path: Path) -> None:
         'coordinator = "c.toml"\nrounds = 1\npublic = "set"\n'
         '[round]\nmethod = "radix"\nmax_clients = 3\nclasses = 4\n'
     )
-    plan = TrainingPlan.load(tmp_path / "t.toml")
+    plan = RunPlan.load(tmp_path / "t.toml")
     params = plan.params(1)
     assert params.exchange == EXCHANGE and params.dim == DIM
 
@@ -237,10 +237,9 @@ def test_a_coordinator_s_plan_names_the_public_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--exchange", "predictions", "--classes", "4"], "needs --public"),
-        (["--exchange", "predictions", "--public", "."], "needs --classes"),
-        (["--classes", "4"], "--classes are for --exchange predictions"),
-        (["--exchange", "predictions", "--public", ".", "--classes", "4"], "has no inputs.npy"),
+        (["--public", "set"], "classes must be a whole number"),
+        (["--classes", "4"], "classes is an option of predictions: leave it out for parameters"),
+        (["--public", ".", "--classes", "4"], "has no inputs.npy"),
     ],
 )
 def test_flags_that_do_not_fit_together(
@@ -251,15 +250,14 @@ def test_flags_that_do_not_fit_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    PUBLIC.save(tmp_path / "set")
     assert cli.main(["round", "open", "none.toml", "--max-clients", "3", *flags]) == 2
     assert message in capsys.readouterr().err
-    if "--classes" not in flags:
-        return
-    # a client has no classes to name
-    train = [flag for flag in flags if flag not in ("--classes", "4")]
-    if train:
-        assert cli.main(["train", "none.toml", *train]) == 2
-        assert message in capsys.readouterr().err
+
+
+def test_a_worker_warms_up_for_predictions_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "none.toml", "--warm-up", "2"]) == 2
+    assert "--warm-up needs --public" in capsys.readouterr().err
 
 
 # With servers
@@ -277,7 +275,7 @@ def coordinator(pair: Pair) -> Iterator[Coordinator]:
     with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as one:
         yield one
         if one.status()["state"] == "open":
-            one.abort(one.status()["round"], "the test is over")
+            one.abort_round(one.status()["round"], "the test is over")
 
 
 def member(pair: Pair, number: int, public: PublicSet | None = PUBLIC) -> Client:
@@ -291,11 +289,11 @@ def member(pair: Pair, number: int, public: PublicSet | None = PUBLIC) -> Client
 def test_clients_get_the_labels_of_numpy_and_a_receipt(
     pair: Pair, coordinator: Coordinator, method: Method, tmp_path: Path
 ) -> None:
-    params = RoundParams(method, DIM, 3, exchange=EXCHANGE)
+    params = RoundParams(method, dim=DIM, max_clients=3, exchange=EXCHANGE)
     with member(pair, 1) as one, member(pair, 2) as two, member(pair, 3) as three:
         for number in (1, 2):
             labels = soft_labels(3, number)
-            round_id = coordinator.open(params, reset=number == 1)
+            round_id = coordinator.open_round(params, reset=number == 1)
             for client, own in zip((one, two, three), labels, strict=True):
                 current = client.wait_for_round()
                 assert current.number == number and current.model is None
@@ -312,8 +310,8 @@ def test_clients_get_the_labels_of_numpy_and_a_receipt(
 def test_mistakes_are_told_before_anything_is_uploaded(
     pair: Pair, coordinator: Coordinator
 ) -> None:
-    params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
-    round_id = coordinator.open(params)
+    params = RoundParams(UNIT, dim=DIM, max_clients=3, exchange=EXCHANGE)
+    round_id = coordinator.open_round(params)
     good = soft_labels(1)[0]
     other = PublicSet(INPUTS + 1)
     for public, message in ((None, "this client has none"), (other, other.digest)):
@@ -348,8 +346,8 @@ def test_the_commands_open_and_submit(
     PUBLIC.save(tmp_path / "set")
     public = ["--public", str(tmp_path / "set")]
     opening = ["round", "open", str(pair.folder / "coordinator.toml"), "--max-clients", "3"]
-    unit = ["--method", "radix", "--encoding", "unit", "--word-bits", "8"]
-    assert cli.main([*opening, "--exchange", "predictions", *public, "--classes", "4", *unit]) == 0
+    unit = ["radix", "--encoding", "unit", "--word-bits", "8"]
+    assert cli.main([*opening, *public, "--classes", "4", *unit]) == 0
     labels = soft_labels(3, 7)
     waiting = []
     for number, own in enumerate(labels, 1):
@@ -384,7 +382,7 @@ def train_on_own_data():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_page_runs_as_it_stands(
     pair: Pair, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,5 +418,5 @@ def test_the_page_s_other_commands_are_understood(monkeypatch: pytest.MonkeyPatc
     for line in lines:
         arguments = shlex.split(line)[1:]
         with pytest.raises(ConfigError, match=r"public has no inputs.npy"):
-            parsed = cli._parser()[0].parse_args(arguments)
+            parsed = cli._parser().parse_args(arguments)
             parsed.run(parsed)

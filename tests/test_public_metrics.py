@@ -128,7 +128,7 @@ def test_they_go_along_with_an_update(
                 pair.names[1]: {"a": 1.0, "b": 0.5},
                 pair.names[2]: {"sum": 3.0},
             }
-            # for everybody in the training
+            # for everybody in the cohort
             assert client.public_metrics(round_id) == said
         assert coordinator.public_metrics(round_id) == said
         capsys.readouterr()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securemedian.clients.flags import add_range_options, range_policy
+from securemedian.clients.flags import add_range, range_policy
 from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.experiments.aggregation import FineRange
@@ -29,8 +29,8 @@ from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.log import LogRange
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange
-from securemedian.mpc.rounds.run_state import Training, finish
-from securemedian.servers.run_start import begin
+from securemedian.mpc.rounds.run_state import RunState, finish
+from securemedian.servers.rounds.run_start import begin
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]
@@ -248,7 +248,7 @@ def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> N
     assert radix.share_bits_for(5) == 4 and words.max() < b
     assert np.array_equal(words, published.bucketize(updates, b))
     results = [
-        plaintext.published(updates, RoundParams(method, d, 5), published)
+        plaintext.published(updates, RoundParams(method, dim=d, max_clients=5), published)
         for method in (Bucketed(buckets=b), radix)
     ]
     assert np.array_equal(results[0], results[1])
@@ -294,29 +294,29 @@ def test_the_scale_follows_the_results(size: float) -> None:
     """Eight rounds whose updates shrink and grow, against plain Python, bit for bit."""
     rng = np.random.default_rng(7)
     d, n = 101, 5
-    params = RoundParams(Bucketed(), d, n)
-    training = begin(Training(), params, {}, False, rng.normal(size=d).astype(np.float32))
+    params = RoundParams(Bucketed(), dim=d, max_clients=n)
+    state = begin(RunState(), params, {}, False, rng.normal(size=d).astype(np.float32))
     scale: list[float] | None = None
     seen = set()
     for number in range(1, 9):
-        assert training.model is not None
-        published = training.published_for(params)
+        assert state.model is not None
+        published = state.published_for(params)
         reach = size * 10.0 ** rng.uniform(-2, 1, d) * (0.1 if number < 5 else 30.0)
-        updates = (training.model + reach * rng.normal(0.3, 1, (n, d))).astype(np.float32)
+        updates = (state.model + reach * rng.normal(0.3, 1, (n, d))).astype(np.float32)
         index = np.sort(published.bucketize(updates, 16), axis=0)[(n - 1) // 2]
-        before = training.model
-        training, results = finish(training, params, PublicValues(index[None]), n)
+        before = state.model
+        state, results = finish(state, params, PublicValues(index[None]), n)
         assert np.array_equal(results, plaintext.published(updates, params, published))
-        assert training.model is not None
+        assert state.model is not None
         scale = plain_follow(scale, index.tolist())
-        assert training.scale.tolist() == scale, number
-        assert training.scale.dtype == np.float32 and training.scale.shape == (d,)
+        assert state.scale.tolist() == scale, number
+        assert state.scale.dtype == np.float32 and state.scale.shape == (d,)
         if number > 1:
             seen |= set(np.abs(index - 7.5).tolist())
         # what everybody else computes from what is published
         current = Round("1-a", number, params, 0, before, published.scale, published.policy)
         again = current.next_scale(results[0])
-        assert np.array_equal(again, training.scale) and again.dtype == np.float32
+        assert np.array_equal(again, state.scale) and again.dtype == np.float32
     assert len(seen) == 8
 
 
@@ -429,9 +429,9 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
 def test_unusable_ranges_are_refused_when_a_round_opens(
     given: dict[str, Any], buckets: int, message: str
 ) -> None:
-    params = RoundParams(Bucketed(buckets=buckets), 4, 3)
+    params = RoundParams(Bucketed(buckets=buckets), dim=4, max_clients=3)
     with pytest.raises(ConfigError, match=message):
-        begin(Training(), params, given, False, np.zeros(4, np.float32))
+        begin(RunState(), params, given, False, np.zeros(4, np.float32))
 
 
 @pytest.mark.parametrize("junk", [None, 5, "follow", ["follow"]])
@@ -451,33 +451,32 @@ def test_results_in_the_outermost_buckets_are_counted() -> None:
 
 def parsed(*flags: str) -> Any:
     parser = argparse.ArgumentParser()
-    add_range_options(parser)
+    add_range(parser)
     return range_policy(parser.parse_args(flags))
 
 
-def test_flags_name_a_policy_and_its_options() -> None:
+def test_a_flag_names_a_policy_and_its_options() -> None:
     assert parsed() is None
-    assert parsed("--range", "log", "--range-lowest", "1e-4") == LogRange(lowest=1e-4)
-    assert parsed("--range-ratio", "3") == FollowRange(ratio=3.0)
-    assert parsed("--range", "mean", "--range-initial", "2") == MeanRange(2.0)
-    with pytest.raises(ConfigError, match="leave it out for log"):
-        parsed("--range", "log", "--range-ratio", "3")
-
-
-def test_flags_are_grouped_by_the_policies_that_have_them() -> None:
-    parser = argparse.ArgumentParser()
-    add_range_options(parser)
-    text = " ".join(parser.format_help().split())
-    assert "options of the range follow and log: --range-lowest" in text
-    assert "options of the range coordinate, mean, linf, l1 and constant: --range-initial" in text
+    assert parsed("--range", "log:lowest=1e-4") == LogRange(lowest=1e-4)
+    assert parsed("--range", "follow:ratio=3,top=5") == FollowRange(ratio=3.0, top=5.0)
+    assert parsed("--range", "mean") == MeanRange()
+    for text, said in (
+        ("log:ratio=3", "leave it out for log"),
+        ("log:lowest=little", "--range: lowest is no number: 'little'"),
+        ("log:width=3", "unknown width"),
+        ("none", "must be one of follow, log"),
+        ("", "must be one of follow, log"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parsed("--range", text)
 
 
 def test_the_innermost_bucket_may_not_vanish() -> None:
     """It is checked when a round opens, though the first round is logarithmic."""
     with pytest.raises(ConfigError, match="lower ratio or buckets"):
         begin(
-            Training(),
-            RoundParams(Radix(encoding="buckets", buckets=1000), 4, 3),
+            RunState(),
+            RoundParams(Radix(encoding="buckets", buckets=1000), dim=4, max_clients=3),
             {},
             False,
             np.zeros(4, np.float32),

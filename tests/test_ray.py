@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def engine(**settings: Any) -> str:
 @contextmanager
 def on_ray(folder: Path, **settings: dict[str, Any]) -> Iterator[Pair]:
     """Start two servers with these settings of their engines, and stop them with all workers."""
-    pair = Pair(folder / "keys", settings=LIMITS)
+    pair = Pair(folder, settings=LIMITS)
     for server, own in settings.items():
         pair.configure(server, engine(kind="ray", **own))
     try:
@@ -59,14 +60,24 @@ def on_ray(folder: Path, **settings: dict[str, Any]) -> Iterator[Pair]:
         pair.close()
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Make a folder whose path is short: the names of Ray's sockets have room for no other."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
+        yield Path(made)
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair() -> Iterator[Pair]:
     """Two servers on local clusters that are not of the same size, with three shards a round."""
-    with on_ray(
-        tmp_path_factory.mktemp("ray"),
-        s0={"workers": 2, "shards": 3},
-        s1={"workers": 3, "ports": "20000-20200"},
-    ) as started:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made,
+        on_ray(
+            Path(made),
+            s0={"workers": 2, "shards": 3},
+            s1={"workers": 3, "ports": "20000-20200"},
+        ) as started,
+    ):
         yield started
 
 
@@ -124,6 +135,18 @@ def test_workers_are_processes_of_their_own(pair: Pair) -> None:
         assert len(workers_of(pair, server)) == count
         (there,) = logged(pair, server, "workers-there")
         assert (there["workers"], there["shards"]) == (count, 3)
+        # what it writes lies with what the server stores, and no node may be asked without a token
+        assert list((pair.folder / f"{server}-state" / "ray").glob("session_*/logs"))
+
+
+def test_what_a_cluster_has_written_ends_with_it(short: Path) -> None:
+    # of a server that was killed
+    for server in ("s0", "s1"):
+        left = short / f"{server}-state" / "ray" / "session_left"
+        left.mkdir(parents=True)
+    with on_ray(short, s0={"workers": 1}, s1={"workers": 1}):
+        assert not left.exists()
+    assert not left.parent.exists()
 
 
 @pytest.mark.parametrize("server", ["s0", "s1"])
@@ -163,18 +186,20 @@ def nodes() -> Iterator[Any]:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path / "keys", settings=LIMITS)
+def alone(short: Path) -> Iterator[Pair]:
+    made = Pair(short, settings=LIMITS)
     try:
         yield made
     finally:
         made.close()
 
 
-def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, tmp_path: Path) -> None:
+def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, short: Path) -> None:
     second = nodes.add_node(num_cpus=1)
     with on_ray(
-        tmp_path, s0={"address": nodes.address, "workers": 2}, s1={"workers": 1, "shards": 2}
+        short,
+        s0={"address": nodes.address, "insecure": True, "workers": 2},
+        s1={"workers": 1, "shards": 2},
     ) as pair:
         (there,) = logged(pair, "s0", "workers-there")
         assert there["nodes"] == 3
@@ -205,20 +230,26 @@ def failing(pair: Pair, **settings: Any) -> str:
 
 
 def test_an_address_where_nothing_is_is_named(alone: Pair) -> None:
-    said = failing(alone, address="127.0.0.1:1")
+    said = failing(alone, address="127.0.0.1:1", insecure=True)
     assert "nothing answers at [engine] address 127.0.0.1:1 (Connection refused)" in said
     assert "ray start --head" in said
+
+
+def test_a_cluster_that_everybody_may_use_is_refused(alone: Pair, nodes: Any) -> None:
+    # before it listens
+    with pytest.raises(AssertionError, match="without RAY_AUTH_MODE=token and RAY_USE_TLS=1"):
+        failing(alone, address=nodes.address)
 
 
 def test_an_address_of_something_else_is_named(alone: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        said = failing(alone, address=address)
+        said = failing(alone, address=address, insecure=True)
     assert f"the Ray cluster at {address} has not let this server in within" in said
 
 
 def test_a_cluster_without_room_is_named(alone: Pair, nodes: Any) -> None:
-    said = failing(alone, address=nodes.address, workers=5)
+    said = failing(alone, address=nodes.address, insecure=True, workers=5)
     assert f"the Ray cluster at {nodes.address} has 1 CPUs, and [engine] workers = 5" in said
     assert "lower workers, or add nodes" in said
 

@@ -36,14 +36,14 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.optimiser import Adam, Momentum
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.mpc.rounds.run_state import Training, finish
+from securemedian.mpc.rounds.run_state import RunState, finish
 from tests.daemons import WAIT_S, Pair
 
 SIGNING = SigningKey.new(), SigningKey.new()
 PUBLIC = [key.public for key in SIGNING]
 DIM = 50
 START = np.linspace(-1, 1, DIM, dtype=np.float32)
-PARAMS = RoundParams(Mean(), DIM, 3)
+PARAMS = RoundParams(Mean(), dim=DIM, max_clients=3)
 RECORD = Record(
     "securemedian",
     "0.4.0",
@@ -53,7 +53,7 @@ RECORD = Record(
     PARAMS.digest,
     ["key-a", "key-b"],
     {"its upload reached only s0": ["key-c"]},
-    Training().digest,
+    RunState().digest,
     bytes(32),
 )
 
@@ -83,8 +83,8 @@ def test_every_field_of_a_record_is_signed() -> None:
 
 
 def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhere_else() -> None:
-    visible = RoundParams(Radix(groups=3, membership="visible"), DIM, 3)
-    hidden = RoundParams(Bucketed(groups=3), DIM, 3)
+    visible = RoundParams(Radix(groups=3, membership="visible"), dim=DIM, max_clients=3)
+    hidden = RoundParams(Bucketed(groups=3), dim=DIM, max_clients=3)
 
     def check(params: RoundParams, groups: list[int]) -> None:
         record = replace(RECORD, params=params.digest, groups=groups)
@@ -155,6 +155,7 @@ def test_a_receipt_goes_through_a_file() -> None:
         signed().to_json().replace('"number": 7', f'"number": {10**30}'),
         signed().to_json().replace('"key-a"', "3"),
         signed().to_json().replace('"key-c"', "3"),
+        signed().to_json().replace('"key-c"', r'"\u001b[2J"'),
         json.dumps(signed().to_dict() | {"signatures": {"s0": 7}}),
         signed().to_json().replace(RECORD.params.hex(), "zz"),
         signed().to_json().replace('"s0": "', '"s0": "x'),
@@ -192,7 +193,7 @@ def test_what_is_no_record_is_said(encoded: bytes) -> None:
     ids=lambda value: value.label if isinstance(value, Method) else "",
 )
 def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, rows: int) -> None:
-    params = RoundParams(method, 77, 4)
+    params = RoundParams(method, dim=77, max_clients=4)
     assert params.opened_bits == bits
     rng = np.random.default_rng(1)
     values = rng.integers(0, 1 << bits, (rows, 77), np.uint64, endpoint=False)
@@ -205,7 +206,7 @@ def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, 
 
 def test_what_a_client_that_took_part_downloads() -> None:
     # CNNMnist, and what docs/wire.md says of it
-    params = RoundParams(Bucketed(buckets=8), 1_663_370, 160)
+    params = RoundParams(Bucketed(buckets=8), dim=1_663_370, max_clients=160)
     record = replace(RECORD, included=["x" * 40] * 160)
     frame = wire.frame_size(
         "result",
@@ -216,16 +217,16 @@ def test_what_a_client_that_took_part_downloads() -> None:
     assert 2 * 4 * params.dim / 1e6 == pytest.approx(13.3, abs=0.05)
 
 
-# The training run that clients follow
+# The run that clients follow
 
 
 @pytest.mark.parametrize("optimiser", [Momentum(), Adam()])
-def test_who_starts_from_the_same_training_run_ends_with_the_same(
+def test_who_starts_from_the_same_run_ends_with_the_same(
     optimiser: Momentum | Adam,
 ) -> None:
-    params = RoundParams(Bucketed(buckets=8), DIM, 3)
-    served = Training(CoordinateRange(), START, np.float32(0.1) + 0 * START, optimiser=optimiser)
-    kept = results.Trainings()
+    params = RoundParams(Bucketed(buckets=8), dim=DIM, max_clients=3)
+    served = RunState(CoordinateRange(), START, np.float32(0.1) + 0 * START, optimiser=optimiser)
+    kept = results.RecentRuns()
     rng = np.random.default_rng(2)
     for number in (1, 2, 3):
         followed = kept.find(served.digest)
@@ -240,19 +241,19 @@ def test_who_starts_from_the_same_training_run_ends_with_the_same(
                 },
                 {"model": START, "scale": served.scale},
             )
-            followed = results.training_of(answer, "1-0000000a", served.digest)
+            followed = results.run_of(answer, "1-0000000a", served.digest)
         # the second and third are not downloaded
         assert followed is not None and followed.number == number
         opened = PublicValues(rng.integers(0, 8, (1, DIM)).astype(np.uint16))
         (served, one), (after, other) = (
-            finish(training, params, opened, 3) for training in (served, followed)
+            finish(state, params, opened, 3) for state in (served, followed)
         )
         assert np.array_equal(one, other) and after.digest == served.digest
         kept.keep(after)
 
 
-def test_a_digest_is_of_all_of_a_training_run() -> None:
-    one = Training(model=START, scale=np.ones(DIM, np.float32), moments=np.ones((1, DIM), "f4"))
+def test_a_digest_is_of_all_of_a_run() -> None:
+    one = RunState(model=START, scale=np.ones(DIM, np.float32), moments=np.ones((1, DIM), "f4"))
     moved = START.copy()
     moved[3] = np.nextafter(moved[3], np.float32(2))
     others = [
@@ -266,15 +267,15 @@ def test_a_digest_is_of_all_of_a_training_run() -> None:
         replace(one, optimiser=Momentum()),
         replace(one, published=1),
     ]
-    assert len({training.digest for training in [one, *others]}) == 10
+    assert len({state.digest for state in [one, *others]}) == 10
 
 
-def test_no_more_training_runs_are_kept_than_are_needed() -> None:
-    kept = results.Trainings()
-    three = [Training(published=number) for number in range(3)]
-    for training in (*three[:2], three[0], three[2]):
-        kept.keep(training)
-    assert [kept.find(training.digest) is not None for training in three] == [True, False, True]
+def test_no_more_runs_are_kept_than_are_needed() -> None:
+    kept = results.RecentRuns()
+    three = [RunState(published=number) for number in range(3)]
+    for state in (*three[:2], three[0], three[2]):
+        kept.keep(state)
+    assert [kept.find(state.digest) is not None for state in three] == [True, False, True]
 
 
 # What a client checks
@@ -304,7 +305,7 @@ def test_each_server_that_says_something_else_is_named() -> None:
         ({"round": "7-00000000"}, "is that of round '7-00000000'"),
         ({"number": 8}, "is that of round"),
         ({"service": "another"}, "is that of round"),
-        ({"training": "stroke"}, "of the training 'stroke', and not of default"),
+        ({"cohort": "stroke"}, "of the cohort 'stroke', and not of default"),
         ({"params": bytes(32)}, "other parameters"),
         ({"start": bytes(32)}, "started from another model"),
         ({"included": ["key-b", "key-c"], "left_out": {}}, "neither includes this client"),
@@ -314,7 +315,7 @@ def test_each_server_that_says_something_else_is_named() -> None:
 def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
     changes: dict[str, Any], said: str
 ) -> None:
-    known = RECORD.training, RECORD.round, PARAMS, Training().digest, "key-a"
+    known = RECORD.cohort, RECORD.round, PARAMS, RunState().digest, "key-a"
     results.check_record(RECORD, *known)
     results.check_record(RECORD, *known[:4], "key-c")
     # who has not trained and not submitted knows less
@@ -371,8 +372,8 @@ class Round:
 
     def run(self, method: Method, seed: int = 0, new: bool = True) -> str:
         """Open a round in which all submit, and return its id."""
-        self.params = RoundParams(method, DIM, 3)
-        self.id = self.coordinator.open(self.params, START if new else None)
+        self.params = RoundParams(method, dim=DIM, max_clients=3)
+        self.id = self.coordinator.open_round(self.params, START if new else None)
         rng = np.random.default_rng(seed)
         self.updates = (START + 0.1 * rng.normal(size=(3, DIM))).astype(np.float32)
         for client, update in zip(self.clients, self.updates, strict=True):
@@ -469,7 +470,7 @@ def test_a_server_that_hands_out_another_model_is_noticed(played: Round) -> None
     played.lie("model")
     with pytest.raises(ReceiptInvalid, match="S0 sent another model or range"):
         played.run(Bucketed())
-    played.coordinator.abort(played.id, "only a test")
+    played.coordinator.abort_round(played.id, "only a test")
     # one that also says so, to all clients alike, is found out when S1 has signed
     played.lie("model and digest")
     played.run(Bucketed())

@@ -21,12 +21,12 @@ from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.config import (
     Caller,
+    CohortTable,
     EngineConfig,
     MetricsConfig,
     ServerConfig,
-    TrainingTable,
 )
-from securemedian.servers.control import Held, Ready, Uploaded
+from securemedian.servers.network.control import Held, Ready, Uploaded
 from securemedian.servers.policy import Policy
 from securemedian.servers.reload import CHANGEABLE, Reload
 from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
@@ -46,7 +46,7 @@ def test_every_setting_is_changed_or_refused() -> None:
         "peer": replace(SAMPLE.peer, address="tcp://elsewhere:1"),
         "clients": (*SAMPLE.clients, NEW),
         "coordinators": (NEW,),
-        "trainings": (TrainingTable("stroke", [one.name for one in SAMPLE.clients[:2]]),),
+        "cohorts": (CohortTable("stroke", [one.name for one in SAMPLE.clients[:2]]),),
         "protocol": replace(SAMPLE.protocol, lanes=3),
         "engine": EngineConfig(kind="ray"),
         "policy": Policy(),
@@ -206,22 +206,22 @@ def test_a_table_whose_round_has_not_ended_stays(tmp_path: Path) -> None:
     pair = Pair(tmp_path, clients=2)
     without = (tmp_path / "s0.toml").read_text()
     for name in ("s0", "s1"):
-        pair.configure(name, f'\n[[trainings]]\nname = "stroke"\nclients = {pair.names}\n')
+        pair.configure(name, f'\n[[cohorts]]\nname = "stroke"\nclients = {pair.names}\n')
     with running(pair):
         params = {"method": "radix", "dim": 10, "max_clients": 2}
-        asked: dict[str, Any] = {"params": params, "range": {}, "training": "stroke"}
+        asked: dict[str, Any] = {"params": params, "range": {}, "cohort": "stroke"}
         opened = pair.caller("coordinator", "s0").ask("open", **asked).fields["round"]
         (tmp_path / "s0.toml").write_text(without)
         pair.tell("s0", signal.SIGHUP)
         refused = wait_until(lambda: _last(pair, "s0", "reload-failed"))["reason"]
-        assert refused.startswith(f"round {opened} of training stroke has not ended")
-        again = pair.caller("client-1", "s0").ask("status", training="stroke").fields
+        assert refused.startswith(f"round {opened} of cohort stroke has not ended")
+        again = pair.caller("client-1", "s0").ask("status", cohort="stroke").fields
         assert (again["round"], again["state"]) == (opened, "open")
         assert pair.stop("s0") == 0
         program = [sys.executable, "-m", "securemedian", "serve", str(tmp_path / "s0.toml")]
         started = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
         assert started.returncode == 2
-        refusal = f"securemedian: round {opened} of training stroke has not ended"
+        refusal = f"securemedian: round {opened} of cohort stroke has not ended"
         assert refusal in started.stderr, started.stderr
 
 

@@ -9,7 +9,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,26 +36,9 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers import control
-from securemedian.servers.control import (
-    Again,
-    Check,
-    Checked,
-    Close,
-    Dealt,
-    Done,
-    Failed,
-    Held,
-    Hello,
-    Open,
-    Opened,
-    Ready,
-    Resume,
-    RoundMessage,
-    Run,
-    Uploaded,
-)
-from securemedian.servers.events import (
+from securemedian.servers.machine import conditions
+from securemedian.servers.machine.conditions import always
+from securemedian.servers.machine.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -73,9 +55,29 @@ from securemedian.servers.events import (
     Unlinked,
     is_message,
 )
-from securemedian.servers.peer import Change, PeerWatch, differences
-from securemedian.servers.round_facts import Limits
-from securemedian.servers.round_state import LATE, TABLE, ServerRound, Transition, always
+from securemedian.servers.machine.facts import Limits
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
+    Again,
+    Check,
+    Close,
+    Compute,
+    Dealt,
+    Done,
+    Failed,
+    Held,
+    Hello,
+    Open,
+    Opened,
+    Ready,
+    Resume,
+    RoundMessage,
+    Uploaded,
+    Verdicts,
+)
+from securemedian.servers.network.peer import Change, PeerWatch, differences
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
@@ -130,10 +132,10 @@ MESSAGES: tuple[RoundMessage, ...] = (
     Dealt(ID, "key-a"),
     Uploaded(ID, "key-a", b"?"),
     Check(ID, ["key-a"]),
-    Checked(ID, ["key-a"], []),
+    Verdicts(ID, ["key-a"], []),
     Close(ID, {"key-a": b"?"}),
     Held(ID, {}),
-    Run(ID, b"?", 1, FIRST, False),
+    Compute(ID, b"?", 1, FIRST, False),
     Ready(ID, 0),
     Done(ID, 0, bytes(64)),
     Again(ID, 1, "closed", "why"),
@@ -619,10 +621,10 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
     here.here = {"key-a": b"m", "key-b": b"m"}
     here.handle(Close(ID, dict(here.here)), 1.0)
     assert here.included == ["key-a", "key-b"]
-    fails(copy.deepcopy(here), Run(ID, here.digest, 1, FIRST, False), "peer-protocol")
+    fails(copy.deepcopy(here), Compute(ID, here.digest, 1, FIRST, False), "peer-protocol")
     here.handle(Check(ID, ["key-b"]), 1.0)
     here.handle(CheckEnded(["key-b"], []), 1.0)
-    run = Run(ID, here.digest, 1, FIRST, False)
+    run = Compute(ID, here.digest, 1, FIRST, False)
     assert Effect.START in here.handle(run, 1.0)
     here.handle(Again(ID, 1, "timeout", "why"), 1.0)
     # each run once
@@ -660,7 +662,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     turn = Turn(SECOND, False)
     assert leader.handle(turn, 10.0) == [Check(ID, ["key-a"], COIN), Effect.CHECK]
     leader.handle(CheckEnded(["key-a"], []), 10.0)
-    assert leader.handle(Checked(ID, ["key-a"], []), 10.0) == []
+    assert leader.handle(Verdicts(ID, ["key-a"], []), 10.0) == []
     assert leader.handle(turn, 10.0) == [Check(ID, ["key-b"]), Effect.CHECK]
     # and if both have one, it must be the same
     leader.coins["key-a"] = OTHER_COIN
@@ -673,13 +675,13 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Checked(ID, ["key-b"], []),
-        Checked(ID, ["key-a", "key-b"], []),
-        Checked(ID, ["key-a"], ["key-a"]),
+        Verdicts(ID, ["key-b"], []),
+        Verdicts(ID, ["key-a", "key-b"], []),
+        Verdicts(ID, ["key-a"], ["key-a"]),
     ],
 )
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSING, State.CHECKING])
-def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Checked) -> None:
+def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Verdicts) -> None:
     here = a_round(0, state, **DEALT)
     here.under_check = ["key-a"]
     here.handle(CheckEnded(["key-a"], []), 1.0)
@@ -696,7 +698,7 @@ def test_s0_takes_verdicts_of_s1_once_and_when_it_has_asked_for_them(state: Stat
         here = a_round(0, state, **DEALT)
         here.under_check = under_check
         for _ in (*under_check, "once more"):
-            here.handle(Checked(ID, ["key-a"], []), 1.0)
+            here.handle(Verdicts(ID, ["key-a"], []), 1.0)
             # a round of no uploads would fail for another reason
             here.state = state if here.code != "peer-protocol" else here.state
         assert here.state is State.FAILED and here.code == "peer-protocol" and not here.passed
@@ -710,7 +712,7 @@ def test_s1_does_not_run_the_protocol_while_it_checks() -> None:
     here.handle(Check(ID, ["key-c"]), 1.0)
     here.handle(Close(ID, {"key-a": b"m", "key-b": b"m"}), 1.0)
     here.included = ["key-a", "key-b"]
-    actions = here.handle(Run(ID, here.digest, 1, FIRST, False), 1.0)
+    actions = here.handle(Compute(ID, here.digest, 1, FIRST, False), 1.0)
     assert here.state is State.FAILED and here.code == "peer-protocol"
     assert Effect.START not in actions
 
@@ -771,9 +773,9 @@ def test_all_messages_and_events_are_in_the_table() -> None:
 
 
 def test_only_s0_leads() -> None:
-    told = {Opened, Checked, Held, Ready, OpenAsked, CloseAsked, Turn}
+    told = {Opened, Verdicts, Held, Ready, OpenAsked, CloseAsked, Turn}
     assert {event for _, event in TABLE[0]} - {event for _, event in TABLE[1]} == told
-    asks = {Open, Check, Close, Run}
+    asks = {Open, Check, Close, Compute}
     assert {event for _, event in TABLE[1]} - {event for _, event in TABLE[0]} == asks
 
 
@@ -1158,7 +1160,7 @@ def test_no_short_order_of_events_makes_an_honest_server_refuse() -> None:
         assert walk(scenario)[2] > 30
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     """Nor does a line or a late pair stand there that no order reaches."""
     walks = [walk(scenario) for scenario in SCENARIOS]
@@ -1169,16 +1171,16 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
         for party in (0, 1)
         for pair in TABLE[party]
         for line in TABLE[party][pair]
-        if line.when not in (ServerRound.discordant, ServerRound.disputed)
+        if line.when not in (conditions.discordant, conditions.disputed)
     }
     assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
     # S1 refuses clients whom S0 takes only where their configurations or parameters differ
-    own_account = {line for line in lines if line[0] == 1 and line[1][1] is Run}
+    own_account = {line for line in lines if line[0] == 1 and line[1][1] is Compute}
     left = {(party, *pair) for party, pair, line in lines - taken - own_account}
     assert left <= RARE and min(one[2] for one in walks) > 30
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -1189,64 +1191,6 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
 )
 def test_no_longer_order_of_events_makes_an_honest_server_refuse(scenario: Scenario) -> None:
     assert walk(scenario)[2] > 5_000
-
-
-def documented() -> str:
-    """Return the tables as docs/wire.md shows them: states with the same line together."""
-    text = []
-    for party, table in enumerate(TABLE):
-        # what happens at an event, and the states in which it does: the order of the lines counts
-        blocks: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-        order = list(State)
-        for (state, event), lines in sorted(
-            table.items(), key=lambda item: order.index(item[0][0])
-        ):
-            rows = (
-                (
-                    _event(event),
-                    ""
-                    if line.when is always
-                    else _sentence(line.when).removeprefix("return whether "),
-                    "" if line.to is state else f"**{line.to}**",
-                    "; ".join(
-                        action.value if isinstance(action, Effect) else f"send {_event(action)}"
-                        for action in line.actions
-                    ),
-                )
-                for line in lines
-            )
-            blocks.setdefault(tuple(rows), []).append(state.value)
-        text.append(
-            f"| S{party}: in state | at | if | next | does |\n| --- | --- | --- | --- | --- |"
-        )
-        text += [
-            f"| {', '.join(states)} | {' | '.join(row)} |"
-            for rows, states in sorted(blocks.items(), key=lambda item: len(item[1]) > 1)
-            for row in rows
-        ]
-        text.append(f"\n| S{party}: in state | may come late | because |\n| --- | --- | --- |")
-        reasons: dict[tuple[str, str], list[str]] = {}
-        for (state, event), reason in LATE[party].items():
-            reasons.setdefault((state.value, reason), []).append(_event(event))
-        text += [f"| {s} | {', '.join(kinds)} | {r} |" for (s, r), kinds in reasons.items()]
-        text.append("")
-    return "\n".join(text)
-
-
-def _event(kind: type) -> str:
-    if issubclass(kind, RoundMessage):
-        return f"`{kind.__name__.lower()}`"
-    return _sentence(kind)
-
-
-def _sentence(what: Any) -> str:
-    sentence = (what.__doc__ or "").strip().splitlines()[0].rstrip(".")
-    return sentence[0].lower() + sentence[1:]
-
-
-def test_the_documentation_shows_the_tables() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text("utf-8")
-    assert documented() in page, f"put this into docs/wire.md:\n{documented()}"
 
 
 # An attempt that may have opened values

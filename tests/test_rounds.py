@@ -32,14 +32,15 @@ from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers import control, logs
+from securemedian.servers import logs
 from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
-from securemedian.servers.control import (
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
     Again,
     Bye,
     Check,
-    Checked,
     Close,
+    Compute,
     Dealt,
     Done,
     Failed,
@@ -48,13 +49,13 @@ from securemedian.servers.control import (
     Opened,
     Ready,
     Resume,
-    Run,
     Uploaded,
+    Verdicts,
 )
-from securemedian.servers.peer_control import HELLO_S
-from securemedian.servers.register import ENVELOPE_BYTES, KEPT_ROUNDS, Register
-from securemedian.servers.rounds import Rounds
-from securemedian.servers.store import Store
+from securemedian.servers.rounds.peer_control import HELLO_S
+from securemedian.servers.rounds.register import ENVELOPE_BYTES, ROUNDS_RETAINED, Register
+from securemedian.servers.rounds.rounds import Rounds
+from securemedian.servers.storage.store import Store
 from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, SIGNING, START, Server, held, hello
 
 
@@ -186,7 +187,7 @@ def test_a_run_that_breaks_off_says_why_and_is_tried_again_in_a_new_session(
         s0.hear(replace(resume, held=held(s0.keys)))
         assert s0.engine.session_id == resume.session
     run = s0.sent[-1]
-    assert isinstance(run, Run) and run.attempt == 2 and run.session != first
+    assert isinstance(run, Compute) and run.attempt == 2 and run.session != first
     s0.hear(Ready(round_id, 1))
     assert s0.state[0] == "starting"
     s0.hear(Ready(round_id, 2))
@@ -235,7 +236,7 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
         Open(
             "1-0000000b",
             1,
-            RoundParams(Pairwise(), DIM, 2).to_dict(),
+            RoundParams(Pairwise(), dim=DIM, max_clients=2).to_dict(),
             bytes(16),
             True,
             False,
@@ -247,7 +248,7 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
     s1.upload_all("1-0000000c")
     s1.hear(Close("1-0000000c", held(s1.keys)))
     assert s1.sent[-1] == Held("1-0000000c", held(s1.keys))
-    s1.hear(Run("1-0000000c", bytes(32), 1, bytes(16), False))
+    s1.hear(Compute("1-0000000c", bytes(32), 1, bytes(16), False))
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
 
@@ -423,7 +424,7 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
     assert s0.engine.checked == [s0.latest.spool.dealing(first)]
     s0.engine.end_check()
     s0.rounds.engine_ended()
-    s0.hear(Dealt(round_id, second), Checked(round_id, [first], []))
+    s0.hear(Dealt(round_id, second), Verdicts(round_id, [first], []))
     s0.rounds.engine_ended()
     s0.engine.end_check(0)
     with caplog.at_level(logging.INFO, "securemedian"):
@@ -432,7 +433,7 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
     names = s0.config.members["default"].clients
     assert event.levelno == logging.WARNING
     assert vars(event)["fields"]["failed"] == [names[second]]
-    s0.hear(Checked(round_id, [second], [second]))
+    s0.hear(Verdicts(round_id, [second], [second]))
     status = s0.ask(s0.coordinator, "status").fields
     assert status["left_out"] == {names[second]: "its dealing failed the check"}
     assert status["state"] == "open"
@@ -478,7 +479,7 @@ def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(
 
 
 def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
-    params = RoundParams(Pairwise(), DIM, 3)
+    params = RoundParams(Pairwise(), dim=DIM, max_clients=3)
     s0 = Server(0, tmp_path, params)
     round_id = s0.open()
     s0.upload_all(round_id)
@@ -488,7 +489,7 @@ def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
     assert s0.state[0] == "checking" and len(s0.engine.checked) == 3
     s0.engine.end_check(1)
     s0.rounds.engine_ended()
-    s0.hear(Checked(round_id, s0.keys, s0.keys[1:2]))
+    s0.hear(Verdicts(round_id, s0.keys, s0.keys[1:2]))
     # the sample's own min_clients
     state, reason = s0.state
     assert state == "failed" and "a value of its update is out of range" in reason
@@ -499,7 +500,7 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = s0.config.clients[0].public_key
-    monkeypatch.setattr(Register, "latest", lambda self, training: 1 // 0)
+    monkeypatch.setattr(Register, "latest", lambda self, cohort: 1 // 0)
     answer = s0.ask(client, "info")
     assert (answer.type, answer.fields["code"]) == (
         "error",
@@ -517,7 +518,9 @@ def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> 
     longer = replace(clients[0], name="\u00e9" + clients[0].name[1:])
     with pytest.raises(ConfigError, match=r"163,841 bytes in UTF-8.*shorter names"):
         Server(1, tmp_path, clients=(longer, *clients[1:]))
-    params = RoundParams(Bucketed(weights=dict.fromkeys(keys, 1000)), DIM, MAX_CLIENTS)
+    params = RoundParams(
+        Bucketed(weights=dict.fromkeys(keys, 1000)), dim=DIM, max_clients=MAX_CLIENTS
+    )
     s1 = Server(1, tmp_path, params, clients=clients)
     round_id = "1-0000000a"
     s1.hear(Open(round_id, 1, params.to_dict(), bytes(16), True, False, START))
@@ -526,13 +529,16 @@ def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> 
     server_round.left_out = {client.name: longest for client in clients}
     status = s1.ask(s1.coordinator, "status")
     assert status.type == "status" and status.fields["left_out"] == server_round.left_out
-    for message in (Close(round_id, dict.fromkeys(keys, bytes(32))), Checked(round_id, keys, keys)):
+    for message in (
+        Close(round_id, dict.fromkeys(keys, bytes(32))),
+        Verdicts(round_id, keys, keys),
+    ):
         control.decode(control.encode(message))
 
 
 def test_only_the_latest_rounds_are_kept(s0: Server) -> None:
     ids = []
-    for _ in range(KEPT_ROUNDS + 1):
+    for _ in range(ROUNDS_RETAINED + 1):
         ids.append(s0.open())
         s0.fail()
     client = s0.config.clients[0].public_key
@@ -588,7 +594,7 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     s0.sent.clear()
     caplog.clear()
     with caplog.at_level(logging.INFO, "securemedian"):
-        s0.hear(Close(round_id, {}), Run(round_id, bytes(32), 1, bytes(16), False))
+        s0.hear(Close(round_id, {}), Compute(round_id, bytes(32), 1, bytes(16), False))
         # these are late
         s0.hear(Opened(round_id, bytes(16)), Uploaded(round_id, "somebody"))
         s0.hear(Done(round_id, 1, b""))
@@ -729,7 +735,7 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
         for key in keys:
             s1.upload(key, round_id)
         s1.hear(Close(round_id, held(keys)))
-        s1.hear(Run(round_id, s1.latest.server_round.digest, 1, bytes(16), False))
+        s1.hear(Compute(round_id, s1.latest.server_round.digest, 1, bytes(16), False))
 
     attempt("1-0000000a", two)
     assert s1.state == ("running", "") and s1.sent[-1] == Ready("1-0000000a", 1)
@@ -791,7 +797,7 @@ def test_no_request_below_the_limit_of_a_header_ends_a_server(
 def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wordy(rounds: Rounds, training: str) -> None:
+    def wordy(rounds: Rounds, cohort: str) -> None:
         raise RoundBusy(LONG)
 
     monkeypatch.setattr(Rounds, "dim", wordy)
@@ -985,5 +991,5 @@ def test_a_server_that_signs_something_else_fails_the_round_for_good(s0: Server,
     assert s0.sent[-1].code == "receipt-invalid"
     refused = s0.ask(s0.keys[0], "result", round=round_id)
     assert refused.fields["code"] == "round-failed" and not refused.arrays
-    # the training run goes on from where the round began
+    # the run goes on from where the round began
     assert s0.rounds._keeper.current("default").digest == s0.latest.before.digest

@@ -1,4 +1,4 @@
-"""servers.training and servers.store: the model and range over rounds, and what is on disk."""
+"""Run state and the store: the model and range over rounds, and what is on disk."""
 
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,28 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import L1Range, MeanRange
-from securemedian.mpc.rounds.run_state import Training, finish
-from securemedian.servers.run_start import begin
-from securemedian.servers.store import Store
+from securemedian.mpc.rounds.run_state import RunState, finish
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.store import Store
 from tests.servers_alone import Server
 
 DIM = 5
-BUCKETED = RoundParams(Bucketed(buckets=8), DIM, 3)
+BUCKETED = RoundParams(Bucketed(buckets=8), dim=DIM, max_clients=3)
 COORDINATE = {"policy": "coordinate"}
-PAIRWISE = RoundParams(Pairwise(ring_bits=32, fraction_bits=8), DIM, 3)
+PAIRWISE = RoundParams(Pairwise(ring_bits=32, fraction_bits=8), dim=DIM, max_clients=3)
 MODEL = np.linspace(-1, 1, DIM, dtype=np.float32)
 INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
 
 
-def model_of(training: Training) -> np.ndarray:
-    """Return the model that a training run must have."""
-    assert training.model is not None
-    return training.model
+def model_of(state: RunState) -> np.ndarray:
+    """Return the model that a run must have."""
+    assert state.model is not None
+    return state.model
 
 
 def test_a_new_model_starts_with_the_initial_range() -> None:
     started = begin(
-        Training(), BUCKETED, {"policy": "mean", "initial": 0.5, "decay": 0.2}, False, MODEL
+        RunState(), BUCKETED, {"policy": "mean", "initial": 0.5, "decay": 0.2}, False, MODEL
     )
     assert (
         started.number == 1
@@ -51,7 +51,7 @@ def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
     """Its number goes on, too, so that a failed attempt at it binds as before."""
     server = Server(0, tmp_path, BUCKETED)
     keeper = server.rounds._keeper
-    first = begin(Training(), BUCKETED, COORDINATE, False, MODEL)
+    first = begin(RunState(), BUCKETED, COORDINATE, False, MODEL)
     after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
     keeper.keep("default", after)
 
@@ -76,7 +76,7 @@ def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
 
 
 def test_rounds_follow_each_other_and_reset_starts_again() -> None:
-    first = begin(Training(), BUCKETED, COORDINATE, False, MODEL)
+    first = begin(RunState(), BUCKETED, COORDINATE, False, MODEL)
     after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
     assert after.number == 2 and after.model is not None
     assert np.array_equal(
@@ -96,7 +96,7 @@ def test_rounds_follow_each_other_and_reset_starts_again() -> None:
 def test_pairwise_makes_the_first_model() -> None:
     elements = encode.to_fixed(MODEL, 32, 8)
     first, results = finish(
-        begin(Training(), PAIRWISE, {}, False, None), PAIRWISE, PublicValues(elements[None]), 3
+        begin(RunState(), PAIRWISE, {}, False, None), PAIRWISE, PublicValues(elements[None]), 3
     )
     assert (
         np.array_equal(model_of(first), encode.from_fixed(elements, 32, 8).astype(np.float32))
@@ -107,9 +107,9 @@ def test_pairwise_makes_the_first_model() -> None:
 
 def test_the_first_of_several_results_is_the_model() -> None:
     method = Radix(ranks=[2, 1, 3])
-    params = RoundParams(method, DIM, 3)
+    params = RoundParams(method, dim=DIM, max_clients=3)
     words = PublicValues(np.stack([method.words(MODEL + shift) for shift in range(3)]))
-    after, results = finish(Training(), params, words, 3)
+    after, results = finish(RunState(), params, words, 3)
     assert np.array_equal(model_of(after), MODEL) and np.array_equal(
         results[2], MODEL + np.float32(2)
     )
@@ -117,25 +117,25 @@ def test_the_first_of_several_results_is_the_model() -> None:
 
 def test_midpoint_and_trimmed_mean_divide_at_the_end() -> None:
     method = Radix(midpoint=True)
-    midpoint = RoundParams(method, DIM, 4)
+    midpoint = RoundParams(method, dim=DIM, max_clients=4)
     words = PublicValues(np.stack([method.words(MODEL + shift) for shift in (0, 1)]))
-    after = finish(Training(), midpoint, words, 4)[0]
+    after = finish(RunState(), midpoint, words, 4)[0]
     assert np.array_equal(model_of(after), MODEL + np.float32(0.5))
-    trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), DIM, 5)
+    trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), dim=DIM, max_clients=5)
     # of the three that are kept
     total = encode.to_fixed(3 * MODEL, 64, 8)
-    after = finish(Training(), trimmed, PublicValues(total[None]), 5)[0]
+    after = finish(RunState(), trimmed, PublicValues(total[None]), 5)[0]
     assert np.allclose(model_of(after), MODEL, atol=2**-8)
 
 
 def test_a_model_of_another_size() -> None:
-    other = RoundParams(Pairwise(), DIM + 1, 3)
-    kept = Training(model=MODEL)
+    other = RoundParams(Pairwise(), dim=DIM + 1, max_clients=3)
+    kept = RunState(model=MODEL)
     with pytest.raises(InputError, match=r"\(6,\), not float32 \(5,\)"):
         begin(kept, other, {}, False, None)
     assert begin(kept, other, {}, True, None).model is None
     with pytest.raises(InputError):
-        begin(kept, RoundParams(Bucketed(buckets=8), DIM + 1, 3), {}, True, None)
+        begin(kept, RoundParams(Bucketed(buckets=8), dim=DIM + 1, max_clients=3), {}, True, None)
 
 
 @pytest.mark.parametrize(
@@ -158,41 +158,34 @@ def test_what_a_bucketed_round_cannot_start_from(
     model: Any, range_: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        begin(Training(), BUCKETED, range_, False, model)
+        begin(RunState(), BUCKETED, range_, False, model)
 
 
 def test_a_range_that_diverged_is_refused_until_reset() -> None:
-    diverged = Training(L1Range(), MODEL, np.array(np.inf, np.float32), 7)
+    diverged = RunState(L1Range(), MODEL, np.array(np.inf, np.float32), 7)
     with pytest.raises(ConfigError, match="open with reset"):
         begin(diverged, BUCKETED, {}, False, None)
     assert begin(diverged, BUCKETED, COORDINATE, True, None).number == 1
 
 
-def test_the_training_run_survives_a_restart(tmp_path: Path) -> None:
+def test_the_run_survives_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
-    fresh = store.load_training()
+    fresh = store.load_run()
     assert fresh.model is None and fresh.number == 1
-    for training in (
+    for state in (
         fresh,
-        Training(MeanRange(0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4),
+        RunState(MeanRange(0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4),
     ):
-        store.save_training(training)
-        loaded = store.load_training()
-        assert (loaded.policy, loaded.published) == (training.policy, training.published)
-        assert (
-            np.array_equal(loaded.scale, training.scale)
-            and loaded.scale.shape == training.scale.shape
-        )
-        assert (loaded.model is None) == (training.model is None)
+        store.save_run(state)
+        loaded = store.load_run()
+        assert (loaded.policy, loaded.published) == (state.policy, state.published)
+        assert np.array_equal(loaded.scale, state.scale) and loaded.scale.shape == state.scale.shape
+        assert (loaded.model is None) == (state.model is None)
     assert np.array_equal(model_of(loaded), MODEL)
     for file in (tmp_path / "state" / "kept").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="damaged"):
-        store.load_training()
-    old = Store(tmp_path / "old")
-    (tmp_path / "old" / "training.npz").write_bytes(b"junk")
-    with pytest.raises(ConfigError, match="damaged"):
-        old.load_training()
+        store.load_run()
 
 
 def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:
@@ -251,7 +244,7 @@ def test_what_no_round_needs_is_cleared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.spool("1-0000000a", BUCKETED.layout)
     store.spool("1-0000000b", BUCKETED.layout)
-    one, other = store.write_training(Training()), store.write_training(Training(model=MODEL))
+    one, other = store.write_run(RunState()), store.write_run(RunState(model=MODEL))
     store.tidy({"1-0000000b"}, {one})
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1-0000000b"]
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [one] and one != other

@@ -29,12 +29,12 @@ from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
 from securemedian.benchmarks.soak.rounds import reference
 from securemedian.benchmarks.soak.run import Soak
-from securemedian.benchmarks.soak.service import TRAININGS
+from securemedian.benchmarks.soak.service import COHORTS
 from securemedian.common.states import State
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.control import Held
+from securemedian.servers.network.control import Held
 from tests.daemons import wait_until
 from tests.servers_alone import Server
 
@@ -155,17 +155,17 @@ def test_sessions_are_used_once() -> None:
     assert counts(audit) == (0, 0, 2, 0)
 
 
-def test_no_session_is_of_two_trainings() -> None:
+def test_no_session_is_of_two_cohorts() -> None:
     audit = Audit()
     hear = teller(audit)
     for server in ("s0", "s1"):
         for session in ("first", "second"):
             hear(server, "session-established", session=session)
         hear(server, "round-running", round=ROUND, session="first")
-        hear(server, "round-running", round="1-77", training="stroke", session="second")
+        hear(server, "round-running", round="1-77", cohort="stroke", session="second")
     hear("s0", "round-running", round="8-3fa9c1d2", session="first")
     assert counts(audit) == (0, 0, 0, 0)
-    hear("s1", "round-running", round="2-77", training="stroke", session="first")
+    hear("s1", "round-running", round="2-77", cohort="stroke", session="first")
     assert counts(audit) == (0, 0, 1, 0)
     hear("s0", "round-running", round="9-3fa9c1d2", session="second")
     assert counts(audit) == (0, 0, 2, 0)
@@ -236,7 +236,10 @@ def test_growth_is_told_of_lives_that_are_long_enough() -> None:
 
 
 def test_the_reference_is_a_sort_of_the_clients_updates() -> None:
-    names, params = ["client-2", "client-5", "client-1"], RoundParams(Pairwise(), 50, 5)
+    names, params = (
+        ["client-2", "client-5", "client-1"],
+        RoundParams(Pairwise(), dim=50, max_clients=5),
+    )
     updates = [update(3, name, ROUND, 50) for name in names]
     middle = np.sort(updates, axis=0)[1]
     got = reference(3, params, Published(), ROUND, names)
@@ -398,7 +401,7 @@ def test_a_full_disk_refuses_what_is_written_until_it_is_free(
 def test_a_kill_waits_for_its_transition() -> None:
     transitions, struck = Transitions(), threading.Event()
     what = "s0", "round-open", "stroke"
-    line = {"event": "round-open", "training": "stroke"}
+    line = {"event": "round-open", "cohort": "stroke"}
     assert not transitions.at(*what, struck.set, 0.05)
     transitions.heard("s0", line)
     assert not struck.is_set(), "it was given up"
@@ -464,7 +467,7 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
     assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
 
 
-def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> None:
+def test_a_server_is_killed_at_every_transition_of_either_cohort_in_turn() -> None:
     service: Any = Struck()
     audit, transitions = Audit(), Transitions()
     saboteurs = Saboteurs(service, transitions, audit, 1, lambda: False)
@@ -472,8 +475,8 @@ def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> 
 
     def log() -> None:
         while not logging.wait(0.001):
-            for server, state, training in product(("s0", "s1"), State, TRAININGS):
-                transitions.heard(server, {"event": f"round-{state}", "training": training})
+            for server, state, cohort in product(("s0", "s1"), State, COHORTS):
+                transitions.heard(server, {"event": f"round-{state}", "cohort": cohort})
 
     thread = threading.Thread(target=log)
     thread.start()
@@ -485,8 +488,8 @@ def test_a_server_is_killed_at_every_transition_of_either_training_in_turn() -> 
         thread.join()
     victims = ("s0", "s1", "s0 and s1")
     assert struck == {
-        f"kill {whom} at {state} of {training} at {server}"
-        for whom, state, training, server in product(victims, states, TRAININGS, ("s0", "s1"))
+        f"kill {whom} at {state} of {cohort} at {server}"
+        for whom, state, cohort, server in product(victims, states, COHORTS, ("s0", "s1"))
     }
     assert len(service.done) == 16 * len(states)
 
@@ -503,7 +506,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
     def well(self: Soak, seconds: float) -> bool:
         self.audit.fault("kill s0 and s1 at open of default at s0")
         self.audit.closed(published("a"))
-        failed = Ended("1-77", "mean", "failed", "aborted by coordinator", training="stroke")
+        failed = Ended("1-77", "mean", "failed", "aborted by coordinator", cohort="stroke")
         self.audit.closed(failed)
         return True
 
@@ -518,7 +521,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
         report = json.loads(file.read_text())
         assert report.keys() >= FIGURES and all(report[name] == 0 for name in COUNTS)
         assert (report["faults"], report["rounds"], report["published"]) == (1, 2, 1)
-        assert report["trainings"] == {
+        assert report["cohorts"] == {
             "default": {"rounds": 1, "published": 1, "failed": 0},
             "stroke": {"rounds": 1, "published": 0, "failed": 1},
         }
@@ -540,19 +543,19 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
 # Real daemons
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     soak = Soak(tmp_path / "service", 5, lambda progress: None)
     assert soak.run(15.0)
     report = soak.audit.report()
     assert soak.audit.clean, report
-    assert report["faults"] >= 5 and report["trainings"].keys() == TRAININGS.keys(), report
-    for rounds_of in report["trainings"].values():
+    assert report["faults"] >= 5 and report["cohorts"].keys() == COHORTS.keys(), report
+    for rounds_of in report["cohorts"].values():
         assert rounds_of["published"] >= run.CALM_ROUNDS, report
-    assert report["dealings_checked"] >= sum(TRAININGS.values()), report
+    assert report["dealings_checked"] >= sum(COHORTS.values()), report
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_soak_notices_results_that_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -569,7 +572,7 @@ def test_a_soak_notices_results_that_are_none(
     assert soak.run(0.0)
     report = soak.audit.report()
     assert report["wrong_results"] == report["published"], report
-    assert report["published"] == run.CALM_ROUNDS * len(TRAININGS), report
+    assert report["published"] == run.CALM_ROUNDS * len(COHORTS), report
 
 
 def mentioned(text: str) -> list[str]:
@@ -583,7 +586,7 @@ def mentioned(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_interrupted_soak_ends_in_order(tmp_path: Path) -> None:
     soak = Soak(tmp_path / "service", 5, lambda progress: None)
     threading.Timer(6.0, soak.interrupt).start()

@@ -1,40 +1,54 @@
-"""The kind `peers` of `bench`: the same comparisons and medians with SPU and MPyC, in one run."""
+"""The kind `peers` of `bench`: the same comparisons and medians with SPU and MPyC, in one run.
+
+It is for a checkout alone. Each peer runs in a virtual environment of its own, `ENVIRONMENTS`/NAME
+with the packages of requirements-NAME.txt, as one process per party: NAME_party.py. A party's job
+is {"rank", "addresses" (one per party), "core", "limit_s", "repetitions", "log", "tasks"}, a task
+{"work": "compare" | "median" | "sort", "count", "ring_bits", "clients" (of medians)}.
+"""
 
 import argparse
+import json
+import os
+import socket
+import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.peers import processes
-from securemedian.benchmarks.peers.processes import HERE, PeerFailed
 from securemedian.benchmarks.work import Point
 from securemedian.laboratory import report
+from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols.protocol import ProtocolParams
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = Path("results/peers-env")
+# for a run of a peer, and between two looks at its processes
+LIMIT_S, POLL_S = 1200.0, 0.2
+# characters of a failed program's output that are shown
+SHOWN = 800
+OURS = "securemedian"
+RINGS = (32, 64)
+COMPARE, MEDIAN, SORT = "compare", "median", "sort"
 
 Row = dict[str, Any]
 
-COMPARE, MEDIAN, SORT = "compare", "median", "sort"
 
+class PeerFailed(SecureMedianError):
+    """The error that a peer is not there, or gave no correct result in time.
 
-@dataclass(frozen=True)
-class Way:
-    """A way in which a peer does one kind of work, with the size of its batch.
-
-    The batch is our batch divided by `part`. Work that a peer does one item after another costs the
-    same per item in a smaller batch, and would take minutes in ours.
+    The other peers still run.
     """
 
-    work: str
-    how: str
-    part: int = 1
+    code = "peer-failed"
 
 
 @dataclass(frozen=True)
-class Peer:
+class Framework:
     """Another system, and the ways in which it does the work."""
 
     name: str
@@ -42,36 +56,45 @@ class Peer:
     parties: int
     # of the ring that its floats are in
     median_bits: int
-    ways: tuple[Way, ...]
+    # the work, how it is done, and the part of our batch that is taken: of work that a peer does
+    # one item after another our batch would take minutes, at the same cost per item
+    ways: tuple[tuple[str, str, int], ...]
+
+    @property
+    def python(self) -> Path:
+        """The Python of its environment."""
+        return ENVIRONMENTS.absolute() / self.name / "bin" / "python"
+
+    def versions(self) -> dict[str, str]:
+        """Return the pinned version of each package that it requires."""
+        lines = (HERE / f"requirements-{self.name}.txt").read_text().split()
+        return dict(line.split("==") for line in lines)
 
 
 PEERS = (
-    Peer(
+    Framework(
         "spu",
         "SPU",
         2,
         64,
         (
-            Way(COMPARE, "Cheetah"),
-            Way(SORT, "Cheetah, sorting network"),
-            Way(MEDIAN, "Cheetah, jnp.median", 20),
+            (COMPARE, "Cheetah", 1),
+            (SORT, "Cheetah, sorting network", 1),
+            (MEDIAN, "Cheetah, jnp.median", 20),
         ),
     ),
-    Peer(
+    Framework(
         "mpyc",
         "MPyC",
         3,
         32,
         (
-            Way(COMPARE, "Shamir, 3 parties", 100),
-            Way(SORT, "Shamir, np_sort", 10),
-            Way(MEDIAN, "Shamir, median_low", 100),
+            (COMPARE, "Shamir, 3 parties", 100),
+            (SORT, "Shamir, np_sort", 10),
+            (MEDIAN, "Shamir, median_low", 100),
         ),
     ),
 )
-OURS = "securemedian"
-PROTOCOL = ProtocolParams()
-RINGS = (32, 64)
 
 
 def add_kinds(kinds: Any) -> None:
@@ -81,50 +104,18 @@ def add_kinds(kinds: Any) -> None:
         help="the same comparisons and medians with SPU and MPyC",
         description="Time signed comparisons and coordinate-wise medians with SPU (Cheetah, two "
         "parties), MPyC (three parties, the fewest of which one may be corrupt) and this program, "
-        "one after another on this machine, with one process per party on loopback. Peers are "
-        "installed with pip in virtual environments of their own. Set-up is not counted; the "
-        "median of the repetitions is kept; the peers' results are checked against numpy.",
+        "one after another on this machine, with one process per party on loopback. A peer is "
+        f"left out unless it is installed in {ENVIRONMENTS}. Set-up is not counted; the median "
+        "of the repetitions is kept; the peers' results are checked against numpy.",
     )
-    peers.add_argument(
-        "--peers",
-        type=settings.list_from([peer.name for peer in PEERS]),
-        default=[peer.name for peer in PEERS],
-        metavar="P,..",
-        help="the other systems (default: spu,mpyc)",
+    settings.add_counts(
+        peers,
+        ("--count", 400_000, "comparisons per batch"),
+        ("--clients", 8, "values per median"),
+        ("--dim", 1000, "medians per batch"),
+        ("--repeat", 3, "repetitions"),
     )
-    peers.add_argument(
-        "--count",
-        type=settings.count,
-        default=400_000,
-        help="comparisons per batch (default: %(default)s)",
-    )
-    peers.add_argument(
-        "--clients",
-        type=settings.count,
-        default=8,
-        help="values per median (default: %(default)s)",
-    )
-    peers.add_argument(
-        "--dim", type=settings.count, default=1000, help="medians per batch (default: %(default)s)"
-    )
-    peers.add_argument(
-        "--repeat", type=settings.count, default=3, help="repetitions (default: %(default)s)"
-    )
-    peers.add_argument("--no-pin", action="store_true", help="do not hold each process to one core")
-    peers.add_argument(
-        "--env",
-        type=Path,
-        default=Path("results/peers-env"),
-        metavar="DIR",
-        help="the peers' virtual environments (default: %(default)s)",
-    )
-    peers.add_argument(
-        "--limit-s",
-        type=float,
-        default=1200.0,
-        help="limit for running each peer, and for installing it (default: %(default)s)",
-    )
-    peers.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    settings.add_markdown(peers)
     settings.add_out(peers)
     peers.set_defaults(run=run)
 
@@ -133,118 +124,91 @@ def run(options: argparse.Namespace) -> None:
     """Time our program and every peer, print the ratios, save the JSON."""
     console = report.console()
     file = report.check_writable(options.out / "peers.json")
-    ours = settings.Settings(PROTOCOL, repeat=options.repeat, pin=not options.no_pin)
-    rows = _ours(options, ours)
-    failed: dict[str, str] = {}
+    ours = settings.Settings(ProtocolParams(), repeat=options.repeat)
+    rows, failed = _ours(options, ours), {}
     for peer in PEERS:
-        if peer.name not in options.peers:
-            continue
         try:
-            with console.status(
-                f"{peer.title}: installing it in {options.env} if it is not there yet"
-            ):
-                python = processes.install(peer.name, options.env.absolute(), options.limit_s)
             with console.status(f"{peer.title}: some minutes with the default sizes"):
-                rows += _theirs(peer, python, options)
+                rows += _theirs(peer, options)
         except PeerFailed as error:
             failed[peer.name] = str(error)
     rows = with_ratios(rows)
-    versions = {
-        peer.name: processes.pins(peer.name) for peer in PEERS if peer.name in options.peers
-    }
+    versions = {peer.name: peer.versions() for peer in PEERS}
     report.save(file, asdict(ours), rows, versions=versions, failed=failed)
-    _show(console, rows, options.markdown)
+    columns = ["work", "system", "how", "batch", "per second", "B each", "ours is faster by"]
+    figures = [
+        [row["what"], row["system"], row["how"], f"{row['batch']:,}"]
+        + [report.figure(row[name]) for name in ("per_second", "bytes_each", "ratio")]
+        for row in rows
+    ]
+    title = "preprocessing included; bytes of all parties"
+    report.show(console, title, columns, figures, options.markdown)
     for name, why in failed.items():
         console.print(f"{name} gave no result: {why}", markup=False)
     console.print(f"saved to {file}")
 
 
 def _ours(options: argparse.Namespace, ours: settings.Settings) -> list[Row]:
-    points = [Point(COMPARE, "comparison", count=options.count, ring_bits=bits) for bits in RINGS]
-    points += [
-        Point("median", "radix", None, options.clients, options.dim, encoding="float32"),
-        Point(
-            "median", "pairwise", None, options.clients, options.dim, ring_bits=64, verified=False
+    n, d = options.clients, options.dim
+    bucketed = {"buckets": 8, "schedule": "scan"}
+    points = [
+        *(
+            (Point(COMPARE, "comparison", options.count, options={"ring_bits": bits}), "")
+            for bits in RINGS
         ),
-        Point(
-            "median", "bucketed", None, options.clients, options.dim, 8, 0, "scan", verified=False
-        ),
+        (Point("median", "radix", None, n, d), "exact, radix on float32"),
+        (Point("median", "pairwise", None, n, d, verified=False), "exact, pairwise, l = 64"),
+        (Point("median", "bucketed", None, n, d, bucketed, verified=False), "bucketed, b = 8"),
     ]
-    exact = ("", "", "exact, radix on float32", "exact, pairwise, l = 64", "bucketed, b = 8")
-    results = settings.measure(points, ours, f"{OURS}:")
+    results = settings.measure([point for point, _ in points], ours, f"{OURS}:")
     return [
         _row(
-            _what(point.bench, point.ring_bits, options.clients),
+            _what(point.bench, point.options.get("ring_bits"), n),
             OURS,
             how,
-            point.count or options.dim,
+            point.count or d,
             result["seconds"],
             result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"],
         )
-        for point, how, result in zip(points, exact, results, strict=True)
+        for (point, how), result in zip(points, results, strict=True)
     ]
 
 
-def _theirs(peer: Peer, python: Path, options: argparse.Namespace) -> list[Row]:
-    jobs = [
-        (
-            way,
-            {
-                "work": way.work,
-                "ring_bits": bits,
-                "clients": options.clients,
-                "count": max(1, batch // way.part),
-            },
-        )
-        for way in peer.ways
-        for bits, batch in (
-            [(bits, options.count) for bits in RINGS]
-            if way.work == COMPARE
-            else [(peer.median_bits, options.dim)]
-        )
-    ]
-    command = [str(python), "-I", str(HERE / f"{peer.name}_party.py")]
-    tasks = [task for _, task in jobs]
-    parties = processes.run(
-        command, peer.parties, tasks, options.repeat, not options.no_pin, options.limit_s
-    )
-    title = f"{peer.title} {processes.pins(peer.name)[peer.name]}"
+def _theirs(peer: Framework, options: argparse.Namespace) -> list[Row]:
+    rows, tasks = [], []
+    for work, how, part in peer.ways:
+        compares = work == COMPARE
+        for bits in RINGS if compares else (peer.median_bits,):
+            count = max(1, (options.count if compares else options.dim) // part)
+            tasks.append(
+                {"work": work, "ring_bits": bits, "clients": options.clients, "count": count}
+            )
+            rows.append((_what(work, bits, options.clients), how, count))
+    parties = parties_results(peer, tasks, options.repeat)
+    title = f"{peer.title} {peer.versions()[peer.name]}"
     return [
         _row(
-            _what(task["work"], task["ring_bits"], options.clients),
+            what,
             title,
-            way.how,
-            task["count"],
+            how,
+            count,
             # the slower party's seconds of each repetition, as in benchmarks.harness
-            median_low(
-                [
-                    max(seconds)
-                    for seconds in zip(*(party["seconds"] for party in results), strict=True)
-                ]
-            ),
+            median_low(map(max, zip(*(party["seconds"] for party in results), strict=True))),
             # the mean, because a repetition that refills a stock of correlations sends more
             sum(sum(party["bytes_sent"]) for party in results) / options.repeat,
         )
-        for (way, task), *results in zip(jobs, *parties, strict=True)
+        for (what, how, count), *results in zip(rows, *parties, strict=True)
     ]
 
 
 def _what(work: str, ring_bits: int | None, clients: int) -> str:
-    return (
-        f"signed comparison, l = {ring_bits}" if work == COMPARE else f"median of {clients} floats"
-    )
+    compares = f"signed comparison, l = {ring_bits}"
+    return compares if work == COMPARE else f"median of {clients} floats"
 
 
 def _row(what: str, system: str, how: str, batch: int, seconds: float, sent: float) -> Row:
-    return {
-        "what": what,
-        "system": system,
-        "how": how,
-        "batch": batch,
-        "seconds": seconds,
-        "per_second": batch / seconds,
-        "bytes_each": sent / batch,
-    }
+    row = {"what": what, "system": system, "how": how, "batch": batch, "seconds": seconds}
+    return row | {"per_second": batch / seconds, "bytes_each": sent / batch}
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
@@ -252,29 +216,93 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
     Ours is the first row of each group.
     """
-    order = list(dict.fromkeys(row["what"] for row in rows))
-    grouped = groupby(
-        sorted(rows, key=lambda row: order.index(row["what"])), lambda row: row["what"]
-    )
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["what"], []).append(row)
     return [
-        row | {"ratio": first["per_second"] / row["per_second"]}
-        for _, (first, *others) in grouped
-        for row in (first, *others)
+        row | {"ratio": same[0]["per_second"] / row["per_second"]}
+        for same in groups.values()
+        for row in same
     ]
 
 
-def _show(console: Any, rows: Sequence[Row], markdown: bool) -> None:
-    columns = ["work", "system", "how", "batch", "per second", "B each", "ours is faster by"]
-    figures = [
-        [
-            row["what"],
-            row["system"],
-            row["how"],
-            f"{row['batch']:,}",
-            report.figure(row["per_second"]),
-            report.figure(row["bytes_each"]),
-            report.figure(row["ratio"]),
-        ]
-        for row in rows
-    ]
-    report.show(console, "preprocessing included; bytes of all parties", columns, figures, markdown)
+def parties_results(
+    peer: Framework, tasks: Sequence[dict[str, Any]], repetitions: int
+) -> list[list[dict[str, Any]]]:
+    """Run a peer's parties, and return what each of them wrote for each task.
+
+    Their logs are written to the peer's environment. Raises PeerFailed if that is not there, or a
+    party stops early, takes longer than LIMIT_S or leaves out a result.
+    """
+    folder = peer.python.parent.parent
+    if not peer.python.exists():
+        raise PeerFailed(
+            f"it is not installed: python3.11 -m venv {folder} && {peer.python} -m pip install "
+            f"-r {HERE / f'requirements-{peer.name}.txt'}"
+        )
+    cores = sorted(os.sched_getaffinity(0))
+    common = {
+        "addresses": _addresses(peer.parties),
+        "limit_s": max(1, int(LIMIT_S)),
+        "repetitions": repetitions,
+        "tasks": tasks,
+    }
+    command = [str(peer.python), "-I", str(HERE / f"{peer.name}_party.py")]
+    outputs = [folder / f"party-{rank}.out" for rank in range(peer.parties)]
+    processes: list[subprocess.Popen[str]] = []
+    deadline = time.monotonic() + LIMIT_S
+    with ExitStack() as stack:
+        stack.callback(_end, processes)
+        for rank, output in enumerate(outputs):
+            log = folder / f"party-{rank}.log"
+            log.unlink(missing_ok=True)
+            job = common | {"rank": rank, "core": cores[rank % len(cores)], "log": str(log)}
+            out = stack.enter_context(output.open("w"))
+            processes.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True
+                )
+            )
+            assert processes[-1].stdin is not None
+            processes[-1].stdin.write(json.dumps(job))
+            processes[-1].stdin.close()
+        # a list, so that all processes are asked
+        while any([process.poll() is None for process in processes]):
+            if any(process.returncode for process in processes):
+                break
+            if time.monotonic() > deadline:
+                raise PeerFailed(f"not done within {LIMIT_S:g} s: lower --count and --dim")
+            time.sleep(POLL_S)
+        for process, output in zip(processes, outputs, strict=True):
+            if process.returncode:
+                raise PeerFailed(f"stopped with {process.returncode}: {_last_words(output)}")
+    return [_results(output, len(tasks)) for output in outputs]
+
+
+def _end(processes: Sequence["subprocess.Popen[str]"]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _addresses(parties: int) -> list[str]:
+    """Return loopback addresses whose ports were free a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(parties)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+def _results(output: Path, tasks: int) -> list[dict[str, Any]]:
+    """Return the JSON lines among whatever else the peer writes."""
+    lines = output.read_text().splitlines()
+    results = [json.loads(line) for line in lines if line.startswith('{"task"')]
+    if len(results) != tasks:
+        raise PeerFailed(f"{len(results)} of {tasks} results: {_last_words(output)}")
+    return results
+
+
+def _last_words(output: Path) -> str:
+    return output.read_text(errors="replace").strip()[-SHOWN:] or "it said nothing"

@@ -9,7 +9,7 @@
 - No session is established twice at a server, and no round runs twice in one session. Base OTs are
   made once in a session; its correlations come from these and from pools that live in the memory of
   one process, where every block is taken once (`tests/test_correlations.py`). So a second session
-  is what a repeated correlation needs, and this is what is counted. So are rounds of two trainings
+  is what a repeated correlation needs, and this is what is counted. So are rounds of two cohorts
   in one session, and a result from a session that was never established.
 - What the servers open when they check a dealing depends on one coin. A second one for the same
   dealing would open what the first one has left hidden, and is counted with the correlations.
@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")
@@ -51,7 +51,7 @@ class Ended:
     digest: str = ""
     # the fewest clients that the round could do with
     min_clients: int = 2
-    training: str = DEFAULT_TRAINING
+    cohort: str = DEFAULT_COHORT
 
 
 @dataclass
@@ -87,8 +87,8 @@ class Audit:
         self._runs: set[tuple[str, str, str]] = set()
         # by server and round, the session of its last run
         self._ran_in: dict[tuple[str, str], str] = {}
-        # by session, the training whose rounds run in it
-        self._training_of: dict[str, str] = {}
+        # by session, the cohort whose rounds run in it
+        self._cohort_of: dict[str, str] = {}
         # by round and client, the coins under which either server has checked the dealing
         self._coins: dict[tuple[str, str], set[str]] = {}
         self._lives: dict[str, list[_Life]] = {"s0": [], "s1": []}
@@ -148,7 +148,7 @@ class Audit:
                 case "session-established":
                     self._session(server, str(event["session"]))
                 case "round-running":
-                    self._run(server, event["round"], training_of(event), event["session"])
+                    self._run(server, event["round"], cohort_of(event), event["session"])
                 case "round-published":
                     self._published(server, event["round"])
                 case "check-begun":
@@ -160,15 +160,15 @@ class Audit:
             self._reused(f"{server} established session {session} twice")
         self._sessions[server].add(session)
 
-    def _run(self, server: str, round_id: str, training: str, session: str) -> None:
+    def _run(self, server: str, round_id: str, cohort: str, session: str) -> None:
         run = server, round_id, session
         if run in self._runs:
             self._reused(f"{server} ran round {round_id} twice in session {session}")
         self._runs.add(run)
         self._ran_in[server, round_id] = session
-        owner = self._training_of.setdefault(session, training)
-        if owner != training:
-            self._reused(f"{server} ran round {round_id} of {training} in a session of {owner}")
+        owner = self._cohort_of.setdefault(session, cohort)
+        if owner != cohort:
+            self._reused(f"{server} ran round {round_id} of {cohort} in a session of {owner}")
 
     def _published(self, server: str, round_id: str) -> None:
         session = self._ran_in.get((server, round_id))
@@ -256,7 +256,7 @@ class Audit:
             ]
             beside = [seconds - compiling for seconds, compiling in recovered]
             states = Counter(ended.state for ended in self.ended)
-            trainings = dict.fromkeys(ended.training for ended in self.ended)
+            cohorts = dict.fromkeys(ended.cohort for ended in self.ended)
             return {
                 "faults": self.faults.total(),
                 "rounds": len(self.ended),
@@ -278,7 +278,7 @@ class Audit:
                 "sessions": len(self._sessions["s0"] | self._sessions["s1"]),
                 "dealings_checked": len(self._coins),
                 "exits": self.exits,
-                "trainings": {name: self._rounds_of(name) for name in trainings},
+                "cohorts": {name: self._rounds_of(name) for name in cohorts},
                 "faults_by_kind": dict(sorted(self.faults.items())),
                 "reasons": dict(
                     Counter(
@@ -289,8 +289,8 @@ class Audit:
                 "findings": list(self.findings),
             }
 
-    def _rounds_of(self, training: str) -> dict[str, int]:
-        states = Counter(ended.state for ended in self.ended if ended.training == training)
+    def _rounds_of(self, cohort: str) -> dict[str, int]:
+        states = Counter(ended.state for ended in self.ended if ended.cohort == cohort)
         return {
             "rounds": states.total(),
             "published": states["published"],
@@ -320,9 +320,9 @@ class Audit:
         }
 
 
-def training_of(event: dict[str, Any]) -> str:
-    """Return which training a line of a server's log is about."""
-    return str(event.get("training", DEFAULT_TRAINING))
+def cohort_of(event: dict[str, Any]) -> str:
+    """Return which cohort a line of a server's log is about."""
+    return str(event.get("cohort", DEFAULT_COHORT))
 
 
 def _median(values: list[float]) -> float:

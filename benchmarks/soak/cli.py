@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_DESCRIPTION = """Run two servers and the clients of two trainings on this machine, round after
+_DESCRIPTION = """Run two servers and the clients of two cohorts on this machine, round after
 round of both at once, while processes are killed (at every transition of a round and at random),
 links are cut, stalled, delayed and reordered, disks are full and clients slow. Everybody is started
 again when ended, and nobody else helps. Every published result is compared with the one computed in
@@ -126,7 +126,7 @@ def _table(report: dict[str, Any]) -> "Table":
         *((f"    {reason}", count) for reason, count in report["reasons"].items()),
         *(
             (f"  of {name}: published, failed", f"{states['published']} {states['failed']}")
-            for name, states in report["trainings"].items()
+            for name, states in report["cohorts"].items()
         ),
         *((name.replace("_", " "), report[name]) for name in _NEVER),
         ("sessions", report["sessions"]),

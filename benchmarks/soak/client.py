@@ -1,6 +1,6 @@
-"""What each client's process runs: it takes part in a training, and says what it was told.
+"""What each client's process runs: it takes part in a cohort, and says what it was told.
 
-    python -m securemedian.benchmarks.soak.client CONFIG SEED TRAINING
+    python -m securemedian.benchmarks.soak.client CONFIG SEED COHORT
 
 Its update is a function of the seed, its name and the round (`update`), so that whoever knows these
 knows what a median of it must be, and a client that was restarted sends the same again.
@@ -43,12 +43,12 @@ def digest_of(result: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(result, np.float32).tobytes()).hexdigest()
 
 
-def main(path: str, seed: int, training: str) -> None:
-    """Take part in the rounds of a training until the process is ended."""
+def main(path: str, seed: int, cohort: str) -> None:
+    """Take part in the rounds of a cohort until the process is ended."""
     warnings.simplefilter("ignore", RangeWarning)
     while True:
         try:
-            with Client.from_config(path, training) as client:
+            with Client.from_config(path, cohort) as client:
                 while True:
                     _take_part(client, seed)
         except SecureMedianError as error:

@@ -14,9 +14,9 @@ from itertools import product
 from types import TracebackType
 from typing import Any, Self
 
-from securemedian.benchmarks.soak.audit import Audit, training_of
+from securemedian.benchmarks.soak.audit import Audit, cohort_of
 from securemedian.benchmarks.soak.proxy import CALM, Proxy, Trouble
-from securemedian.benchmarks.soak.service import SERVERS, TRAININGS, Service
+from securemedian.benchmarks.soak.service import COHORTS, SERVERS, SoakService
 from securemedian.common.states import State
 
 # the pause between two faults of one saboteur, seconds
@@ -38,7 +38,7 @@ Strike = Callable[[random.Random], str | None]
 
 
 class Transitions:
-    """Kills at transitions: who waits for which line about which training in whose log."""
+    """Kills at transitions: who waits for which line about which cohort in whose log."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class Transitions:
     def heard(self, server: str, event: dict[str, Any]) -> None:
         """Take a line of a server's log."""
         with self._lock:
-            what = server, event.get("event"), training_of(event)
+            what = server, event.get("event"), cohort_of(event)
             if self._awaited != what or self._strike is None:
                 return
             strike, self._awaited, self._strike = self._strike, None, None
@@ -60,17 +60,17 @@ class Transitions:
         self,
         server: str,
         event: str,
-        training: str,
+        cohort: str,
         strike: Callable[[], None],
         limit_s: float,
     ) -> bool:
-        """Call `strike` when the server logs the event of a round of the training.
+        """Call `strike` when the server logs the event of a round of the cohort.
 
         Returns whether it came within the limit.
         """
         self._struck.clear()
         with self._lock:
-            self._awaited, self._strike = (server, event, training), strike
+            self._awaited, self._strike = (server, event, cohort), strike
         if self._struck.wait(limit_s):
             return True
         with self._lock:
@@ -87,7 +87,7 @@ class Saboteurs:
 
     def __init__(
         self,
-        service: Service,
+        service: SoakService,
         transitions: Transitions,
         audit: Audit,
         seed: int,
@@ -98,9 +98,9 @@ class Saboteurs:
         self._stop = threading.Event()
         states = [str(state) for state in State if state is not State.NEW]
         victims = [("s0",), ("s1",), SERVERS]
-        # every transition of either training at every server with every choice of victims, in an
+        # every transition of either cohort at every server with every choice of victims, in an
         # order of the seed's
-        self._plan = list(product(SERVERS, states, TRAININGS, victims))
+        self._plan = list(product(SERVERS, states, COHORTS, victims))
         random.Random(seed).shuffle(self._plan)
         self._next = 0
         kinds: tuple[tuple[Strike, ...], ...] = (
@@ -141,7 +141,7 @@ class Saboteurs:
     # Servers
 
     def _at_transition(self, rng: random.Random) -> str | None:
-        server, state, training, victims = self._plan[self._next % len(self._plan)]
+        server, state, cohort, victims = self._plan[self._next % len(self._plan)]
         self._next += 1
         down_s = rng.uniform(*DOWN_S)
 
@@ -151,8 +151,8 @@ class Saboteurs:
 
         deadline = time.monotonic() + TRANSITION_LIMIT_S
         while not self._stop.is_set() and time.monotonic() < deadline:
-            if self._transitions.at(server, f"round-{state}", training, strike, 0.5):
-                return f"kill {' and '.join(victims)} at {state} of {training} at {server}"
+            if self._transitions.at(server, f"round-{state}", cohort, strike, 0.5):
+                return f"kill {' and '.join(victims)} at {state} of {cohort} at {server}"
         return None
 
     def _await_round(self, rng: random.Random) -> None:

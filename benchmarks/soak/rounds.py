@@ -1,4 +1,4 @@
-"""The rounds of one training, one after another, and what the auditor is told of them."""
+"""The rounds of one cohort, one after another, and what the auditor is told of them."""
 
 import itertools
 import os
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from securemedian.benchmarks.soak.audit import Audit, Ended
 from securemedian.benchmarks.soak.client import digest_of, update
-from securemedian.benchmarks.soak.service import SERVERS, Service
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.benchmarks.soak.service import SERVERS, SoakService
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
@@ -30,8 +30,8 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 
-# how many values the model of each training has
-DIMS = {DEFAULT_TRAINING: 3000, "stroke": 2000}
+# how many values the model of each cohort has
+DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}
 # what the rounds compute, in turn
 METHODS = (Bucketed(), Radix(), Pairwise(), Mean())
 # for all uploads of a round, seconds
@@ -49,19 +49,20 @@ class Stuck(Exception):
     """Something has not come about within STUCK_S."""
 
 
-class Interrupted(Exception):
+class SoakInterrupted(Exception):
     """The soak is to end before its time."""
 
 
-class Rounds:
-    """The rounds of the training that a coordinator has. Used by one thread at a time.
+class CohortRounds:
+    """The rounds of the cohort that a coordinator has. Used by one thread at a time.
 
-    `say` is told what it is doing. Once `interrupted` is set, what is under way raises Interrupted.
+    `say` is told what it is doing. Once `interrupted` is set, what is under way raises
+    SoakInterrupted.
     """
 
     def __init__(
         self,
-        service: Service,
+        service: SoakService,
         coordinator: Coordinator,
         audit: Audit,
         seed: int,
@@ -70,11 +71,11 @@ class Rounds:
     ) -> None:
         self._service, self._coordinator, self._audit = service, coordinator, audit
         self._seed, self._say, self._interrupted = seed, say, interrupted
-        self._training = coordinator.config.training
-        self._clients = service.members[self._training]
-        self._dim = DIMS[self._training]
-        # so that each training begins with another one
-        first = list(DIMS).index(self._training)
+        self._cohort = coordinator.config.cohort
+        self._clients = service.members[self._cohort]
+        self._dim = DIMS[self._cohort]
+        # so that each cohort begins with another one
+        first = list(DIMS).index(self._cohort)
         self._methods = itertools.cycle([*METHODS[first:], *METHODS[:first]])
         # the model of the next round: the result of the last one, or None if that is not known
         self._model: NDArray[np.float32] | None = np.zeros(self._dim, np.float32)
@@ -105,7 +106,9 @@ class Rounds:
 
     def _round(self) -> None:
         method, coordinator = next(self._methods), self._coordinator
-        params = RoundParams(method, self._dim, len(self._clients), deadline_s=DEADLINE_S)
+        params = RoundParams(
+            method, dim=self._dim, max_clients=len(self._clients), deadline_s=DEADLINE_S
+        )
         round_id = ""
         try:
             round_id = self._open(params)
@@ -116,12 +119,12 @@ class Rounds:
             self._close(before, status)
         except (Stuck, UnknownRound) as error:
             state = "stuck" if isinstance(error, Stuck) else "forgotten"
-            ended = Ended(round_id, method.name, state, str(error), training=self._training)
+            ended = Ended(round_id, method.name, state, str(error), cohort=self._cohort)
             self._audit.closed(ended)
             self._model = None
             # this is what needs an operator, so that the soak can go on
             with suppress(SecureMedianError):
-                coordinator.abort(round_id, "the soak waits no longer")
+                coordinator.abort_round(round_id, "the soak waits no longer")
         self.live = False
         processes = self._service.processes
         self._audit.exits = sum(len(processes[server].exits) for server in SERVERS)
@@ -136,7 +139,7 @@ class Rounds:
 
         def ask() -> str:
             try:
-                return self._coordinator.open(params, model, request=requests[-1])
+                return self._coordinator.open_round(params, model, request=requests[-1])
             except ServerUnreachable:
                 # perhaps only the answer was lost
                 raise
@@ -169,13 +172,13 @@ class Rounds:
             tuple(status["included"]),
             status["left_out"],
             min_clients=params.min_clients,
-            training=self._training,
+            cohort=self._cohort,
         )
         if ended.state == "published":
             results = self._persist(lambda: self._coordinator.results(round_id), "the result")
             self._model, self._goes_on = results[0], True
             expected = reference(self._seed, params, before, round_id, ended.included)
-            # whoever belongs to another training has no place in it
+            # whoever belongs to another cohort has no place in it
             own = set(ended.included) <= set(self._clients)
             right = own and np.array_equal(results, expected)
             ended = replace(ended, right=right, digest=digest_of(results[0]))
@@ -184,13 +187,13 @@ class Rounds:
     def _persist(self, ask: Callable[[], T | None], what: str, limit_s: float = STUCK_S) -> T:
         """Ask again and again until there is an answer that is not None.
 
-        Raises Stuck, UnknownRound or Interrupted.
+        Raises Stuck, UnknownRound or SoakInterrupted.
         """
         deadline = time.monotonic() + limit_s
         why = ""
         while time.monotonic() < deadline:
             if self._interrupted.is_set():
-                raise Interrupted
+                raise SoakInterrupted
             try:
                 if (answer := ask()) is not None:
                     return answer

@@ -1,4 +1,4 @@
-"""A soak: the rounds of all trainings at once under faults, until the time is over."""
+"""A soak: the rounds of all cohorts at once under faults, until the time is over."""
 
 import threading
 import time
@@ -11,10 +11,10 @@ from typing import Any
 
 from securemedian.benchmarks.soak.audit import Audit
 from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
-from securemedian.benchmarks.soak.rounds import METHODS, REPLY_S, Interrupted, Rounds
-from securemedian.benchmarks.soak.service import SERVERS, TRAININGS, Service
+from securemedian.benchmarks.soak.rounds import METHODS, REPLY_S, CohortRounds, SoakInterrupted
+from securemedian.benchmarks.soak.service import COHORTS, SERVERS, SoakService
 
-# After the time is over the faults end, and this many rounds more of each training show that all is
+# After the time is over the faults end, and this many rounds more of each cohort show that all is
 # well again.
 CALM_ROUNDS = len(METHODS)
 
@@ -39,8 +39,8 @@ class Soak:
         self.audit = Audit()
         self._transitions = Transitions()
         self._began = time.monotonic()
-        # what each training is doing
-        self._now = dict.fromkeys(TRAININGS, "the servers start")
+        # what each cohort is doing
+        self._now = dict.fromkeys(COHORTS, "the servers start")
         self._interrupted = threading.Event()
 
     def run(self, seconds: float) -> bool:
@@ -49,12 +49,12 @@ class Soak:
         Returns whether it came to its end, and was not interrupted.
         """
         with (
-            suppress(Interrupted),
-            Service(self._folder, self._seed, self._hear) as service,
+            suppress(SoakInterrupted),
+            SoakService(self._folder, self._seed, self._hear) as service,
             ExitStack() as stack,
         ):
-            trainings = [
-                Rounds(
+            cohorts = [
+                CohortRounds(
                     service,
                     stack.enter_context(service.coordinator(name, REPLY_S)),
                     self.audit,
@@ -62,38 +62,38 @@ class Soak:
                     lambda now, name=name: self._say(name, now),  # type: ignore[misc]
                     self._interrupted,
                 )
-                for name in TRAININGS
+                for name in COHORTS
             ]
             service.start()
-            trainings[0].until_linked()
+            cohorts[0].until_linked()
             saboteurs = Saboteurs(
                 service,
                 self._transitions,
                 self.audit,
                 self._seed,
-                lambda: any(training.live for training in trainings),
+                lambda: any(cohort.live for cohort in cohorts),
             )
             with saboteurs if self._faulty else nullcontext():
-                self._at_once(lambda training: training.run(seconds), trainings)
-            self._at_once(lambda training: training.run_some(CALM_ROUNDS), trainings)
+                self._at_once(lambda cohort: cohort.run(seconds), cohorts)
+            self._at_once(lambda cohort: cohort.run_some(CALM_ROUNDS), cohorts)
         return not self._interrupted.is_set()
 
     def interrupt(self) -> None:
         """Let `run` end soon and in order. To be called by a signal's handler or another thread."""
         self._interrupted.set()
 
-    def _at_once(self, work: Callable[[Rounds], None], trainings: list[Rounds]) -> None:
-        """Do some work for each training, all at the same time. What fails ends all of it."""
+    def _at_once(self, work: Callable[[CohortRounds], None], cohorts: list[CohortRounds]) -> None:
+        """Do some work for each cohort, all at the same time. What fails ends all of it."""
 
-        def do(training: Rounds) -> None:
+        def do(cohort: CohortRounds) -> None:
             try:
-                work(training)
+                work(cohort)
             except BaseException:
                 self._interrupted.set()
                 raise
 
-        with ThreadPoolExecutor(len(trainings), "rounds") as pool:
-            list(pool.map(do, trainings))
+        with ThreadPoolExecutor(len(cohorts), "rounds") as pool:
+            list(pool.map(do, cohorts))
 
     def _hear(self, name: str, event: dict[str, Any]) -> None:
         kind = event.get("event")
@@ -105,7 +105,7 @@ class Soak:
         elif kind == "result":
             self.audit.result(name, event["round"], event["digest"])
 
-    def _say(self, training: str, now: str) -> None:
-        self._now[training] = now
+    def _say(self, cohort: str, now: str) -> None:
+        self._now[cohort] = now
         lines = "\n".join(f"{name}: {what}" for name, what in self._now.items())
         self._show(Progress(time.monotonic() - self._began, lines, self.audit))

@@ -13,13 +13,13 @@ from securemedian.benchmarks.soak.disk import Disk
 from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import Proxies, Proxy
 from securemedian.clients.config import ClientConfig
-from securemedian.common.cohorts import DEFAULT_TRAINING
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.operating import keygen
 
 SERVERS = ("s0", "s1")
-# how many clients of its own each training has
-TRAININGS = {DEFAULT_TRAINING: 5, "stroke": 3}
+# how many clients of its own each cohort has
+COHORTS = {DEFAULT_COHORT: 5, "stroke": 3}
 # Short limits, so that what happens at a limit happens often.
 Settings = Mapping[str, float | str]
 SERVER_SETTINGS: Settings = {
@@ -33,18 +33,18 @@ CLIENT_SETTINGS: Settings = {"reply_timeout_s": 5, "retry_limit_s": 60, "poll_in
 Hear = Callable[[str, dict[str, Any]], None]
 
 
-class Service:
-    """Two servers and the clients of `TRAININGS` in `folder`, which must be new.
+class SoakService:
+    """Two servers and the clients of `COHORTS` in `folder`, which must be new.
 
     `hear` gets what each of them logs, on a thread of that process's own.
     """
 
     def __init__(self, folder: Path, seed: int, hear: Hear) -> None:
         self.folder = folder
-        self.names = keygen.client_names(sum(TRAININGS.values()))
+        self.names = keygen.client_names(sum(COHORTS.values()))
         names = iter(self.names)
-        # the clients by training
-        self.members = {name: list(islice(names, count)) for name, count in TRAININGS.items()}
+        # the clients by cohort
+        self.members = {name: list(islice(names, count)) for name, count in COHORTS.items()}
         net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
         keygen.make_all(folder, self.names, net)
         self._proxies = Proxies()
@@ -56,7 +56,7 @@ class Service:
             for server, port in zip(SERVERS, (net.s0, net.s1), strict=True)
         }
         tables = "".join(
-            f"\n[[trainings]]\nname = {json.dumps(name)}\nclients = {json.dumps(clients)}\n"
+            f"\n[[cohorts]]\nname = {json.dumps(name)}\nclients = {json.dumps(clients)}\n"
             for name, clients in self.members.items()
         )
         _configure(folder / "s0.toml", SERVER_SETTINGS, {net.s1_peer: self.link}, tables)
@@ -67,8 +67,8 @@ class Service:
         commands = {server: ["securemedian", "serve"] for server in SERVERS}
         commands |= {name: ["securemedian.benchmarks.soak.client"] for name in self.names}
         after = {
-            name: [str(seed), training]
-            for training, clients in self.members.items()
+            name: [str(seed), cohort]
+            for cohort, clients in self.members.items()
             for name in clients
         }
         self.processes = {
@@ -90,9 +90,9 @@ class Service:
         for process in self.processes.values():
             process.start()
 
-    def coordinator(self, training: str, reply_timeout_s: float) -> Coordinator:
-        """Return the coordinator of a training, who reaches the servers without a proxy."""
-        config = ClientConfig.load(self.folder / "coordinator.toml", training)
+    def coordinator(self, cohort: str, reply_timeout_s: float) -> Coordinator:
+        """Return the coordinator of a cohort, who reaches the servers without a proxy."""
+        config = ClientConfig.load(self.folder / "coordinator.toml", cohort)
         brief = replace(config, reply_timeout_s=reply_timeout_s, retry_limit_s=reply_timeout_s)
         # servers are away all the time
         return Coordinator(brief, report=lambda text: None)

@@ -2,7 +2,7 @@
 
 One thread per server asks `status`, all together at most once a second, however many look at it.
 Once a round is published, S0 is asked for its receipt in place of one `status`. Rounds of a
-training that `coordinate` runs come from its folder too, with their receipts and what was measured
+run that `coordinate` leads come from its folder too, with their receipts and what was measured
 of their models.
 """
 
@@ -30,7 +30,7 @@ PERIODS_S = (1.25, 5.0)
 # how long a server may take to answer
 ANSWER_S = 5.0
 # the rounds that are shown, and the most that are remembered
-KEPT_ROUNDS = 50
+ROUNDS_SHOWN = 50
 # how long the end of a thread is waited for
 END_S = 2.0
 
@@ -179,7 +179,7 @@ def _names(status: Mapping[str, Any]) -> dict[str, None]:
 
 
 class History:
-    """The rounds that were seen, at most `KEPT_ROUNDS`. Used under the watch's lock."""
+    """The rounds that were seen, at most `ROUNDS_SHOWN`. Used under the watch's lock."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
@@ -237,7 +237,7 @@ class History:
 
     def _keep(self, round_id: str, seen: Seen) -> None:
         self._seen[round_id] = seen
-        if len(self._seen) > KEPT_ROUNDS:
+        if len(self._seen) > ROUNDS_SHOWN:
             del self._seen[min(self._seen, key=lambda each: self._seen[each].began)]
 
 
@@ -250,7 +250,7 @@ def _seconds(stamp: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Link:
+class ServerSeen:
     """What is known of one server."""
 
     name: str
@@ -275,14 +275,14 @@ class Watch:
         folder: Path | None = None,
         periods_s: Sequence[float] = PERIODS_S,
     ) -> None:
-        """Prepare to watch S0 and S1, and the folder of a training that `coordinate` runs.
+        """Prepare to watch S0 and S1, and the folder of a run that `coordinate` leads.
 
         `signing_keys` are the public ones of S0 and S1, by which receipts are verified.
         """
         self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._history = History()
-        self._links = [Link(f"s{i}", server.address) for i, server in enumerate(servers)]
+        self._links = [ServerSeen(f"s{i}", server.address) for i, server in enumerate(servers)]
         # what S0 is asked before its latest round again: requests, and the rounds they are about
         self._errands: list[tuple[str, str]] = []
         self._read: tuple[int, int] = (0, 0)
@@ -339,7 +339,7 @@ class Watch:
         except Exception as error:
             self._lose(party, in_one_line(error))
         if party == 0:
-            self._read_training(now)
+            self._read_run(now)
         with self._lock:
             self._view = None
 
@@ -381,7 +381,7 @@ class Watch:
             self._errands = [("status", each) for each in others]
             self._errands += [("result", each) for each in self._history.without_receipt()]
 
-    def _read_training(self, now: float) -> None:
+    def _read_run(self, now: float) -> None:
         """Read what `coordinate` has written, if it has written since the last time."""
         if self._folder is None:
             return
@@ -396,7 +396,7 @@ class Watch:
         problem = ""
         with self._lock:
             try:
-                for line in attempts(self._folder)[-KEPT_ROUNDS:]:
+                for line in attempts(self._folder)[-ROUNDS_SHOWN:]:
                     self._history.remember(line, now)
                     self._read_receipt(str(line["round"]))
             except SecureMedianError as error:
@@ -437,7 +437,7 @@ class Watch:
             "clients": clients,
             "rounds": [seen.to_dict(clients) for seen in rounds],
             "live": list(LIVE),
-            "training": {
+            "run": {
                 "folder": str(self._folder) if self._folder else "",
                 "problem": self._problem,
             },

@@ -80,7 +80,7 @@ class Design:
         policy: RangePolicy | None = None,
         networks: tuple[str, ...] = (),
     ) -> Run:
-        """Return one training run of this design.
+        """Return one run of this design.
 
         `policy` is by default the method's own, and `networks` of clients that keep theirs are by
         default the design's.
@@ -159,7 +159,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Result:
+class CurveResult:
     """A curve with the accuracy, in percent, of each run after each round: [seed][round]."""
 
     curve: Curve
@@ -185,16 +185,16 @@ class Result:
         )
 
 
-Draw = Callable[[Path, str, Design, Sequence[Result]], list[Path]]
+Draw = Callable[[Path, str, Design, Sequence[CurveResult]], Path]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is found out and drawn in place of training runs."""
+    """What is found out and drawn in place of runs."""
 
     # a row per measurement, for the table and the JSON
     find: Callable[[Design], list[dict[str, Any]]]
-    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], list[Path]]
+    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], Path]
 
 
 @dataclass(frozen=True)
@@ -447,9 +447,9 @@ def _accuracy_by_round(
     stem: Path,
     figure: str,
     design: Design,
-    results: Sequence[Result],
+    results: Sequence[CurveResult],
     measured: str = f"{ACCURACY} (%)",
-) -> list[Path]:
+) -> Path:
     panels = [
         Panel(
             name,
@@ -463,14 +463,14 @@ def _accuracy_by_round(
 
 
 def _inference_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
-) -> list[Path]:
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
+) -> Path:
     return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
 
 
 def _accuracy_by_range(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
-) -> list[Path]:
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
+) -> Path:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
         own = [result for result in results if result.curve.line == policy]
@@ -491,9 +491,7 @@ def _accuracy_by_range(
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _accuracy_grid(
-    stem: Path, figure: str, design: Design, results: Sequence[Result]
-) -> list[Path]:
+def _accuracy_grid(stem: Path, figure: str, design: Design, results: Sequence[CurveResult]) -> Path:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))
     value = {

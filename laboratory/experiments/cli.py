@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients.flags import add_optimiser_options, optimiser
+from securemedian.clients.flags import add_optimiser, optimiser
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from securemedian.laboratory.experiments.catalogue import Design, Experiment
     from securemedian.laboratory.experiments.progress import ExperimentBoard
-    from securemedian.laboratory.experiments.runs import Record, Run
+    from securemedian.laboratory.experiments.runs import Run, RunRecord
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -172,7 +172,7 @@ def add_verbs(verbs: "Verbs") -> None:
         help="where results are saved (default: results/experiments/NAME-MODEL)",
     )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
-    add_optimiser_options(verb)
+    add_optimiser(verb)
     verb.set_defaults(run=_experiment)
 
 
@@ -297,9 +297,9 @@ def _analyse(experiment: "Experiment", design: "Design", folder: Path, console: 
     summary = summaries.summary(experiment, design, [], {}, _command()) | {"results": found}
     stem = folder / design.stem(experiment)
     saved.write_json(folder / f"{stem.name}.json", summary)
-    paths = experiment.analysis.draw(stem, experiment.figure, design, found)
+    path = experiment.analysis.draw(stem, experiment.figure, design, found)
     console.print(summaries.rows(experiment.figure, found))
-    console.print(f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}")
+    console.print(f"in {folder}: {stem.name}.json, {path.name}")
 
 
 def _command() -> str:
@@ -311,7 +311,7 @@ def _run(
 ) -> None:
     """Carry out all runs, then save, draw and print the results."""
     from securemedian.laboratory.experiments import saved, summaries
-    from securemedian.laboratory.experiments.catalogue import Result
+    from securemedian.laboratory.experiments.catalogue import CurveResult
     from securemedian.laboratory.experiments.progress import ExperimentBoard
 
     curves = experiment.curves(design)
@@ -323,7 +323,7 @@ def _run(
         runs, design, folder / "runs", ExperimentBoard(console, len(runs), design.rounds)
     )
     results = [
-        Result(
+        CurveResult(
             curve,
             [
                 [
@@ -341,19 +341,17 @@ def _run(
     stem = folder / design.stem(experiment)
     # a split like dirichlet:0.3 has a dot, which is no suffix
     saved.write_json(folder / f"{stem.name}.json", summary)
-    paths = experiment.draw(stem, experiment.figure, design, results)
+    path = experiment.draw(stem, experiment.figure, design, results)
     console.print(summaries.table(summary))
-    console.print(
-        f"in {folder}: {stem.name}.json, {', '.join(path.name for path in paths)}, and runs/"
-    )
+    console.print(f"in {folder}: {stem.name}.json, {path.name}, and runs/")
 
 
 def _records(
     runs: "dict[str, Run]", design: "Design", folder: Path, board: "ExperimentBoard"
-) -> "dict[str, Record]":
+) -> "dict[str, RunRecord]":
     """Carry out the runs that are missing, and return the records of all."""
     from securemedian.laboratory.experiments import execution, saved
-    from securemedian.laboratory.experiments.service import Service
+    from securemedian.laboratory.experiments.service import ExperimentServers
 
     done = {
         run_id: record
@@ -365,7 +363,7 @@ def _records(
         board.found(done)
         service = None
         if any(run.secure for run in missing.values()):
-            service = stack.enter_context(Service(design.clients, board.servers))
+            service = stack.enter_context(ExperimentServers(design.clients, board.servers))
         for run_id, run in missing.items():
             board.begin(run)
             done[run_id] = execution.carry_out(

@@ -1,4 +1,4 @@
-"""One training run, carried out from its start, or from where it was interrupted, to its end."""
+"""One run, carried out from its start, or from where it was interrupted, to its end."""
 
 import hashlib
 import time
@@ -13,18 +13,18 @@ from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.experiments import aggregation, saved
 from securemedian.laboratory.experiments.collaborators import Collaborators
 from securemedian.laboratory.experiments.players import Players
-from securemedian.laboratory.experiments.runs import Figures, Record, Run, ServerCost
-from securemedian.laboratory.experiments.service import Service
+from securemedian.laboratory.experiments.runs import Figures, Run, RunRecord, ServerCost
+from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.exchange import Predictions
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
 
 # called with the record so far, first and after every round
-ShowRecord = Callable[[Record], None]
+ShowRecord = Callable[[RunRecord], None]
 
 
 class Diverged(SecureMedianError):
@@ -34,49 +34,54 @@ class Diverged(SecureMedianError):
 
 
 def carry_out(
-    run: Run, rounds: int, data: Dataset, service: Service | None, folder: Path, show: ShowRecord
-) -> Record:
+    run: Run,
+    rounds: int,
+    data: Dataset,
+    service: ExperimentServers | None,
+    folder: Path,
+    show: ShowRecord,
+) -> RunRecord:
     """Train for `rounds` rounds, save each, and return the record.
 
     Only runs that are `secure` need `service`.
     """
     players = Collaborators(run, data) if run.collaboration else Players(run, data)
-    record, training = saved.load_checkpoint(folder, run) or (
-        Record(),
-        Training(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser),
+    record, state = saved.load_checkpoint(folder, run) or (
+        RunRecord(),
+        RunState(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser),
     )
     show(record)
     while not record.covers(rounds):
         if run.secure and service:
             # where predictions are exchanged, S0 keeps no model
-            service.ready(Training() if run.collaboration else training)
+            service.ready(RunState() if run.collaboration else state)
         began = time.monotonic()
         try:
-            before = training
+            before = state
             inference: dict[str, float] = {}
             if isinstance(players, Collaborators):
-                training, cost, inference = _collaborate(run, before, players, service)
+                state, cost, inference = _collaborate(run, before, players, service)
             else:
-                training, cost = _round(run, before, players, service)
+                state, cost = _round(run, before, players, service)
                 if run.inference:
-                    inference = players.inference(_model(before), _model(training), before.number)
-            model = _model(training)
+                    inference = players.inference(_model(before), _model(state), before.number)
+            model = _model(state)
             accuracy, networks = _accuracy(players, model)
             digest, seconds = hashlib.sha256(model.data).hexdigest(), time.monotonic() - began
             figures = Figures(accuracy, digest, seconds, cost, networks, inference)
             record = replace(record, rounds=[*record.rounds, figures])
         except Diverged:
             record = replace(record, diverged=True)
-        saved.save_checkpoint(folder, run, record, training)
+        saved.save_checkpoint(folder, run, record, state)
         show(record)
     saved.finish(folder, run, record)
     return record
 
 
 def _round(
-    run: Run, before: Training, players: Players, service: Service | None
-) -> tuple[Training, ServerCost | None]:
-    """Run one more round, and return the training after it and what the round cost the servers.
+    run: Run, before: RunState, players: Players, service: ExperimentServers | None
+) -> tuple[RunState, ServerCost | None]:
+    """Run one more round, and return the run's state after it and what the round cost the servers.
 
     Raises Diverged if a value is no longer a number.
     """
@@ -110,11 +115,11 @@ def _round(
 
 
 def _collaborate(
-    run: Run, before: Training, players: Collaborators, service: Service | None
-) -> tuple[Training, ServerCost | None, dict[str, float]]:
+    run: Run, before: RunState, players: Collaborators, service: ExperimentServers | None
+) -> tuple[RunState, ServerCost | None, dict[str, float]]:
     """Run one more round of predictions, and return what `_round` does, and what inference reaches.
 
-    The training's model stands for those of all clients.
+    The run's model stands for those of all clients.
     """
     state, cost = _model(before), None
     if run.method == aggregation.ALONE:
@@ -151,7 +156,7 @@ def _accuracy(players: Players | Collaborators, model: Float32s) -> tuple[float,
     return mean, {network: float(np.mean(ones)) for network, ones in found.items()}
 
 
-def _model(training: Training) -> Float32s:
+def _model(state: RunState) -> Float32s:
     # every run starts with a model
-    assert training.model is not None
-    return training.model
+    assert state.model is not None
+    return state.model

@@ -61,7 +61,7 @@ def errors(guesses: Vectors, updates: Vectors) -> Vectors:
 def attack(method: Reclustered, updates: Vectors) -> tuple[Vectors, bytes]:
     """Return the errors (n,) of a server that guesses the updates (n, d), and the coin."""
     clients, dim = updates.shape
-    params = RoundParams(method, dim, clients)
+    params = RoundParams(method, dim=dim, max_clients=clients)
     uploads = [
         share.split(method.encode(update, clients, Published()), params.share_bits)
         for update in updates
@@ -98,7 +98,7 @@ def by_reclusterings(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw the errors by R."""
     lines = [
         _line(label, [_at(found, clustering, number) for number in RECLUSTERINGS])

@@ -193,7 +193,7 @@ def by_dimension(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw dist by d for each k, and by k for the largest d."""
     panels = [
         _panel(

@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 from securemedian.laboratory.experiments.aggregation import CONSTANT
-from securemedian.laboratory.experiments.runs import Record, Run
+from securemedian.laboratory.experiments.runs import Run, RunRecord
 
 # the remaining time is estimated from the rounds of the last so many seconds
 ESTIMATE_S = 7200.0
@@ -41,7 +41,7 @@ class ExperimentBoard:
         )
         self._task = self._progress.add_task("starting", total=None)
 
-    def found(self, done: Mapping[str, Record]) -> None:
+    def found(self, done: Mapping[str, RunRecord]) -> None:
         """Count runs that need not be carried out."""
         self._number = len(done)
         if done:
@@ -58,7 +58,7 @@ class ExperimentBoard:
             self._title += f", range {run.policy.label}"
         self._say(f"{self._title}: starting")
 
-    def advance(self, record: Record) -> None:
+    def advance(self, record: RunRecord) -> None:
         """Show that the rounds of `record` are done and the next one is running."""
         accuracy = f", accuracy {record.rounds[-1].accuracy:.2%}" if record.rounds else ""
         self._line = f"{self._title}: round {len(record.rounds) + 1} of {self._rounds}{accuracy}"
@@ -71,7 +71,7 @@ class ExperimentBoard:
         share = f" {done / total:.0%}" if total else ""
         self._say(f"{self._line}; servers: {status['phase'] or status['state']}{share}")
 
-    def finished(self, record: Record) -> None:
+    def finished(self, record: RunRecord) -> None:
         """Print the line of a finished run."""
         self._done += self._rounds
         self._progress.update(self._task, completed=self._done)

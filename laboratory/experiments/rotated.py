@@ -25,7 +25,7 @@ from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 
 if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design
@@ -47,7 +47,7 @@ def by_round(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> list[Path]:
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw the accuracy by round, as a mean over the seeds with the least and the most."""
     (groups,) = design.groups
     numbers = list(range(1, design.rounds + 1))
@@ -82,10 +82,12 @@ def _accuracies(design: "Design", groups: int, seed: int, method: str) -> list[f
     ]
     honest = design.clients - design.attackers
     starts = models.starts(model, seed, count).reshape(count, -1)
-    params = RoundParams(Bucketed(buckets=BUCKETS, groups=count), starts.shape[1], design.clients)
+    params = RoundParams(
+        Bucketed(buckets=BUCKETS, groups=count), dim=starts.shape[1], max_clients=design.clients
+    )
     if count > 1:
         starts = np.stack([trainers[group].update(starts[group], 0) for group in range(count)])
-    run = Training.of_groups([Training(model=start) for start in starts])
+    run = RunState.of_groups([RunState(model=start) for start in starts])
     accuracies = []
     for number in range(1, design.rounds + 1):
         chosen = [_choice(trainer, run.models) for trainer in trainers]
@@ -113,13 +115,13 @@ def _sent(trainer: Trainer, start: Float32s, number: int, faulty: bool) -> Float
 
 
 def _followed(
-    run: Training,
+    run: RunState,
     params: RoundParams,
     updates: NDArray[np.float32],
     chosen: Sequence[int],
     method: str,
-) -> Training:
-    """Return the training run after a round on these updates."""
+) -> RunState:
+    """Return the run after a round on these updates."""
     after = []
     for group, before in enumerate(run.groups):
         own = updates[np.equal(chosen, group)]
@@ -132,7 +134,7 @@ def _followed(
         else:
             combine = plaintext.mean if method.startswith("mean") else plaintext.median
             after.append(replace(before, model=combine(own)))
-    return Training.of_groups(after)
+    return RunState.of_groups(after)
 
 
 def _accuracy(design: "Design", each: Sequence[Float32s], groups: int) -> float:

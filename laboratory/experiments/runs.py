@@ -1,4 +1,4 @@
-"""The parameters of a training run, and the record that is kept of it."""
+"""The parameters of a run, and the record that is kept of it."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class Collaboration:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides the figures of a training run, except the number of its rounds.
+    """Everything that decides the figures of a run, except the number of its rounds.
 
     A longer run begins as a shorter one. The last `attackers` of the clients attack from round
     `first` on.
@@ -148,7 +148,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """The measured rounds of a run.
 
     A run that diverged ends in the round in which a value was no longer a number.
@@ -174,7 +174,7 @@ class Record:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Record":
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunRecord":
         """Return the record that was saved as these values."""
         rounds = [
             Figures(**(one | {"cost": ServerCost(**one["cost"]) if one["cost"] else None}))

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.laboratory.experiments.runs import Record, Run
+from securemedian.laboratory.experiments.runs import Run, RunRecord
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 
 
 def prepare(folder: Path) -> None:
@@ -28,7 +28,7 @@ def prepare(folder: Path) -> None:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
 
 
-def load(folder: Path, run: Run) -> Record | None:
+def load(folder: Path, run: Run) -> RunRecord | None:
     """Return the record of a finished run, or None if there is none.
 
     Raises ConfigError if the file is damaged or of another run.
@@ -42,20 +42,20 @@ def load(folder: Path, run: Run) -> Record | None:
             raise ConfigError(
                 f"{path} is of another run: move it away, or choose another folder with --out"
             )
-        return Record.from_dict(values)
+        return RunRecord.from_dict(values)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is damaged: remove it, or redo everything with --fresh"
         ) from error
 
 
-def finish(folder: Path, run: Run, record: Record) -> None:
+def finish(folder: Path, run: Run, record: RunRecord) -> None:
     """Save the record of a finished run, and remove its checkpoint."""
     write_json(folder / f"{run.run_id}.json", {"run": run.to_dict()} | record.to_dict())
     _checkpoint(folder, run).unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
+def load_checkpoint(folder: Path, run: Run) -> tuple[RunRecord, RunState] | None:
     """Return the record and state of an interrupted run, or None if there is no checkpoint.
 
     Raises ConfigError if the checkpoint is damaged.
@@ -66,7 +66,7 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             values = json.loads(str(arrays["record"]))
-            training = Training(
+            state = RunState(
                 run.policy,
                 arrays["model"],
                 arrays["scale"],
@@ -74,24 +74,24 @@ def load_checkpoint(folder: Path, run: Run) -> tuple[Record, Training] | None:
                 run.optimiser,
                 arrays.get("moments"),
             )
-        return Record.from_dict(values), training
+        return RunRecord.from_dict(values), state
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is damaged: remove it, or redo everything with --fresh"
         ) from error
 
 
-def save_checkpoint(folder: Path, run: Run, record: Record, training: Training) -> None:
+def save_checkpoint(folder: Path, run: Run, record: RunRecord, state: RunState) -> None:
     """Save the record and state of an unfinished run in one file, so that both are of one round."""
     content = io.BytesIO()
     arrays = {
         "record": np.array(json.dumps(record.to_dict())),
-        "model": training.model,
-        "scale": training.scale,
-        "published": np.array(training.published),
+        "model": state.model,
+        "scale": state.scale,
+        "published": np.array(state.published),
     }
-    if training.moments is not None:
-        arrays["moments"] = training.moments
+    if state.moments is not None:
+        arrays["moments"] = state.moments
     np.savez(content, **arrays)  # type: ignore[arg-type]
     _replace(_checkpoint(folder, run), content.getvalue())
 

@@ -24,10 +24,10 @@ from securemedian.laboratory.processes import Processes
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.run_state import Training
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.store import Store
+from securemedian.servers.storage.store import Store
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
@@ -36,7 +36,7 @@ Play = Callable[[Float32s], Float32s]
 POLL_S = 0.02
 
 
-class Service:
+class ExperimentServers:
     """Both servers, which start when the first round needs them and end with this context."""
 
     def __init__(self, clients: int, show: ShowStatus) -> None:
@@ -45,7 +45,7 @@ class Service:
         # the servers and the connections to them
         self._open = ExitStack()
         # what S0 has published last; None: the servers are not running
-        self._kept: Training | None = None
+        self._kept: RunState | None = None
         try:
             keygen.make_all(
                 self._directory, self._names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
@@ -54,22 +54,22 @@ class Service:
             shutil.rmtree(self._directory)
             raise
 
-    def ready(self, training: Training) -> None:
-        """Make sure that the servers run and can go on with `training`."""
-        if self._kept is None or (training.published and training is not self._kept):
-            self._restart(training)
+    def ready(self, state: RunState) -> None:
+        """Make sure that the servers run and can go on with `state`."""
+        if self._kept is None or (state.published and state is not self._kept):
+            self._restart(state)
 
     def run_round(
-        self, params: RoundParams, before: Training, play: Play
-    ) -> tuple[Training, ServerCost]:
-        """Run one more round, and return the training after it and what the round cost the servers.
+        self, params: RoundParams, before: RunState, play: Play
+    ) -> tuple[RunState, ServerCost]:
+        """Run one more round; return the run's state after it and what it cost the servers.
 
         The servers must be `ready` for `before`. The published result is compared with the one
         computed in the clear: raises SecureMedianError if they differ. An error of `play` aborts
         the round and is raised again.
         """
         fresh = before.published == 0
-        round_id = self._coordinator.open(
+        round_id = self._coordinator.open_round(
             params,
             before.model if fresh else None,
             before.policy if fresh else None,
@@ -88,10 +88,10 @@ class Service:
         """
         for client in self._clients:
             client.public = public
-        round_id = self._coordinator.open(params)
+        round_id = self._coordinator.open_round(params)
         results, cost = self._results(params, round_id, lambda _: predictions)
         # S0 has counted a round, which no other run knows of
-        self._kept = Training()
+        self._kept = RunState()
         return results[0], cost
 
     def _results(
@@ -108,7 +108,7 @@ class Service:
         except SecureMedianError as error:
             # if the servers are what is wrong, this fails, too
             with suppress(SecureMedianError):
-                self._coordinator.abort(round_id, str(error))
+                self._coordinator.abort_round(round_id, str(error))
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
@@ -128,14 +128,14 @@ class Service:
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 
-    def _restart(self, training: Training) -> None:
-        """Start the servers with `training` as S0's saved state, so that a run goes on from it."""
+    def _restart(self, state: RunState) -> None:
+        """Start the servers with `state` as S0's saved state, so that a run goes on from it."""
         self._open.close()
         self._kept = None
         self._show({"phase": "being started (the first start compiles)", "progress": (0, 0)})
         directory = self._directory
         store = Store(Path(config.load(directory / "s0.toml").state_dir))
-        store.save_training(training)
+        store.save_run(state)
         store.close()
         with ExitStack() as opened:
             self._processes = opened.enter_context(Processes(directory))
@@ -145,7 +145,7 @@ class Service:
                 opened.enter_context(Client(self._config(name))) for name in self._names
             ]
             self._open = opened.pop_all()
-        self._kept = training
+        self._kept = state
 
     def _config(self, name: str) -> ClientConfig:
         # what these clients have made ends with this process

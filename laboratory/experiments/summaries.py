@@ -9,8 +9,8 @@ from rich.table import Table
 import securemedian
 from securemedian.laboratory import report
 from securemedian.laboratory.experiments import aggregation
-from securemedian.laboratory.experiments.catalogue import ACCURACY, Design, Experiment, Result
-from securemedian.laboratory.experiments.runs import Record, ServerCost
+from securemedian.laboratory.experiments.catalogue import ACCURACY, CurveResult, Design, Experiment
+from securemedian.laboratory.experiments.runs import RunRecord, ServerCost
 
 # in the rounds before this one, chance decides more than the method
 FROM_ROUND = 4
@@ -30,8 +30,8 @@ def machine() -> dict[str, Any]:
 def summary(
     experiment: Experiment,
     design: Design,
-    results: Sequence[Result],
-    records: Mapping[str, Record],
+    results: Sequence[CurveResult],
+    records: Mapping[str, RunRecord],
     command: str,
 ) -> dict[str, Any]:
     """Return everything that an experiment's JSON file holds."""
@@ -56,7 +56,7 @@ def summary(
     }
 
 
-def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[str, Any]:
+def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -> dict[str, Any]:
     curve = result.curve
     own = [records[run.run_id] for run in curve.runs]
     first = curve.runs[0]
@@ -81,7 +81,9 @@ def _curve(result: Result, records: Mapping[str, Record], rounds: int) -> dict[s
     }
 
 
-def _exact(experiment: Experiment, panel: str, results: Sequence[Result]) -> Result | None:
+def _exact(
+    experiment: Experiment, panel: str, results: Sequence[CurveResult]
+) -> CurveResult | None:
     """Return the curve of the exact median in a panel; None if the experiment has none.
 
     Nothing is compared with it but accuracies.
@@ -98,7 +100,7 @@ def _exact(experiment: Experiment, panel: str, results: Sequence[Result]) -> Res
     )
 
 
-def _below(result: Result, exact: Result | None) -> float | None:
+def _below(result: CurveResult, exact: CurveResult | None) -> float | None:
     """Return by how many points a curve is below the exact one at worst, from FROM_ROUND on.
 
     Every seed is compared with itself. A negative number means that it is above in all rounds.
@@ -123,7 +125,7 @@ def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
     }
 
 
-def _seconds(record: Record, rounds: int) -> float:
+def _seconds(record: RunRecord, rounds: int) -> float:
     return sum(figures.seconds for figures in record.rounds[:rounds])
 
 

@@ -218,7 +218,7 @@ class Dealing:
         return (parts & np.uint64((1 << self.bits) - 1)).reshape(self.slots, those.shape[1])
 
 
-class Dealt:
+class OwnDealing:
     """A client's own dealing: both halves, and the secret slots of its kept vectors."""
 
     def __init__(
@@ -228,7 +228,7 @@ class Dealt:
         self._slots: NDArray[np.uint8] | None = slots
 
     def __repr__(self) -> str:
-        return f"Dealt({self.shape}, <secrets>)"
+        return f"OwnDealing({self.shape}, <secrets>)"
 
     def rotations(self, index: NDArray[Any]) -> Words:
         """Return m = y - r mod W for the buckets `index` (d,), packed: shape (1, row words).
@@ -253,7 +253,7 @@ class Dealt:
         return packed
 
 
-def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
+def deal(shape: Dealing, entropy: Entropy = os_entropy) -> OwnDealing:
     """Deal random one-hot vectors, shared: a seed for one server, words for the other.
 
     The slots come from a secret of their own, which neither half gives away. Each half alone is
@@ -274,7 +274,7 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> Dealt:
             packing.subtract_packed(seeded.words(0, first, stop), tops, section)
             if first == part.first:
                 kept[part.start : part.stop] = slots
-    return Dealt(shape, seeded, WordsUpload(shape.layout, packed), kept)
+    return OwnDealing(shape, seeded, WordsUpload(shape.layout, packed), kept)
 
 
 def check(

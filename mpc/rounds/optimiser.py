@@ -1,4 +1,4 @@
-"""The optimisers of a training run, which turn published results into the next global model.
+"""The optimisers of a run, which turn published results into the next global model.
 
 A median that is faithful to heterogeneous clients moves slowly. An optimiser at the server (FedOpt:
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021) takes the step from the global model to

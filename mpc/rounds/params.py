@@ -1,7 +1,7 @@
 """The parameters of a round: who may take part, until when, how many values, and the method."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Layout, Upload
 from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
 from securemedian.mpc.rounds.methods.base import Chunk, Method
-from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 # The most values of all results together: 1 GiB where S0 decodes them in float64.
 MAX_RESULT_VALUES = 1 << 27
@@ -35,7 +35,8 @@ class RoundParams:
     exchange something other than parameters, the name of that and its options.
     """
 
-    method: Method
+    method: Method = field(default_factory=METHODS[DEFAULT_METHOD])
+    _: KW_ONLY
     # values of an update
     dim: int
     # rings are sized for this many, and the round closes by itself when all of them have uploaded
@@ -223,14 +224,12 @@ class RoundParams:
     def from_dict(cls, values: object) -> Self:
         """Build the parameters from a flat map that came from outside.
 
-        Raises ConfigError, which says what is wrong.
+        Without a method it is the default one. Raises ConfigError, which says what is wrong.
         """
         where = "round parameters"
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
-        if "method" not in values:
-            raise ConfigError(f"{where}: missing method")
-        name = values["method"]
+        name = values.get("method", DEFAULT_METHOD)
         try:
             check_one_of("method", name, list(METHODS))
         except ConfigError as error:

@@ -496,8 +496,8 @@ def exchange_verdicts(party: Party, passed: Sequence[bool]) -> tuple[Words, Word
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
     """Return the result of one chunk on one lane, after making the correlations that it lacks.
 
-    Where the comparisons of many clients are cut into groups (`Method.group`), each group makes its
-    own correlations, so that the memory of a lane stays bounded.
+    Where the comparisons of many clients are cut into batches (`Method.batch_limit`), each batch
+    makes its own correlations, so that the memory of a lane stays bounded.
     """
     if params.method.visible:
         return _compute_groups(party, params, chunk)
@@ -506,7 +506,7 @@ def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
 
 def _compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
     method = params.method
-    if method.group(chunk) is None:
+    if method.batch_limit(chunk) is None:
         party.pool.reserve(method.demand(chunk.weights, chunk.dim, chunk.max_clients))
     return method.compute(party, chunk)
 
@@ -582,7 +582,7 @@ def warm_up(params: ProtocolParams | None = None) -> None:
     protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
     rounds = [
-        RoundParams(variant, 2, WARM_UP_CLIENTS)
+        RoundParams(variant, dim=2, max_clients=WARM_UP_CLIENTS)
         for method in METHODS.values()
         for variant in method.warm_up()
     ]

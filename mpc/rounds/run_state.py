@@ -1,4 +1,4 @@
-"""A training run: global model, range of the buckets, optimiser and number, from round to round.
+"""A run: global model, range of the buckets, optimiser and number, from round to round.
 
 S0 keeps it. Whoever has the one that a round starts from, and the round's opened values, computes
 the next one for themselves, bit for bit. docs/protocols.md, section 7.1; the paper's Algorithm 3.
@@ -25,8 +25,8 @@ _ARRAYS = ("model", "scale", "moments")
 
 
 @dataclass(frozen=True)
-class Training:
-    """The state of a training run between two rounds.
+class RunState:
+    """The state of a run between two rounds.
 
     Model g and scale are float32 as published, so that everybody computes with the same bits.
     The arrays are never changed in place.
@@ -43,11 +43,11 @@ class Training:
     # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
     moments: Float32s | None = None
     # with several groups of clients, the run of each, whose model, scale and moments count then
-    groups: "tuple[Training, ...]" = ()
+    groups: "tuple[RunState, ...]" = ()
 
     @classmethod
-    def of_groups(cls, runs: Sequence["Training"]) -> Self:
-        """Return the training run of several groups from the run of each.
+    def of_groups(cls, runs: Sequence["RunState"]) -> Self:
+        """Return the run of several groups from the run of each.
 
         Policy, optimiser and number are the same in all of them.
         """
@@ -64,7 +64,7 @@ class Training:
         optimiser: Optimiser,
         arrays: Mapping[str, Float32s],
     ) -> Self:
-        """Return the training run that has these `arrays`. Raises KeyError if one is missing."""
+        """Return the run that has these `arrays`. Raises KeyError if one is missing."""
         count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
         if count:
             return cls.of_groups(
@@ -110,8 +110,8 @@ class Training:
         """The number t of the next round; failed rounds do not count."""
         return self.published + 1
 
-    def after(self, result: Float32s, buckets: int = 0) -> "Training":
-        """Return the training run after the next round, of so many buckets, with this `result`.
+    def after(self, result: Float32s, buckets: int = 0) -> "RunState":
+        """Return the run after the next round, of so many buckets, with this `result`.
 
         The scale follows the result, and the model is what the optimiser makes of it. `buckets` is
         0 for a round without.
@@ -128,8 +128,8 @@ class Training:
             moments=moments,
         )
 
-    def counted(self) -> "Training":
-        """Return the training run after a round whose result the model does not follow.
+    def counted(self) -> "RunState":
+        """Return the run after a round whose result the model does not follow.
 
         The clients alone learn it, or it is no model.
         """
@@ -161,13 +161,13 @@ class Training:
 
 
 def finish(
-    before: Training,
+    before: RunState,
     params: RoundParams,
     values: PublicValues,
     total: int,
     groups: Sequence[int] = (),
-) -> tuple[Training, Float32s]:
-    """Return the training run after a round that started from `before`, and the round's results.
+) -> tuple[RunState, Float32s]:
+    """Return the run after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the
     clients. The results have shape (results, d), and the model follows the first one, unless the
@@ -192,10 +192,10 @@ def finish(
             model = run.model
             runs.append(run.counted())
         models.append(model)
-    return Training.of_groups(runs), np.stack(models)
+    return RunState.of_groups(runs), np.stack(models)
 
 
-def _decoded(run: Training, params: RoundParams, values: PublicValues, total: int) -> Float32s:
+def _decoded(run: RunState, params: RoundParams, values: PublicValues, total: int) -> Float32s:
     numbers = params.method.decode(values, total, run.published_for(params))
     return params.exchange.result(numbers).astype(np.float32)
 

@@ -15,7 +15,14 @@ from flwr.serverapp.strategy.strategy_utils import validate_message_reply_consis
 from securemedian.flower import records
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.plugins.rounds import MAX_WAIT_S, ROUND_LOST, Arrays, RoundOptions, Rounds, listed
+from securemedian.plugins.rounds import (
+    MAX_WAIT_S,
+    ROUND_LOST,
+    Arrays,
+    FrameworkRounds,
+    RoundOptions,
+    listed,
+)
 
 # Flower's own logger, whose lines people read
 log = logging.getLogger("flwr")
@@ -72,7 +79,7 @@ class SecureMedian(Strategy):
         chosen = RoundOptions(
             method, min_clients, limit_s, range_policy, on_failure, wait_s, options
         )
-        self._rounds = Rounds(coordinator, chosen, log, "flwr stop")
+        self._rounds = FrameworkRounds(coordinator, chosen, log, "flwr stop")
         self._strategy = FedAvg() if strategy is None else strategy
         if not isinstance(self._strategy, FedAvg):
             raise ConfigError(

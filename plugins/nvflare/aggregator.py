@@ -19,7 +19,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from securemedian.mpc.errors import ConfigError, InputError, RoundFailed, SecureMedianError
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.nvflare import tasks
-from securemedian.plugins.rounds import ROUND_LOST, Arrays, RoundOptions, Rounds
+from securemedian.plugins.rounds import ROUND_LOST, Arrays, FrameworkRounds, RoundOptions
 
 
 class SecureMedian(ModelAggregator):
@@ -68,7 +68,7 @@ class SecureMedian(ModelAggregator):
             method, min_clients, deadline_s, range_policy, on_failure, wait_s, self.options
         )
         # from the start of the run to its end
-        self._rounds: Rounds | None = None
+        self._rounds: FrameworkRounds | None = None
         # the id of the round that sites train for, "" if it could not be opened; None between
         # two rounds
         self._round_id: str | None = None
@@ -139,7 +139,7 @@ class SecureMedian(ModelAggregator):
         self._round_id, self._sent = "", {}
         try:
             if self._rounds is None:
-                self._rounds = Rounds(
+                self._rounds = FrameworkRounds(
                     self.coordinator, self._checked, self.logger, "nvflare job abort"
                 )
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)

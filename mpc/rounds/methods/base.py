@@ -233,7 +233,7 @@ class Method(ABC):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
-        Where clients deal, they are bucket indices, which their `Dealt` turns into rotations.
+        Where clients deal, they are bucket indices, which their `OwnDealing` turns into rotations.
         Raises InputError for NaN.
         """
 
@@ -322,7 +322,7 @@ class Method(ABC):
     def at_once(self, clients: int) -> int:
         """Return how many comparisons run at once per coordinate, or what takes their memory."""
 
-    def group(self, chunk: Chunk) -> int | None:
+    def batch_limit(self, chunk: Chunk) -> int | None:
         """Return the most comparisons to run at once, or None if all of a chunk run at once.
 
         It is a number where even the smallest chunk has more than `chunk.batch` comparisons:

@@ -73,7 +73,6 @@ class Bucketed(Grouped, Counting):
     schedule: str = option(
         "bisect",
         choices=SCHEDULES,
-        compared=SCHEDULES,
         text="all thresholds at once, or fewer one after another (default: bisect)",
     )
     uploads: str = option(

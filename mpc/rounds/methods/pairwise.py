@@ -61,7 +61,7 @@ class Pairwise(Weighted, SizedFixedPoint):
         bits = self.bits_for(chunk.max_clients)
         values, weights = chunk.rows(party), chunk.weights
         element = median(
-            party, values, bits, self.selection, weights=weights, batch=self.group(chunk)
+            party, values, bits, self.selection, weights=weights, batch=self.batch_limit(chunk)
         )
         shares = RingShare(element[None])
         if self.result_to == "clients":

@@ -70,15 +70,9 @@ class Radix(Grouped, Counting):
     summary = "exact, linear in the clients"
     xor_shared = True
 
-    # not swept: `plan` and `bench` have one flag for the value rings of other methods, and leave
-    # this ring small
-    ring_bits: int = option(
-        0, text="bits of the count ring (default: the fewest that count)", metavar="L", swept=False
-    )
     encoding: str = option(
         "float32",
         choices=("float32", "bfloat16", "fixed", "unit", "buckets"),
-        compared=("float32", "bfloat16", "buckets"),
         text="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
         "point, unit for even steps from 0 to 1, or bucket indices",
     )

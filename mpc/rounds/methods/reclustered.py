@@ -67,7 +67,6 @@ class Reclustered(Clustered, SizedFixedPoint):
     median_by: str = option(
         FEWEST,
         choices=(FEWEST, PAIRWISE, RADIX),
-        compared=(PAIRWISE, RADIX),
         text="how a hidden median is computed: by all pairs of clusters, by radix in more rounds, "
         "or in whichever way takes fewer OTs (default: fewest-ots)",
     )
@@ -167,9 +166,9 @@ class Reclustered(Clustered, SizedFixedPoint):
             width = self._sum_bits(chunk.weights, chunk.max_clients)
             found = descent.element(party, flat, width, bits, ring.median_rank(len(flat)))
         elif self.aggregator == MEDIAN:
-            found = pairwise.median(party, flat, bits, "oblivious", batch=self.group(chunk))
+            found = pairwise.median(party, flat, bits, "oblivious", batch=self.batch_limit(chunk))
         else:
-            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.group(chunk))
+            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
         return self._rescaled(opened, bits, clients)
 

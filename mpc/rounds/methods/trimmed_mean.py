@@ -61,7 +61,7 @@ class TrimmedMean(Grouped, SizedFixedPoint):
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
-        total = kept_sum(party, chunk.rows(party), bits, self.trim, self.group(chunk))
+        total = kept_sum(party, chunk.rows(party), bits, self.trim, self.batch_limit(chunk))
         return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:

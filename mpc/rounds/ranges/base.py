@@ -16,7 +16,7 @@ from securemedian.mpc.rounds.encode import Buckets
 
 @dataclass(frozen=True)
 class RangePolicy(ABC):
-    """The rule that says how the buckets of each round of a training run lie around the model.
+    """The rule that says how the buckets of each round of a run lie around the model.
 
     Its fields are its options. Its state is the `scale`, float32 of shape () or (d,), above 0 and
     finite, which S0 publishes for every round. Since `next` is a public function of what is

@@ -73,7 +73,7 @@ class FollowRange(LogRange):
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
     ) -> Float32s:
-        # infinite values, which only exact methods publish, end the training run in any case
+        # infinite values, which only exact methods publish, end the run in any case
         with np.errstate(invalid="ignore"):
             moved = np.abs(np.asarray(after, np.float64) - np.asarray(before, np.float64))
         found = moved

@@ -1,0 +1,461 @@
+"""`securemedian bench fig3|fig12|table1`: the paper's Figures 3 and 12, and its Table 1.
+
+Each is a row of `FIGURES`: the points of `benchmarks.work` that are timed, what is printed of
+them beside the paper's figures (`benchmarks.reported`), and what is drawn.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securemedian.benchmarks import reported, settings
+from securemedian.benchmarks.points import growth
+from securemedian.benchmarks.settings import Settings
+from securemedian.benchmarks.work import Point
+from securemedian.laboratory import plots, report
+from securemedian.laboratory.plots import Bars, Line, Panel
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.dealing import deal
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+
+# parameters of the networks 784-200-200-10 and CNNMnist
+MLP, CNN_MNIST = 199_210, 1_663_370
+# the paper's
+BUCKETS, SCHEDULE = 8, "scan"
+MIB = 1 << 20
+SEED = 1
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a figure prints and saves beside its points, and how it is drawn."""
+
+    printed: Sequence[Any]
+    # returns the path of the picture
+    draw: Callable[[Path], Path]
+    saved: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper: its sweep by default, and how it is measured."""
+
+    title: str
+    text: str
+    # one number, or several
+    clients: int | list[int]
+    dim: int
+    # returns the results to save, and the rest
+    measure: Callable[[argparse.Namespace, Settings], tuple[list[dict[str, Any]], Found]]
+
+
+def add_kinds(kinds: Any) -> None:
+    """Add the figures to `bench`."""
+    for name, figure in FIGURES.items():
+        kind = kinds.add_parser(name, help=f"the paper's {figure.title}", description=figure.text)
+        several = isinstance(figure.clients, list)
+        shown = str(figure.clients).strip("[]").replace(" ", "")
+        kind.add_argument(
+            "--clients",
+            type=settings.numbers if several else settings.count,
+            default=figure.clients,
+            metavar="N,.." if several else "N",
+            help=f"how many clients take part (default: {shown})",
+        )
+        settings.add_counts(kind, ("--dim", figure.dim, "coordinates"))
+        if name == "table1":
+            kind.add_argument(
+                "--data",
+                type=Path,
+                metavar="DIR",
+                help="also time a local epoch of one client, on its part of MNIST's files in DIR",
+            )
+            kind.add_argument(
+                "--pairwise",
+                action="store_true",
+                help="also run the pairwise median (l = 64), once, which takes minutes",
+            )
+        settings.add_options(kind)
+        settings.add_out(kind)
+        kind.set_defaults(run=partial(run, name))
+
+
+def run(name: str, options: argparse.Namespace) -> None:
+    """Time all points of a figure, print its tables, and save the JSON and the plot."""
+    chosen = settings.read(options)
+    plots.check()
+    file = report.check_writable(options.out / f"{name}.json")
+    results, found = FIGURES[name].measure(options, chosen)
+    report.save(file, asdict(chosen), results, **found.saved)
+    console = report.console()
+    for one in found.printed:
+        console.print(one)
+    console.print(f"saved to {file} and {found.draw(options.out / name)}")
+
+
+def _median(method: str, clients: int, dim: int, ahead: bool = False, **options: Any) -> Point:
+    return Point("median", method, None, clients, dim, options, ahead, verified=False)
+
+
+def _bucketed(clients: Sequence[int], dim: int, ahead: bool) -> list[Point]:
+    """Return the paper's bucketed medians, all with the count ring that the most clients need.
+
+    Otherwise the cost would grow with the width.
+    """
+    bits = RoundParams(Bucketed(), dim=dim, max_clients=max(clients)).ring_bits
+    options = {"buckets": BUCKETS, "ring_bits": bits, "schedule": SCHEDULE}
+    return [_median("bucketed", n, dim, ahead, **options) for n in clients]
+
+
+# Figure 3
+
+LABELS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
+
+
+def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
+    clients, dim = options.clients, options.dim
+    points = _bucketed(clients, dim, ahead=False)
+    points += [_median(method, n, dim) for method in ("pairwise", "radix") for n in clients]
+    results = settings.measure(points, chosen)
+    of = {method: [one for one in results if one["method"] == method] for method in LABELS}
+    columns = ["clients", *(f"{method} {unit}" for method in LABELS for unit in ("s", "MB"))]
+    rows = [
+        [
+            str(same[0]["clients"]),
+            *(report.figure(value) for r in same for value in (r["seconds"], report.megabytes(r))),
+        ]
+        for same in zip(*of.values(), strict=True)
+    ]
+    title = f"Figure 3: medians of {dim:,} coordinates; MB: both directions"
+    printed = [report.table(title, columns, rows), _compared(of), *growth(results)]
+    panels = [
+        _by_clients("time", "seconds", of, lambda one: float(one["seconds"])),
+        _by_clients("communication, both directions", "megabytes", of, report.megabytes),
+    ]
+    title = f"Figure 3: medians of {dim:,} coordinates"
+    return results, Found(printed, partial(plots.save, title=title, panels=panels))
+
+
+def _compared(of: Mapping[str, Sequence[Result]]) -> Any:
+    """Return a table of our figures for the most clients and of theirs."""
+    rows = []
+    for method, theirs in reported.FIGURE_3.items():
+        ours = of[method][-1]
+        figures = ours["seconds"], report.megabytes(ours), theirs.seconds, theirs.megabytes
+        name = f"{LABELS[method]}, n = {ours['clients']}"
+        rows.append([name, *map(report.figure, figures), theirs.source])
+    title = "compared with others, whose figures are for d = 1,000 and n = 10"
+    return report.table(title, ["", "s", "MB", "theirs, s", "MB", "whose"], rows)
+
+
+def _by_clients(
+    title: str, unit: str, of: Mapping[str, Sequence[Result]], value: Callable[[Result], float]
+) -> Panel:
+    """Return a panel with a line per method, and the figures of others as points."""
+    lines = [
+        Line(name, [one["clients"] for one in of[method]], [value(one) for one in of[method]])
+        for method, name in LABELS.items()
+    ]
+    lines += [
+        Line(f"{method}, the paper's backend", [10], [getattr(theirs, unit)])
+        for method, theirs in reported.FIGURE_3.items()
+    ]
+    return Panel(title, "clients", unit, lines, log_y=True)
+
+
+# Figure 12
+
+# a field of a result -> its name in the plot
+PARTS = {
+    "total_seconds": "total server time",
+    "mpc_seconds": "MPC, preprocessing included",
+    "uploads_seconds": "reading and summing the uploads",
+    "publish_seconds": "quantize and range update, at S0",
+}
+
+
+def _figure_12(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
+    results = settings.measure(_bucketed(options.clients, options.dim, ahead=True), chosen)
+    first, last = results[0], results[-1]
+    grown = float(last["mpc_seconds"] / first["mpc_seconds"] - 1)
+    columns = ["clients", "total, s", "MPC, s", "uploads, s", "quantize, s", "MB"]
+    rows = [
+        [
+            str(one["clients"]),
+            *(report.figure(one[part]) for part in PARTS),
+            report.figure(report.megabytes(one)),
+        ]
+        for one in results
+    ]
+    dim = f"d = {options.dim:,}"
+    title = f"Figure 12: bucketed median, {dim}, count ring of {first['ring_bits']} bits"
+    note = (
+        "MPC: preprocessing included; uploads: reading and summing them; "
+        "quantize: the next range included; MB: both directions"
+    )
+    changes = (
+        f"the MPC part changes by {grown:+.1%} from {first['clients']} to {last['clients']} "
+        "clients; in the paper it is constant"
+    )
+    lines = [
+        Line(name, [one["clients"] for one in results], [one[part] for one in results])
+        for part, name in PARTS.items()
+    ]
+    panel = Panel(f"bucketed median, {dim}", "clients", "seconds", lines)
+    draw = partial(plots.save, title="Figure 12: server time", panels=[panel])
+    printed = [report.table(title, columns, rows, note), changes]
+    return results, Found(printed, draw, {"growth_of_mpc": grown})
+
+
+# Table 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A line of the table; `reported` is a key of `reported.TABLE_1`.
+
+    `setting` names buckets, schedule and kind of upload, where the line is of one.
+    """
+
+    name: str
+    where: str
+    seconds: float
+    megabytes: float | None = None
+    reported: str = ""
+    setting: str = ""
+
+    @property
+    def theirs(self) -> float | None:
+        """The paper's seconds, if it has any."""
+        return found.seconds if (found := reported.TABLE_1.get(self.reported)) else None
+
+
+def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
+    clients, dim = options.clients, options.dim
+    # the paper's, and the default
+    methods = Bucketed(buckets=BUCKETS, schedule=SCHEDULE), Bucketed()
+    # new processes for each, verified first, so that its peak of memory is its own
+    pairs: list[tuple[dict[str, Any], ...]] = []
+    for method in methods:
+        swept = {"buckets": method.buckets, "schedule": method.schedule}
+        point = _median("bucketed", clients, dim, ahead=True, **swept)
+        verified = replace(point, verified=True)
+        pairs.append(tuple(settings.measure([verified, point], chosen)))
+    results = [one for pair in pairs for one in pair]
+    if options.pairwise:
+        once = replace(chosen, repeat=1)
+        results += settings.measure([_median("pairwise", clients, dim)], once)
+    with report.console().status("one client, and the medians in the clear"):
+        phases = [_train(options.data, clients)] if options.data else []
+        phases += _client(clients, dim, chosen.repeat, methods)
+        phases += [phase for one in results for phase in _servers(one)]
+        clear = _in_the_clear(clients, dim, chosen.repeat)
+        phases += clear
+    reached = [_reached(one, other, clear[0].seconds) for one, other in pairs]
+    title = f"Table 1: d = {dim:,}, n = {clients}"
+    printed = [_phases(title, phases)]
+    if not options.data:
+        printed.append("training is left out: name MNIST's folder with --data to time it, too")
+    printed += [REACHED.format(**one) for one in reached]
+    series: dict[str, list[float | None]] = {
+        "here": [phase.seconds for phase in phases],
+        reported.PAPER: [phase.theirs for phase in phases],
+    }
+    names = [f"{one.name.strip()} ({one.setting or one.where.split(',')[0]})" for one in phases]
+    draw = partial(plots.save_bars, title=title, bars=Bars("seconds", names, series))
+    saved = {"phases": [asdict(phase) for phase in phases], "reached": reached}
+    return results, Found(printed, draw, saved)
+
+
+REACHED = (
+    "{setting}: preprocessing and checking / unverified preprocessing {ahead_to_unverified:.2f}; "
+    "online / numpy.median {online_to_numpy_median:.2f}; checking {checking_ms_per_client:.0f} ms "
+    "per client; peak memory S0 {peak_mib[0]:.0f} MiB, S1 {peak_mib[1]:.0f} MiB"
+)
+
+
+def _reached(verified: Result, unverified: Result, numpy_median: float) -> dict[str, Any]:
+    """Return what the checks cost in one setting, next to the same round without them."""
+    ahead = _ahead(verified) + verified["checking_seconds"]
+    return {
+        "setting": _setting(verified),
+        "ahead_to_unverified": ahead / _ahead(unverified),
+        "online_to_numpy_median": verified["online_seconds"] / numpy_median,
+        "checking_ms_per_client": 1e3 * verified["checking_seconds"] / verified["clients"],
+        "peak_mib": [verified[f"peak_bytes_s{j}"] / MIB for j in (0, 1)],
+    }
+
+
+def _ahead(result: Result) -> float:
+    """Return the seconds of making correlations, before the round and in it."""
+    return float(result["ahead_seconds"] + result["preprocessing_seconds"])
+
+
+def _setting(result: Result) -> str:
+    unverified = "" if result["verified"] else ", unverified"
+    return f"b={result['buckets']} {result['schedule']}{unverified}"
+
+
+def _train(directory: Path, clients: int) -> Phase:
+    from securemedian.laboratory import data, models
+
+    models.use_one_thread()
+    model, images = models.MODELS["cnn-mnist"], data.load(directory, "mnist")
+    part = data.split(images.labels, clients, SEED)[0]
+    rng = np.random.default_rng(SEED)
+    vector = models.start(model, SEED)
+    start = time.perf_counter()
+    models.train(model, vector, images.images[part], images.labels[part], rng)
+    where = f"client, {len(part):,} images, one core"
+    return Phase("train one local epoch", where, time.perf_counter() - start, None, "train")
+
+
+def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) -> list[Phase]:
+    (update,) = _updates(1, dim)
+    model, width = np.zeros(dim, np.float32), np.full(dim, 0.1, np.float32)
+    bits = RoundParams(methods[0], dim=dim, max_clients=clients).ring_bits
+    buckets = UniformBuckets(width, BUCKETS)
+    index = buckets.bucketize(update, model)
+
+    def shared() -> Any:
+        return share.split(encode.cumulative(index, BUCKETS), bits)
+
+    bucketize = _time(lambda: buckets.bucketize(update, model), repeat)
+    sent = (SEED_BYTES + shared()[1].packed.nbytes) / 1e6
+    unverified = f"b={BUCKETS}, unverified"
+    phases = [
+        Phase("bucketize", "client", bucketize, None, "bucketize"),
+        Phase("share", "client", _time(shared, repeat), sent, "share", unverified),
+    ]
+    for method in methods:
+        shape = RoundParams(replace(method, uploads="dealt"), dim=dim, max_clients=clients).dealing
+        assert shape is not None
+        # a dealing rotates one update only
+        dealings = [deal(shape)]
+        dealing = _time(lambda: dealings.append(deal(shape)), repeat)  # noqa: B023
+        rotating = _time(lambda: dealings.pop().rotations(index), repeat)  # noqa: B023
+        ahead, after = (SEED_BYTES + shape.bytes_ahead) / 1e6, 2 * shape.bytes_after / 1e6
+        setting = f"b={method.buckets} {method.schedule}"
+        phases += [
+            Phase("deal, before it has trained", "client", dealing, ahead, "", setting),
+            Phase("rotate", "client", rotating, after, "", setting),
+        ]
+    return phases
+
+
+def _servers(result: Result) -> list[Phase]:
+    """Return the phases of a round at the servers."""
+    both = report.megabytes(result)
+    if result["method"] == "pairwise":
+        name = "pairwise secure median, l = 64"
+        return [Phase(name, "servers", result["seconds"], both, "pairwise")]
+    made, checked = (
+        sum(result[f"{part}_{way}"] for way in ("bytes_s0_to_s1", "bytes_s1_to_s0")) / 1e6
+        for part in ("preprocessing", "checking")
+    )
+    ahead, checking, online = _ahead(result), result["checking_seconds"], result["online_seconds"]
+    # the paper has figures for its own number of buckets
+    theirs = ("median", "quantize") if result["buckets"] == BUCKETS else ("", "")
+    phases = [
+        Phase("secure median", "servers", ahead + checking + online, both, theirs[0]),
+        Phase("  preprocessing, while clients train", "servers", ahead, made),
+        Phase("  checking, while clients train", "servers", checking, checked),
+        Phase("  online", "servers", online, both - made - checked),
+        Phase("    of it, reading and adding uploads", "servers", result["uploads_seconds"]),
+        Phase("quantize, and the next range", "S0", result["publish_seconds"], None, theirs[1]),
+    ]
+    if not result["verified"]:
+        del phases[2]
+    return [replace(phase, setting=_setting(result)) for phase in phases]
+
+
+def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
+    """Return the phases in the clear, numpy.median first, which the online part is compared to."""
+    updates = _updates(clients, dim)
+    rank, buckets = ring.median_rank(clients), UniformBuckets(0.1, BUCKETS)
+    uploads = [encode.cumulative(buckets.bucketize(one, 0.0), BUCKETS) for one in updates]
+
+    def bucketed() -> None:
+        counts = np.zeros_like(uploads[0])
+        for upload in uploads:
+            counts += upload
+        (counts < rank).sum(axis=0, dtype=np.uint16)
+
+    median = _time(lambda: np.median(updates, axis=0), repeat)
+    partition = _time(lambda: np.partition(updates, rank - 1, axis=0), repeat)
+    return [
+        Phase("numpy.median", "in the clear", median, None, "insecure median"),
+        Phase("numpy.partition", "in the clear", partition),
+        Phase("bucketed median", "in the clear", _time(bucketed, repeat)),
+    ]
+
+
+def _updates(clients: int, dim: int) -> Any:
+    return np.random.default_rng(SEED).normal(0, 0.03, (clients, dim)).astype(np.float32)
+
+
+def _time(work: Callable[[], object], repeat: int) -> float:
+    """Return the median seconds of the repetitions, after one that warms up."""
+    seconds = []
+    for _ in range(1 + repeat):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median_low(seconds[1:])
+
+
+def _phases(title: str, phases: Sequence[Phase]) -> Any:
+    columns = ["phase", "where", "setting", "s", "MB", "the paper, s"]
+    rows = [
+        [one.name, one.where, one.setting]
+        + [report.figure(value) for value in (one.seconds, one.megabytes, one.theirs)]
+        for one in phases
+    ]
+    note = f"MB: both directions together; the paper's: {reported.PAPER[7:]}, as printed"
+    return report.table(title, columns, rows, note)
+
+
+FIGURES = {
+    "fig3": Figure(
+        "Figure 3: cost by number of clients",
+        "The paper's Figure 3: seconds and megabytes of bucketed and pairwise medians by the "
+        "number of clients, and of the radix median. Preprocessing is included.",
+        list(range(2, 11)),
+        1000,
+        _figure_3,
+    ),
+    "fig12": Figure(
+        "Figure 12: server time, and the MPC part of it, by number of clients",
+        "The paper's Figure 12: a server's time for one bucketed median of the MLP's parameters, "
+        "and the part of it that is secure computation, by the number of clients. Correlations "
+        "are made before the round starts, and their seconds are in both. The rest is reading and "
+        "summing the uploads, and S0's new model and range.",
+        list(range(10, 161, 30)),
+        MLP,
+        _figure_12,
+    ),
+    "table1": Figure(
+        "Table 1: a round of CNNMnist, phase by phase",
+        "The paper's Table 1: what each phase of a round takes for CNNMnist's parameters, at one "
+        "client and at the servers: with dealt uploads, which the servers check, and with the "
+        "paper's own, which nobody can check. The servers make their correlations before the "
+        "round starts, as they do while clients train. The medians in the clear are timed in the "
+        "same run, and the servers' peak memory is printed, too.",
+        8,
+        CNN_MNIST,
+        _table_1,
+    ),
+}

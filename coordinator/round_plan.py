@@ -1,0 +1,83 @@
+"""What a file says of a round: `round open --params FILE`, and RUN.toml of `coordinate`."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients import files
+from securemedian.clients.public import PublicSet
+from securemedian.common.toml import read_toml
+from securemedian.mpc.canonical import build
+from securemedian.mpc.rounds.optimiser import Optimiser, optimiser_from
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.registry import policy_from
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """A round as a file describes it. File names are relative to the file's folder."""
+
+    # the parameters of the round; `dim` may be left out where there is a model
+    round: dict[str, Any] = field(default_factory=dict)
+    # the range policy and the optimiser with their options; {} for those of the run
+    range: dict[str, Any] = field(default_factory=dict)
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    # the names of the clients that take part; [] for all of the cohort
+    participants: list[str] = field(default_factory=list)
+    # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
+    model: str = ""
+    # the folder of the public set, whose digest and size become parameters of the round (which then
+    # says `classes`); "" where parameters are exchanged
+    public: str = ""
+
+    # the fields that are names of files
+    FILES: ClassVar[tuple[str, ...]] = ("model", "public")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read and check a plan.
+
+        Raises ConfigError, which names the file and what is wrong in it.
+        """
+        plan = build(cls, read_toml(path), str(path))
+        named = {key: getattr(plan, key) for key in cls.FILES if getattr(plan, key)}
+        found: dict[str, Any] = {key: str(path.parent / name) for key, name in named.items()}
+        return replace(plan, **found)
+
+    def start(self) -> NDArray[np.float32] | None:
+        """Return the model to start from, or one per group, if there is a file.
+
+        Raises InputError if it is none.
+        """
+        return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
+
+    def params(self, dim: int) -> RoundParams:
+        """Return the parameters of the round, for updates of `dim` values unless it says so."""
+        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
+
+    @cached_property
+    def exchange(self) -> dict[str, Any]:
+        """What is special to the parameters of rounds on a public set; {} if there is none."""
+        if not self.public:
+            return {}
+        return PublicSet.load(self.public).round(self.round.get("classes", 0))
+
+    def dim(self, start: NDArray[np.float32] | None) -> int | None:
+        """Return the values of an update; None if S0 must be asked for the size of its model."""
+        given = (self.round | self.exchange).get("dim")
+        return given if given or start is None else start.shape[-1]
+
+    @property
+    def policy(self) -> RangePolicy | None:
+        """Return the range policy, if there is a table for it."""
+        return policy_from(self.range) if self.range else None
+
+    @property
+    def step(self) -> Optimiser | None:
+        """Return the optimiser, if there is a table for it."""
+        return optimiser_from(self.optimiser) if self.optimiser else None

@@ -1,0 +1,188 @@
+"""The lanes of a session, on threads of this process, with the base OTs and pools they need."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
+from securemedian.servers import logs
+from securemedian.servers.network.transport import ZmqLink
+
+# for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
+SWITCH_S = 1e-4
+# opens this server's end of a lane of a session
+OpenLane = Callable[[bytes, int], ZmqLink]
+
+
+class ThreadBackend:
+    """The threads of this process: a `Backend`."""
+
+    def __init__(self, party: int, protocol: ProtocolParams, open_lane: OpenLane) -> None:
+        self._party, self._protocol, self._open_lane = party, protocol, open_lane
+
+    def start(self) -> None:
+        """Compile the kernels, or load them from the cache on disk."""
+        pipeline.warm_up(self._protocol)
+
+    def open(self, session_id: bytes) -> "ThreadComputation":
+        *links, checking = [
+            self._open_lane(session_id, lane) for lane in range(self._protocol.lanes + 1)
+        ]
+        return ThreadComputation(self._party, self._protocol, session_id, links, checking)
+
+    def close(self) -> bool:
+        """Return True: threads end with what they compute."""
+        return True
+
+
+class ThreadComputation:
+    """The lanes of one session, and its stream for checks of dealings: a `Computation`.
+
+    With a `shard`, what a function does is for the coordinates of that shard alone.
+    """
+
+    def __init__(
+        self,
+        party: int,
+        protocol: ProtocolParams,
+        session_id: bytes,
+        links: Sequence[ZmqLink],
+        checking: ZmqLink,
+    ) -> None:
+        self.session_id = session_id
+        self._party, self._protocol, self._links, self._checking = party, protocol, links, checking
+        # one per lane, once the base OTs are made
+        self._parties: list[Party] = []
+        # on `checking`, once the two servers have met there
+        self._met: Channel | None = None
+
+    @property
+    def established(self) -> bool:
+        return bool(self._parties)
+
+    def establish(self) -> None:
+        """Make the base OTs, if there are none yet."""
+        if self._parties:
+            return
+        start = time.monotonic()
+        session, channels = establish(self._party, self._links, self.session_id, self._protocol)
+        self._parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
+        logs.event(
+            "session-established",
+            session=logs.fingerprint("session", self.session_id),
+            lanes=len(self._parties),
+            seconds=round(time.monotonic() - start, 3),
+        )
+
+    def fill(
+        self,
+        params: RoundParams,
+        limit_bytes: int,
+        hurry: Callable[[], bool],
+        progress: Progress,
+        shard: Shard | None = None,
+    ) -> Cost:
+        self.establish()
+        return pipeline.fill(
+            self._parties, params, self._protocol, limit_bytes, hurry, progress, shard
+        )
+
+    def _check_channel(self) -> Channel:
+        # no cached_property: in Python 3.11 that of one session would wait for that of another
+        if self._met is None:
+            self._checking.meet(self._party)
+            self._met = Channel(self._checking)
+        return self._met
+
+    def toss(self) -> tuple[bytes, Cost]:
+        return pipeline.toss(self._check_channel(), self._party)
+
+    def check_dealings(
+        self,
+        shape: Dealing,
+        halves: Sequence[Upload],
+        coin: bytes,
+        shard: Shard | None = None,
+    ) -> Checked:
+        parts = shard.parts(shape) if shard else None
+        return pipeline.check_dealings(
+            self._check_channel(), self._party, shape, halves, coin, parts
+        )
+
+    def check_values(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        progress: Progress,
+        shard: Shard | None = None,
+    ) -> Checked:
+        self.establish()
+        return pipeline.check_values(
+            self._parties, params, self._protocol, uploads, progress, shard
+        )
+
+    def survey(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        shard: Shard,
+    ) -> tuple[RingShare, Cost]:
+        """Return the sum of the surveys of a shard (`pipeline.survey_shard`), and the cost."""
+        self.establish()
+        return pipeline.survey_shard(self._parties, params, self._protocol, uploads, weights, shard)
+
+    def judge(
+        self, params: RoundParams, surveyed: RingShare, weights: Sequence[int], shard: Shard
+    ) -> tuple[XorBits, Cost]:
+        """Return shares of the verdicts (`pipeline.judge_surveys`), and the cost."""
+        self.establish()
+        return pipeline.judge_surveys(self._parties, params, surveyed, weights, shard)
+
+    def run_round(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        groups: Sequence[int],
+        opening: bytes,
+        progress: Progress,
+        shard: Shard | None = None,
+    ) -> Outcome:
+        self.establish()
+        return pipeline.run_round(
+            self._parties,
+            params,
+            self._protocol,
+            uploads,
+            progress,
+            weights,
+            groups,
+            lambda _: opening,
+            shard,
+        )
+
+    def close(self) -> None:
+        for link in (*self._links, self._checking):
+            link.close()
+
+    def release(self) -> None:
+        for link in (*self._links, self._checking):
+            link.release()
+
+
+def establish(
+    party: int, links: Sequence[ZmqLink], session_id: bytes, protocol: ProtocolParams
+) -> tuple[Session, list[Channel]]:
+    """Meet the other server on every lane, and make the base OTs on the first one."""
+    for link in links:
+        link.meet(party)
+    channels = [Channel(link) for link in links]
+    return Session.establish(party, channels[0], session_id, protocol), channels

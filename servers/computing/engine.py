@@ -1,0 +1,437 @@
+"""The engine, which runs the protocol in jobs and keeps the session between rounds.
+
+A session is what a backend has opened together with the other server's: base OTs, lanes and pools,
+and a stream on which dealings are checked while the lanes are busy with something else. Each job
+has a thread, on which it computes or waits for what the backend computes elsewhere.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome
+from securemedian.servers import logs
+from securemedian.servers.computing.backends.base import Backend, Computation
+
+# how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
+# stops at its next message, and may first have to finish the computation of a chunk.
+STOP_S = 5.0
+# the number of abandoned jobs at which the server ends itself: each keeps its threads, sockets and
+# pools
+MOST_ABANDONED = 3
+
+
+@dataclass
+class _Session:
+    """A session, and what it has cost since the last round."""
+
+    computation: Computation
+    # to fill the pools
+    ahead: Cost = Cost()
+    # to check what the clients of this round have sent
+    checks: Cost = Cost()
+
+
+@dataclass(frozen=True)
+class Coin:
+    """What the servers have tossed for a check of dealings."""
+
+    seed: bytes = field(repr=False)
+
+
+def nothing() -> None:
+    """Examine nothing."""
+
+
+def never() -> bool:
+    """Return False, for an engine beside which no other computes."""
+    return False
+
+
+Result = Outcome | Checked | Coin
+Examine = Callable[[], None]
+Work = Callable[[_Session], Result | None]
+
+
+class _Job:
+    """A piece of work on a thread of its own, which begins when the job before it has ended.
+
+    If the job before it has failed, this one fails with the same error.
+    """
+
+    def __init__(
+        self, session: _Session, work: Work, before: "_Job | None", wake: Callable[[], None]
+    ) -> None:
+        self.result: Result | SecureMedianError | None = None
+        self.ended = False
+        self.session, self._work, self._before, self._wake = session, work, before, wake
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def join(self, limit_s: float | None = None) -> bool:
+        """Wait for the job to end, for `limit_s` at most, and return whether it has ended."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            if self._before:
+                # All waits of that job are a channel's, and so have a limit. If it does not stop
+                # all the same, both jobs are abandoned.
+                self._before.join()
+                if isinstance(self._before.result, SecureMedianError):
+                    raise self._before.result
+            self.result = self._work(self.session)
+        except SecureMedianError as error:
+            self.result = error
+        except Exception as error:
+            # a defect must fail the round, and not leave it hanging
+            logs.event("engine-error", logging.ERROR, error)
+            self.result = LocalProtocolError(
+                f"a defect in this server, see its log: {type(error).__name__}"
+            )
+        self.ended = True
+        self._wake()
+
+
+class Engine:
+    """Computes the rounds of a cohort for the daemon's loop. Used by that one thread.
+
+    A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
+    `check_dealings` and `check_values` come between these two. A job calls `wake` when it has
+    ended. Pools take up to `pool_limit` bytes and are not filled while `others_compute`, which any
+    thread may call, both of them.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool_limit: Callable[[], int],
+        wake: Callable[[], None],
+        others_compute: Callable[[], bool] = never,
+    ) -> None:
+        self._backend, self._pool_limit = backend, pool_limit
+        self._wake, self._others_compute = wake, others_compute
+        self._session: _Session | None = None
+        # the last job of the session, and the one that checks dealings beside it
+        self._job: _Job | None = None
+        self._check_job: _Job | None = None
+        # a session that is closed while jobs still use it
+        self._dropped: _Session | None = None
+        # the time at which dropped jobs are abandoned
+        self._stop_by = 0.0
+        # abandoned jobs that still run, by session
+        self._abandoned: list[list[_Job]] = []
+        # set once the uploads have arrived: filling the pools must end
+        self._hurry = threading.Event()
+        # whether the last job of the session computes, and is not `prepare`
+        self._computing = False
+        self._phase = ""
+        self.progress = (0, 0)
+        self._compiler: threading.Thread | None = None
+        self._compiled = False
+        # why the backend cannot be had
+        self._refused: SecureMedianError | None = None
+
+    def compile(self) -> None:
+        """Make the backend ready, and so compile the kernels, beside what the caller does."""
+        self._compiler = threading.Thread(target=self._warm_up, name="compiler", daemon=True)
+        self._compiler.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `compile` is done, so that no wait of the other server's is for our compiler."""
+        return self._compiled
+
+    @property
+    def phase(self) -> str:
+        """What is being done; `progress` is about the first thing that is named."""
+        if self._compiler and not self.ready:
+            return "compiling"
+        checking = "checking dealings" if self._check_job else ""
+        return " and ".join(phase for phase in (self._phase, checking) if phase)
+
+    @property
+    def session_id(self) -> bytes | None:
+        """The id of the session, if there is one whose base OTs the next round can use."""
+        opened = self._session and self._session.computation
+        return opened.session_id if opened and opened.established else None
+
+    @property
+    def computes(self) -> bool:
+        """Whether the protocol runs, or values are checked."""
+        return self._computing and self._job is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether dropped jobs have yet to stop, for which `prepare` would wait."""
+        return self._dropped is not None
+
+    @property
+    def opened_session(self) -> bytes | None:
+        """The id of the session that is open, whether its base OTs are made or not yet."""
+        return self._session.computation.session_id if self._session else None
+
+    def prepare(self, session_id: bytes, params: RoundParams) -> None:
+        """Fill the pools for a round that takes uploads, together with the other server.
+
+        If the session is new, this opens our end of it and makes the base OTs first.
+        """
+        self._settle()
+        self.check()
+        if session_id != self.session_id:
+            self.drop()
+            self._session = _Session(self._backend.open(session_id))
+        hurry = self._hurry = threading.Event()
+        self._computing = False
+        self._begin("preparing", lambda session: self._fill(session, params, hurry))
+
+    def toss(self) -> None:
+        """Toss for a check of dealings together with the other server."""
+        self._check_job = _Job(self._opened(), self._toss, None, self._wake)
+
+    def check_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
+    ) -> None:
+        """Check clients' dealings together with the other server, beside what else it does.
+
+        `coin` is what `toss` gave. `examine`, here and below, is called first and raises
+        DamagedUpload if the shares are not what the clients have sent.
+        """
+
+        def check(session: _Session) -> Checked:
+            return self._check(session, shape, halves, coin, examine)
+
+        self._check_job = _Job(self._opened(), check, None, self._wake)
+
+    def check_values(
+        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
+    ) -> None:
+        """Check that every value of clients' uploads is in range, together with the other one."""
+        self._compute_now()
+        self._begin(
+            "checking values", lambda session: self._check_values(session, params, uploads, examine)
+        )
+
+    def start(
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        examine: Examine = nothing,
+        groups: Sequence[int] = (),
+        opening: bytes = b"",
+    ) -> None:
+        """Compute the round that was prepared, together with the other server.
+
+        `opening` is what this server opens when it tosses, the same in every run of a round.
+        """
+        self._compute_now()
+        self._begin(
+            "protocol",
+            lambda session: self._compute(
+                session, params, uploads, weights, groups, examine, opening
+            ),
+        )
+
+    def poll(self) -> Result | SecureMedianError | None:
+        """Return the result of a run or a check that has ended, or the error that ended a job.
+
+        Returns it once. It is None while nothing has ended, after a preparation that went well,
+        and for jobs that were dropped.
+        """
+        for job in self._jobs():
+            if not job.ended:
+                continue
+            job.join()
+            if job is self._check_job:
+                self._check_job = None
+            else:
+                self._job, self._phase = None, ""
+            if not self._dropped and job.result is not None:
+                return job.result
+        if self._dropped and not self._jobs():
+            self._release()
+        return None
+
+    def drop(self) -> None:
+        """Forget the session with its pools, and end its jobs if there are any."""
+        if self._session is None:
+            return
+        self._session.computation.close()
+        self._dropped, self._session = self._session, None
+        self._stop_by = time.monotonic() + STOP_S
+        if not self._jobs():
+            self._release()
+
+    def check(self) -> None:
+        """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
+
+        Raises LocalProtocolError if so many abandoned jobs still run that the process has to be
+        started anew, or if the kernels could not be compiled, and what the backend raises if it
+        cannot be had.
+        """
+        if self._refused:
+            raise self._refused
+        if self._compiler and not self._compiled and not self._compiler.is_alive():
+            raise LocalProtocolError("the kernels could not be compiled: see the log")
+        if self._dropped and time.monotonic() > self._stop_by:
+            self._settle()
+        self._reap()
+        if len(self._abandoned) >= MOST_ABANDONED:
+            raise LocalProtocolError(
+                f"{len(self._abandoned)} abandoned computations of this server do not stop: "
+                "it ends itself, to be started anew"
+            )
+
+    def close(self) -> bool:
+        """Drop everything, and return whether nothing runs any more and no socket is open."""
+        self.drop()
+        self._settle()
+        self._reap()
+        compiles = self._compiler is not None and self._compiler.is_alive()
+        return not self._abandoned and not compiles
+
+    def _compute_now(self) -> None:
+        """Let the filling of the pools end, our own and that of other cohorts."""
+        self._hurry.set()
+        self._computing = True
+
+    def _opened(self) -> _Session:
+        if self._session is None:
+            raise LocalProtocolError("nothing can be computed before the round is prepared")
+        return self._session
+
+    def _jobs(self) -> list[_Job]:
+        return [job for job in (self._job, self._check_job) if job]
+
+    def _begin(self, phase: str, work: Work) -> None:
+        def named(session: _Session) -> Result | None:
+            if session is self._session:
+                self._phase, self.progress = phase, (0, 0)
+            return work(session)
+
+        self._job = _Job(self._opened(), named, self._job, self._wake)
+
+    def _release(self) -> None:
+        if self._dropped:
+            self._dropped.computation.release()
+            self._dropped = None
+
+    def _settle(self) -> None:
+        """Wait for the current jobs to end, or abandon them at their limit.
+
+        Abandoned jobs keep their threads and sessions. Nothing else uses these ever again.
+        """
+        jobs = self._jobs()
+        if not jobs:
+            return
+        stop_by = self._stop_by if self._dropped else time.monotonic() + STOP_S
+        # a list, so that every job is waited for
+        ended = [job.join(max(0.0, stop_by - time.monotonic())) for job in jobs]
+        if all(ended):
+            while self._jobs():
+                self.poll()
+            return
+        phase = self.phase
+        self.drop()
+        self._abandoned.append(jobs)
+        logs.event(
+            "computation-abandoned",
+            logging.ERROR,
+            phase=phase,
+            reason=f"it has not stopped within {STOP_S:g} s",
+            abandoned=len(self._abandoned),
+        )
+        self._job = self._check_job = self._dropped = None
+        self._phase = ""
+
+    def _reap(self) -> None:
+        """Free the sockets of abandoned jobs that have ended after all."""
+        for jobs in list(self._abandoned):
+            if all(job.join(0) for job in jobs):
+                jobs[0].session.computation.release()
+                self._abandoned.remove(jobs)
+                logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
+
+    def _warm_up(self) -> None:
+        start = time.monotonic()
+        logs.event("compiling")
+        try:
+            self._backend.start()
+        except SecureMedianError as refused:
+            self._refused = refused
+        except Exception as error:
+            # `check` ends the server
+            logs.event("engine-error", logging.ERROR, error)
+        else:
+            self._compiled = True
+            logs.event("compiled", seconds=round(time.monotonic() - start, 1))
+        self._wake()
+
+    def _fill(self, session: _Session, params: RoundParams, hurry: threading.Event) -> None:
+        session.ahead = session.computation.fill(
+            params,
+            self._pool_limit(),
+            lambda: hurry.is_set() or self._others_compute(),
+            partial(self._note, session),
+        )
+        logs.event(
+            "pool-filled", ots=session.ahead.ots, seconds=round(session.ahead.ahead_seconds, 3)
+        )
+
+    def _toss(self, session: _Session) -> Coin:
+        coin, cost = session.computation.toss()
+        session.checks = cost.as_checking().after(session.checks)
+        return Coin(coin)
+
+    def _check(
+        self,
+        session: _Session,
+        shape: Dealing,
+        halves: Sequence[Upload],
+        coin: bytes,
+        examine: Examine,
+    ) -> Checked:
+        examine()
+        checked = session.computation.check_dealings(shape, halves, coin)
+        session.checks = checked.cost.after(session.checks)
+        return checked
+
+    def _check_values(
+        self, session: _Session, params: RoundParams, uploads: Sequence[Upload], examine: Examine
+    ) -> Checked:
+        examine()
+        note = partial(self._note, session)
+        checked = session.computation.check_values(params, uploads, note)
+        session.checks = checked.cost.after(session.checks)
+        return checked
+
+    def _compute(
+        self,
+        session: _Session,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        weights: Sequence[int],
+        groups: Sequence[int],
+        examine: Examine,
+        opening: bytes,
+    ) -> Outcome:
+        examine()
+        ahead, session.ahead = session.ahead, Cost()
+        checks, session.checks = session.checks, Cost()
+        note = partial(self._note, session)
+        outcome = session.computation.run_round(params, uploads, weights, groups, opening, note)
+        return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
+
+    def _note(self, session: _Session, done: int, total: int) -> None:
+        # an abandoned job may still report
+        if session is self._session:
+            self.progress = (done, total)

@@ -1,0 +1,182 @@
+"""The events of a round, and what a server does at them.
+
+`table` says which event does what in which state.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from securemedian.common.receipts import Receipt
+from securemedian.servers.network.control import (
+    Again,
+    Check,
+    Close,
+    Compute,
+    Dealt,
+    Done,
+    Held,
+    Ready,
+    RoundMessage,
+    Uploaded,
+    Verdicts,
+)
+
+# The events of this server itself. Those of the peer are the messages of `control`.
+
+
+@dataclass(frozen=True)
+class OpenAsked:
+    """The coordinator asks for the round."""
+
+
+@dataclass(frozen=True)
+class DealingStored:
+    """A client's whole dealing is stored here."""
+
+    client: str
+    # its SHA-256
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A client's upload is stored here."""
+
+    client: str
+    # its `control.upload_digest`
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The other server is there, and it is this round's turn to do what it waits for."""
+
+    # what the round is to use next, and whether it is a new one
+    session: bytes
+    new_session: bool
+
+
+@dataclass(frozen=True)
+class Tossed:
+    """The servers have tossed for the check of dealings that is under way."""
+
+    coin: bytes
+
+
+@dataclass(frozen=True)
+class CheckEnded:
+    """Our check has its verdicts."""
+
+    # the clients that were checked, and those of them that have failed
+    clients: list[str]
+    failed: list[str]
+
+
+@dataclass(frozen=True)
+class CloseAsked:
+    """The coordinator closes the round."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Our run of the protocol has a result."""
+
+    # with the record of the round, and our signature of it
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """What was under way here has broken off, and can be tried again."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unlinked:
+    """The link to the other server is broken, or this server has been started."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The round cannot go on: there is an error here, or it is aborted."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """The present state has reached its time limit."""
+
+
+LocalEvent = (
+    OpenAsked
+    | DealingStored
+    | Stored
+    | Turn
+    | Tossed
+    | CheckEnded
+    | CloseAsked
+    | Computed
+    | Interrupted
+    | Unlinked
+    | Failure
+    | Overdue
+)
+Event = RoundMessage | LocalEvent
+
+
+def is_message(event: Event) -> bool:
+    """Return whether an event is a message of the peer."""
+    return isinstance(event, RoundMessage)
+
+
+class Use(StrEnum):
+    """What one round at a time does, of all that are live."""
+
+    # running the protocol, or checking values
+    PROTOCOL = "protocol"
+    # checking dealings, which may be beside another round's protocol
+    CHECK = "check"
+
+
+class Effect(StrEnum):
+    """What a line of the table does at this server.
+
+    What `BEGIN`, `BIND` and `PUBLISH` keep is in the transaction that stores the round, and `BIND`
+    does nothing else. If another effect fails, the round fails or is interrupted.
+    """
+
+    # Log the new state.
+    LOG = "log"
+    # Keep the run that the round starts from. If the coordinator starts over, forget whom
+    # an earlier attempt binds.
+    BEGIN = "begin"
+    # Open the lanes, make or keep the base OTs, and fill the pools.
+    PREPARE = "prepare"
+    # Remember that further attempts at this number are for these clients only: from here on values
+    # may be opened.
+    BIND = "bind"
+    # Check the clients of `under_check`, together with the other server. If they deal and there is
+    # no coin, toss for it first.
+    CHECK = "check"
+    # Run the protocol on the uploads of `included`.
+    START = "start"
+    # Keep the run that the round ends with.
+    PUBLISH = "publish"
+    # Forget base OTs and pools, and end the running protocol and checks.
+    DROP_SESSION = "drop session"
+    # Delete the shares.
+    DROP_UPLOADS = "drop uploads"
+    # Tell the coordinator whether its round is open.
+    ANSWER = "answer"
+
+
+# What means nothing any more on a new link, before both servers have told where they are.
+OF_A_LINK = (Dealt, Uploaded, Check, Verdicts, Close, Held, Compute, Ready, Done, Again)
+
+Action = RoundMessage | Effect

@@ -1,0 +1,377 @@
+"""The messages between the servers.
+
+Each message is a dataclass whose fields have the names that they have on the wire. A message about
+a round is also one of its `events`. Whatever the peer sends goes through `decode`, which checks
+types, round ids and lengths, so that every message behind it is well formed. Whether a message may
+come now is decided by the tables of `machine.table`.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES
+
+_ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+SHA256_BYTES = 32
+
+
+def new_round_id(number: int) -> str:
+    """Return a new round id with this number, which no other round has."""
+    return f"{number}-{os.urandom(4).hex()}"
+
+
+def is_round_id(text: str) -> bool:
+    """Return whether `text` is NUMBER-HEX8. Round ids name folders, so nothing else may pass."""
+    return _ROUND_ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Both servers say each second that they are alive, and how they are configured.
+
+    A new `instance` begins a new link: the sender has been started, or has given the other server
+    up, and forgets all that was under way between them.
+    """
+
+    instance: str
+    # the instance of the other server that the sender is linked with; "" if it is with none
+    peer: str
+    # how many messages about rounds this instance has sent
+    sent: int
+    # the ids of the rounds that are live at the sender
+    rounds: list[str]
+    agreement: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not all(type(name) is str for name in self.agreement):
+            raise ConfigError("`agreement` has a name that is not text")
+        if not all(type(name) is str for name in self.rounds):
+            raise ConfigError("`rounds` has an id that is not text")
+
+
+@dataclass(frozen=True)
+class Bye:
+    """A server says that it stops.
+
+    The other one answers with `Bye` too, and so confirms that everything sent before has arrived.
+    """
+
+
+@dataclass(frozen=True)
+class RoundMessage:
+    """The base class of every message about a round."""
+
+    # the round's id
+    round: str
+    # how many messages about rounds the sender's instance had sent before, by which it is noticed
+    # that one was lost
+    sent: int = field(default=0, kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        if not is_round_id(self.round):
+            raise ConfigError(f"{quoted(self.round)} is no round id (NUMBER-HEX8)")
+
+
+@dataclass(frozen=True)
+class Open(RoundMessage):
+    """S0 asks S1 to take part in a round."""
+
+    number: int
+    params: dict[str, Any]
+    # the id of the session whose base OTs the round uses
+    session: bytes
+    # whether these base OTs have to be made, and are not kept from an earlier round
+    new_session: bool
+    # whether the coordinator starts from another model or resets, so that no earlier attempt at the
+    # number binds its clients
+    start_over: bool
+    # the digest of the run that the round starts from, in hex digits, for which both
+    # servers vouch
+    start: str
+    # the name of the cohort
+    cohort: str = DEFAULT_COHORT
+    # the public keys of the clients that may take part, sorted; all of the cohort if it is empty
+    participants: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.round.startswith(f"{self.number}-"):
+            raise ConfigError(f"round {self.round} cannot have the number {self.number}")
+        check_cohort(self.cohort)
+        _check_session(self.session)
+        if not _DIGEST.fullmatch(self.start):
+            raise ConfigError(f"`start` is no digest in hex digits: {quoted(self.start)}")
+        _check_keys("participants", self.participants)
+        if self.participants != sorted(set(self.participants)):
+            raise ConfigError("`participants` is not sorted, or names a client twice")
+
+
+@dataclass(frozen=True)
+class Opened(RoundMessage):
+    """S1 takes part; if it refuses, it answers with `Failed` instead."""
+
+    # that of the `Open` which it answers
+    session: bytes
+
+
+@dataclass(frozen=True)
+class Resume(RoundMessage):
+    """A server says where it is in a live round, on a new link.
+
+    S0 asks S1 to go on, with a session for what comes, and S1 answers with that session and its own
+    state. Both then go on from the earlier one.
+    """
+
+    session: bytes
+    # see `common.states.State`
+    state: str
+    # the number of the latest run of the protocol, and the sender's signature of its record if it
+    # has its result; otherwise empty
+    attempt: int
+    signature: bytes
+    # the uploads that the sender holds, by public key (see `Uploaded`)
+    held: dict[str, bytes]
+    # the clients whose whole dealings the sender holds, and those with verdicts
+    dealt: list[str]
+    passed: list[str]
+    failed: list[str]
+    # what was tossed for the check of these clients' dealings
+    coins: dict[str, bytes]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_session(self.session)
+        for name in ("held", "dealt", "passed", "failed", "coins"):
+            _check_keys(name, getattr(self, name))
+        _check_digests(self.held)
+        for coin in self.coins.values():
+            _check_coin(coin)
+
+
+@dataclass(frozen=True)
+class Dealt(RoundMessage):
+    """Either server has stored the whole dealing of `client`."""
+
+    client: str
+
+
+def upload_digest(sha256: bytes, group: int | None) -> bytes:
+    """Return what tells one upload from another: its SHA-256, and a byte for a visible group."""
+    return sha256 if group is None else sha256 + group.to_bytes(1, "little")
+
+
+def group_of(digest: bytes) -> int:
+    """Return the visible group in an `upload_digest`."""
+    return digest[SHA256_BYTES]
+
+
+@dataclass(frozen=True)
+class Uploaded(RoundMessage):
+    """Either server has stored an upload of `client`."""
+
+    client: str
+    # the SHA-256 of an upload that both servers get alike, and nothing for a share; then, where
+    # groups are visible, a byte for the client's group
+    digest: bytes = b""
+
+
+@dataclass(frozen=True)
+class _OfCheck(RoundMessage):
+    """A message about a check, which lists the clients that are checked."""
+
+    # public keys, one or more, sorted
+    clients: list[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keys("clients", self.clients)
+        if not self.clients or self.clients != sorted(set(self.clients)):
+            raise ConfigError("`clients` is empty, or not sorted, or names a client twice")
+
+
+@dataclass(frozen=True)
+class Check(_OfCheck):
+    """S0 asks S1 to check with it what these clients have sent, and does so itself."""
+
+    # what was tossed for an earlier check of their dealings, which broke off; otherwise empty
+    coin: bytes = b""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coin:
+            _check_coin(self.coin)
+
+
+@dataclass(frozen=True)
+class Verdicts(_OfCheck):
+    """S1 has checked these clients, and says which of them have failed."""
+
+    # sorted, too
+    failed: list[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keys("failed", self.failed)
+        named = set(self.failed)
+        if self.failed != [key for key in self.clients if key in named]:
+            raise ConfigError("`failed` is not a part of `clients`, in their order")
+
+
+@dataclass(frozen=True)
+class _Holding(RoundMessage):
+    """A message that lists the clients whose uploads its sender holds.
+
+    It has the digest of each upload (see `Uploaded`) by public key.
+    """
+
+    held: dict[str, bytes]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keys("held", self.held)
+        _check_digests(self.held)
+
+
+def _check_keys(name: str, keys: Iterable[object]) -> None:
+    if not all(type(key) is str for key in keys):
+        raise ConfigError(f"`{name}` lists something that is not a key")
+
+
+def _check_digests(digests: Mapping[str, object]) -> None:
+    if not all(type(digest) is bytes for digest in digests.values()):
+        raise ConfigError("there is something that is not a digest in place of one")
+
+
+def _check_coin(coin: object) -> None:
+    if type(coin) is not bytes or len(coin) != SEED_BYTES:
+        raise ConfigError("there is something that is not a coin in place of one")
+
+
+def _check_session(session: bytes) -> None:
+    if len(session) != SESSION_BYTES:
+        raise ConfigError(f"`session` has {len(session)} bytes, not {SESSION_BYTES}")
+
+
+@dataclass(frozen=True)
+class Close(_Holding):
+    """S0 takes no more uploads, and says which it holds."""
+
+
+@dataclass(frozen=True)
+class Held(_Holding):
+    """S1 takes no more uploads either, and says which it holds."""
+
+
+@dataclass(frozen=True)
+class Compute(RoundMessage):
+    """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
+
+    # see `RoundFacts.digest`
+    digest: bytes
+    # the number of this run, from 1 on
+    attempt: int
+    # the session that it uses, and whether that is a new one
+    session: bytes
+    new_session: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_session(self.session)
+
+
+@dataclass(frozen=True)
+class _OfAttempt(RoundMessage):
+    """A message about one run of the protocol."""
+
+    # see `Compute`
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Ready(_OfAttempt):
+    """S1 has the same clients, verdicts and parameters, and runs the protocol."""
+
+
+@dataclass(frozen=True)
+class Done(_OfAttempt):
+    """Either server has its result, and vouches for it."""
+
+    # of the record that both servers have of the round (`common.receipts`)
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Again(_OfAttempt):
+    """What was under way at either server has broken off, and can be tried again."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed(RoundMessage):
+    """The round has failed at either server, and therefore at both."""
+
+    code: str
+    reason: str
+
+
+Message = Hello | Bye | RoundMessage
+
+_KINDS: dict[str, type] = {
+    kind.__name__.lower(): kind
+    for kind in (
+        Hello,
+        Bye,
+        Open,
+        Opened,
+        Resume,
+        Dealt,
+        Uploaded,
+        Check,
+        Verdicts,
+        Close,
+        Held,
+        Compute,
+        Ready,
+        Done,
+        Again,
+        Failed,
+    )
+}
+
+
+def encode(message: Any) -> list[wire.Part]:
+    """Return the frame of one message, which is a dataclass."""
+    return wire.pack(type(message).__name__.lower(), asdict(message))
+
+
+def decode(parts: Sequence[wire.Part]) -> Message:
+    """Return the message in a frame.
+
+    Raises FrameError if the frame is not exactly one of the messages.
+    """
+    return cast(Message, decode_as(_KINDS, parts, "between servers"))
+
+
+def decode_as(kinds: Mapping[str, type], parts: Sequence[wire.Part], what: str) -> Any:
+    """Return the message in a frame, which is one of `kinds`, by the names of their types.
+
+    `what` follows "message" in the FrameError that this raises if it is not exactly one of them.
+    """
+    message = wire.unpack(parts)
+    if message.type not in kinds or message.arrays:
+        raise FrameError(f"{quoted(message.type)} is not a message {what}")
+    try:
+        return build(kinds[message.type], message.fields, message.type)
+    except ConfigError as error:
+        raise FrameError(cut(str(error))) from error

@@ -1,0 +1,118 @@
+"""The watch over the other server: whether it is there, and whether it is configured alike.
+
+There is no I/O here: hellos and the time go in, changes come out.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from securemedian.mpc.errors import MAX_QUOTE, ParametersDiffer, PeerUnavailable, cut, quoted
+from securemedian.servers.network.control import Hello
+
+
+class Change(StrEnum):
+    """A change that a message or the passing of time has brought.
+
+    All but LINKED end everything that was shared with the peer, and RESTARTED and GAP are a new
+    link at once.
+    """
+
+    LINKED = "peer-linked"
+    LOST = "peer-lost"
+    RESTARTED = "peer-restarted"
+    # messages were lost
+    GAP = "peer-messages-lost"
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Return in words which fields differ, with both values; "" if none does."""
+    names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+    described = (
+        f"{cut(name, MAX_QUOTE)}: {quoted(ours.get(name))} here, {quoted(theirs.get(name))} there"
+        for name in names
+    )
+    return cut("; ".join(described))
+
+
+class PeerWatch:
+    """Watches the other server, `name`, by its hellos."""
+
+    def __init__(
+        self, name: str, agreement: dict[str, Any], wait_s: float, timeout_s: float
+    ) -> None:
+        self.name = name
+        self.linked = False
+        self.differing = ""
+        self.begun = False
+        self._agreement, self._wait_s, self._timeout_s = agreement, wait_s, timeout_s
+        # the peer's instance, and how many messages about rounds have come from it
+        self.instance = ""
+        self._received = 0
+        self._until = float("inf")
+        self._lost_why = "this server still compiles its kernels"
+
+    def begin(self, now: float) -> None:
+        """Begin to wait for the peer. Before that there is nobody for this server."""
+        self.begun, self._until = True, now + self._wait_s
+        self._lost_why = f"{self.name} has not appeared yet"
+
+    @property
+    def problem(self) -> str:
+        """The reason why no round can be opened; "" if one can."""
+        if not self.linked:
+            return self._lost_why
+        return f"{self.name} is configured differently: {self.differing}" if self.differing else ""
+
+    def require(self) -> None:
+        """Check that the peer is linked and configured alike.
+
+        Raises PeerUnavailable or ParametersDiffer if it is not.
+        """
+        if not self.linked:
+            raise PeerUnavailable(f"{self.problem}: try again when both are ready")
+        if self.differing:
+            raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
+
+    def hello(self, message: Hello, now: float, ours: str) -> Change | None:
+        """Take a sign of life, and return what it changes; `ours` is our own instance."""
+        known = self.linked and message.instance == self.instance
+        missing = known and message.peer == ours and message.sent != self._received
+        change = Change.GAP if missing else None if known else Change.LINKED
+        if self.linked and not known:
+            change = Change.RESTARTED
+        self.linked, self.instance, self._until = True, message.instance, now + self._timeout_s
+        self._received = message.sent
+        self.differing = differences(self._agreement, message.agreement)
+        return change
+
+    def received(self, sent: int) -> bool:
+        """Return whether a message about a round is to be taken: on a link, and if none is missing.
+
+        `sent` messages came before it. What comes after one that was lost is not taken, and the
+        next hello tells that there is a gap.
+        """
+        taken = self.linked and sent == self._received
+        self._received += taken
+        return taken
+
+    def bye(self) -> Change | None:
+        """Note that the peer stops, and return what that changes."""
+        return self._lose(f"{self.name} was stopped")
+
+    def tick(self, now: float) -> Change | None:
+        """Let time pass, and return what that changes.
+
+        Raises PeerUnavailable if the peer has never appeared within its limit.
+        """
+        if now < self._until:
+            return None
+        if not self.instance:
+            raise PeerUnavailable(
+                f"{self._lost_why}, and peer_wait_s is over: "
+                "start it, and check [peer] and the public keys at both"
+            )
+        return self._lose(f"{self.name} has given no sign of life for {self._timeout_s:g} s")
+
+    def _lose(self, why: str) -> Change | None:
+        was, self.linked, self._lost_why = self.linked, False, why
+        return Change.LOST if was else None

@@ -1,0 +1,121 @@
+"""The keeper of the runs: S0 keeps them on disk between rounds, S1 has none."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import securemedian
+from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.keys import SigningKey
+from securemedian.common.receipts import SERVICE, Receipt, Record, digest_of
+from securemedian.mpc.arrays import Float32s, PublicValues
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome
+from securemedian.mpc.rounds.run_state import RunState, finish
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.rounds.register import Entry
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.outcome import Result
+from securemedian.servers.storage.store import Store
+
+
+class RunKeeper:
+    """The current run of each cohort, and what rounds make of it."""
+
+    def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
+        self._party, self._signing = party, signing
+        self._kept: dict[str, RunState] = {}
+        if party == 0:
+            for cohort in (DEFAULT_COHORT, *store.database.current_runs()):
+                self._kept[cohort] = store.load_run(cohort)
+
+    def current(self, cohort: str) -> RunState:
+        """Return the current run of a cohort."""
+        return self._kept.get(cohort, RunState())
+
+    def begin(
+        self,
+        cohort: str,
+        params: RoundParams,
+        range_options: dict[str, Any],
+        reset: bool,
+        model: Float32s | None,
+        optimiser_options: dict[str, Any],
+        keep_range: bool = False,
+    ) -> RunState:
+        """Return the run that a new round of a cohort starts from.
+
+        Once the round is open, `keep` makes it the current one. With `keep_range` the run
+        goes on with a given `model` in place of its own. Raises ConfigError unless there is a
+        model, and no `reset`, and InputError if the range is that of a model of another size.
+        """
+        kept = self.current(cohort)
+        if keep_range:
+            kept, model = _with_model(kept, model, reset), None
+        return begin(kept, params, range_options, reset, model, optimiser_options)
+
+    def keep(self, cohort: str, changed: RunState) -> None:
+        """Make `changed` the current run, once `Register.commit` has stored it as such."""
+        self._kept[cohort] = changed
+
+    def finish(self, entry: Entry, outcome: Outcome) -> Result:
+        """Return what the protocol's outcome leaves, with this server's signature.
+
+        At S0 the entry gets the run after the round.
+        """
+        server_round = entry.server_round
+        params, before = server_round.params, entry.before
+        packed, cost = ring.pack(outcome.values, params.opened_bits), outcome.cost.to_dict()
+        if params.result_to == "clients":
+            entry.after = before.counted()
+            return Result(self._receipt(server_round, b""), packed, cost)
+        opened, groups = params.method.public(outcome.values), server_round.groups
+        if self._party == 0:
+            total = sum(params.weights_of(server_round.included))
+            entry.after, _ = finish(before, params, opened, total, groups)
+        receipt = self._receipt(server_round, digest_of(packed))
+        method, published = params.method, params.published_groups(opened, groups)
+        kept = [group for group in range(method.groups) if group not in published]
+        with_result = PublicValues(opened[published]) if method.groups > 1 else opened
+        outermost = method.outermost(with_result)
+        return Result(
+            receipt, packed, cost, outermost, unchanged_groups=kept, coin=outcome.coin.hex()
+        )
+
+    def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
+        """Return the record of a round that has opened values of this digest, signed."""
+        record = Record(
+            service=SERVICE,
+            version=securemedian.__version__,
+            cohort=server_round.cohort,
+            round=server_round.round_id,
+            number=server_round.number,
+            params=server_round.params.digest,
+            included=server_round.included,
+            groups=server_round.groups,
+            left_out=server_round.excluded,
+            start=bytes.fromhex(server_round.asked.start),
+            opened=opened,
+            participants=server_round.asked.participants,
+        )
+        return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
+
+
+def _with_model(kept: RunState, model: Float32s | None, reset: bool) -> RunState:
+    if model is None or reset:
+        raise ConfigError(
+            "to keep the range, give the model that the run goes on with, and no reset"
+        )
+    of = np.stack(kept.models) if kept.groups else kept.model
+    if of is not None and of.shape != model.shape:
+        raise InputError(
+            f"the range that is kept is that of a model of shape {of.shape}, and this one "
+            f"has shape {model.shape}: open without keeping the range"
+        )
+    if kept.groups:
+        runs = zip(kept.groups, model, strict=True)
+        return RunState.of_groups([replace(run, model=row) for run, row in runs])
+    return replace(kept, model=model)

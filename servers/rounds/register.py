@@ -1,0 +1,452 @@
+"""The register of a server's rounds, in memory and in the database."""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from securemedian.mpc.errors import (
+    ConfigError,
+    DuplicateUpload,
+    RoundBusy,
+    SecureMedianError,
+    UnknownRound,
+    quoted,
+)
+from securemedian.mpc.protocols.dealing import OPENING_BYTES
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import RunState
+from securemedian.servers import logs
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.machine.events import Action, Effect
+from securemedian.servers.machine.facts import Limits
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.network.control import Open
+from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
+from securemedian.servers.storage.outcome import Result
+from securemedian.servers.storage.spool import DEALING, Spool
+from securemedian.servers.storage.store import Store
+
+# the number of rounds of each cohort whose status and result can still be asked for
+ROUNDS_RETAINED = 4
+HOUR_S = 3600.0
+# What an upload needs besides its words. zmq compares each part of a message, encrypted, with
+# max_message_bytes, and CURVE adds 33 bytes to a part. The header, with a round id and a digest, is
+# short.
+ENVELOPE_BYTES = 1024
+
+WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
+
+
+@dataclass(eq=False)
+class Entry:
+    """A round, and what this server keeps for it."""
+
+    server_round: ServerRound
+    spool: Spool
+    # S0's run as the round finds it
+    before: RunState
+    # the id of the coordinator's request at S0, if it gave one
+    request: str = ""
+    # called once S1 has answered, with the error if there is one
+    when_opened: list[WhenOpened] = field(default_factory=list)
+    # S0's run as the round leaves it
+    after: RunState | None = None
+    # what the protocol has given
+    result: Result | None = None
+    # the public metrics that clients have sent to S0, by their keys
+    public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    # the names of the files of `before`, `after` and `result`
+    files: dict[str, str] = field(default_factory=dict)
+
+
+class Register:
+    """Admits rounds, keeps them in the database, and finds them again.
+
+    At most one round of a cohort is live, and then it is its latest.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Take up the rounds that the database has. Raises what `check` raises."""
+        self._store, self._clock, self._wall = store, clock, wall
+        self.reload(config)
+        self._entries: dict[str, Entry] = {}
+        self._closed = False
+        # when the rounds of the last hour began
+        self._begun: deque[float] = deque()
+        self._load()
+
+    def check(self, config: ServerConfig) -> None:
+        """Raise ConfigError if a configuration lacks the cohort of a live round.
+
+        Nobody could close, abort or fetch that round.
+        """
+        for entry in self.live:
+            cohort = entry.server_round.cohort
+            if cohort not in config.members:
+                raise ConfigError(
+                    f"round {entry.server_round.round_id} of cohort {cohort} has not ended, "
+                    f"and no table of [[cohorts]] is called {quoted(cohort)}: put the table "
+                    "back, and let the round end, or abort it, before you remove the table"
+                )
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration for the rounds to come; those that there are keep theirs."""
+        self._config = config
+        self._limits = Limits(
+            config.peer_timeout_s,
+            config.round_limit_s,
+            config.resume_limit_s,
+            config.retry_wait_s,
+            config.max_attempts,
+        )
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All rounds that this server knows, the earliest first."""
+        return list(self._entries.values())
+
+    def rounds_of(self, cohort: str) -> list[Entry]:
+        """Return the rounds of a cohort, the earliest first."""
+        return [one for one in self._entries.values() if one.server_round.cohort == cohort]
+
+    def latest(self, cohort: str) -> Entry | None:
+        """Return the latest round of a cohort, if there has been one."""
+        rounds = self.rounds_of(cohort)
+        return rounds[-1] if rounds else None
+
+    @property
+    def live(self) -> list[Entry]:
+        """The rounds that have begun and not ended, the earliest first."""
+        return [one for one in self._entries.values() if one.server_round.live]
+
+    def live_of(self, cohort: str) -> Entry | None:
+        """Return the round of a cohort that has begun and not ended, if there is one."""
+        entry = self.latest(cohort)
+        return entry if entry and entry.server_round.live else None
+
+    def get(self, round_id: str) -> Entry | None:
+        """Return a round by its id, if this server knows it, or still knows it."""
+        return self._entries.get(round_id)
+
+    def find(self, round_id: str, key: str) -> Entry:
+        """Return a round of a cohort in which the owner of a key takes part, by its id.
+
+        Raises UnknownRound if there is none. Nobody learns of a round of another cohort that it
+        exists.
+        """
+        cohorts = {name for name, members in self._config.members.items() if key in members}
+        mine = [one for one in self._entries.values() if one.server_round.cohort in cohorts]
+        for entry in mine:
+            if entry.server_round.round_id == round_id:
+                return entry
+        known = (
+            f"the latest is {mine[-1].server_round.round_id}" if mine else "there has been none yet"
+        )
+        raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
+
+    def has(self, cohort: str) -> bool:
+        """Return whether this server has a cohort of that name."""
+        return cohort in self._config.members
+
+    def requested(self, cohort: str, request: str) -> Entry | None:
+        """Return the round that a coordinator has asked for under this id, if there is one."""
+        rounds = self.rounds_of(cohort) if request else []
+        return next((one for one in rounds if one.request == request), None)
+
+    def close(self) -> None:
+        """Admit no more rounds."""
+        self._closed = True
+
+    def admit(self, asked: Open, params: RoundParams, before: RunState, request: str = "") -> Entry:
+        """Admit a new round, unless this server's own limits forbid it.
+
+        SECURITY: another attempt at a number that ran has the coin of the earlier one, because two
+        results of the same updates under two coins tell more than one.
+
+        It is stored with its first transition (`commit`). Raises RoundBusy if this server stops,
+        PolicyRefused if its policy is against the round, ConfigError if the uploads are too long or
+        `max_clients` or the participants are below this server's own `min_clients`, ClientsDiffer
+        if they leave no room for clients that an earlier attempt binds or if this server does not
+        list a participant, and NotStored if there is no room.
+        """
+        config = self._config
+        if self._closed:
+            raise RoundBusy(f"{config.name} is being stopped")
+        config.policy.check(params, self._rounds_of_the_hour(), config.name)
+        upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
+        if upload_bytes > config.max_message_bytes:
+            raise ConfigError(
+                f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
+                f"{config.max_message_bytes} (max_message_bytes)"
+            )
+        if params.method.groups > 1 and params.min_clients < config.min_clients:
+            raise ConfigError(
+                f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
+                f"at least {config.min_clients} clients"
+            )
+        bound = self._store.database.bound(asked.cohort)
+        if bound.number != asked.number or asked.start_over:
+            bound = UNBOUND
+        server_round = ServerRound(
+            config.party,
+            asked,
+            params,
+            config.members[asked.cohort].clients,
+            floor=config.min_clients,
+            limits=self._limits,
+            signing_key=config.peer.signing_key,
+            repeats=bound.clients,
+            toss_opening=bound.opening or os_entropy(OPENING_BYTES).hex(),
+        )
+        params.method.check_members(server_round.names)
+        spool = self._store.spool(asked.round, params.layout, params.dealing)
+        return Entry(server_round, spool, before, request)
+
+    def begin(self) -> None:
+        """Count a round that both servers take part in, for the policy's rounds per hour."""
+        self._begun.append(self._clock())
+
+    def _rounds_of_the_hour(self) -> int:
+        """Return how many rounds have begun within the last hour, and forget earlier ones."""
+        while self._begun and self._begun[0] <= self._clock() - HOUR_S:
+            self._begun.popleft()
+        return len(self._begun)
+
+    def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
+        """Store the public metrics of a client for a round, which are taken once.
+
+        Raises DuplicateUpload if it has sent others before, and NotStored if there is no room.
+        """
+        round_id = entry.server_round.round_id
+        if (before := entry.public_metrics.get(key)) is not None:
+            if before != metrics:
+                raise DuplicateUpload(
+                    f"you have sent other public metrics for round {round_id}, which takes them "
+                    "once"
+                )
+            return
+        with self._store.database.transaction():
+            self._store.database.add_public_metrics(round_id, key, metrics)
+        entry.public_metrics[key] = metrics
+
+    # The database
+
+    def commit(
+        self,
+        entry: Entry,
+        changed: ServerRound,
+        actions: Iterable[Action] = (),
+        rows: Sequence[Row] = (),
+    ) -> bool:
+        """Store a round as an event leaves it, in one transaction, and make it the entry's.
+
+        With it goes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of what clients have
+        sent. What the other server tells again on a new link is not worth a transaction of its own.
+        Returns whether clients were released that an earlier attempt bound. Raises NotStored, and
+        then nothing has changed.
+        """
+        old, actions = entry.server_round, list(actions)
+        verdicts = _changed_verdicts(old, changed)
+        new = changed.round_id not in self._entries
+        released = False
+        # with the signatures that there are now
+        result = entry.result
+        if result and changed.receipt:
+            result = replace(result, receipt=changed.receipt)
+        if new or rows or verdicts or _record(old) != _record(changed):
+            files = self._write_files(entry, changed, result)
+            with self._store.database.transaction():
+                released = self._write(entry, changed, actions, rows, files, new)
+                self._store.database.set_verdicts(changed.round_id, verdicts)
+                if not changed.live:
+                    self._store.database.drop_uploads(changed.round_id)
+            entry.files = files
+        entry.server_round, entry.result = changed, result
+        if not changed.computed_here:
+            entry.result = entry.after = None
+        for row in rows:
+            entry.spool.add(row)
+        if new:
+            self._entries[changed.round_id] = entry
+            for earlier in self.rounds_of(changed.cohort)[:-ROUNDS_RETAINED]:
+                del self._entries[earlier.server_round.round_id]
+        return released
+
+    def _write(
+        self,
+        entry: Entry,
+        changed: ServerRound,
+        actions: Sequence[Action],
+        rows: Sequence[Row],
+        files: dict[str, str],
+        new: bool,
+    ) -> bool:
+        database, round_id = self._store.database, changed.round_id
+        cohort = changed.cohort
+        saved, times = changed.saved(), self._times(changed)
+        released = False
+        if new:
+            for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
+                database.forget_round(earlier.server_round.round_id)
+            asked = asdict(changed.asked) | {"session": ""}
+            database.add_round(
+                SavedRound(
+                    round_id,
+                    entry.request,
+                    asked,
+                    dict(changed.names),
+                    sorted(changed.repeats),
+                    saved,
+                    times,
+                    files.get("before"),
+                    after=None,
+                    result=None,
+                    cohort=cohort,
+                )
+            )
+        else:
+            database.update_round(round_id, saved, times, files.get("after"), files.get("result"))
+        database.add_uploads(round_id, rows)
+        if Effect.BEGIN in actions:
+            if changed.asked.start_over:
+                released = bool(database.bound(cohort).clients)
+                database.bind(cohort, UNBOUND)
+            if "before" in files:
+                database.set_current_run(cohort, files["before"])
+        if Effect.BIND in actions:
+            clients = frozenset(changed.included)
+            database.bind(cohort, Bound(changed.number, clients, changed.toss_opening))
+        if Effect.PUBLISH in actions and "after" in files:
+            database.set_current_run(cohort, files["after"])
+        return released
+
+    def _write_files(
+        self, entry: Entry, changed: ServerRound, result: Result | None
+    ) -> dict[str, str]:
+        """Write the files of a round that are not there yet, and return the names of all."""
+        files = dict(entry.files)
+        if self._config.party == 0 and "before" not in files:
+            files["before"] = self._store.write_run(entry.before)
+        if result is None or not changed.computed_here:
+            files.pop("result", None)
+            files.pop("after", None)
+        else:
+            files["result"] = self._store.write_result(result)
+            if entry.after is not None:
+                files["after"] = self._store.write_run(entry.after)
+        return files
+
+    def tidy(self) -> None:
+        """Delete what no round needs any more."""
+        entries = self._entries.values()
+        current = self._store.database.current_runs().values()
+        self._store.tidy(
+            {one.server_round.round_id for one in entries if one.server_round.live},
+            {name for one in entries for name in one.files.values()} | {*current},
+        )
+        self._store.database.erase()
+
+    def _times(self, changed: ServerRound) -> dict[str, float | None]:
+        """Return the times of a round as seconds of the epoch, None for never."""
+        shift = self._wall() - self._clock()
+        times = {name: getattr(changed, name) for name in _TIMES}
+        return {name: None if at == float("inf") else at + shift for name, at in times.items()}
+
+    def _load(self) -> None:
+        """Take up the rounds that the database has."""
+        for made in self._store.database.rounds():
+            try:
+                self._entries[made.round] = self._entry(made)
+            except SecureMedianError as error:
+                # or of another release, whose parameters this one does not know
+                logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
+        self.check(self._config)
+
+    def _entry(self, made: SavedRound) -> Entry:
+        database = self._store.database
+        asked = Open(**(made.asked | {"session": bytes(SESSION_BYTES)}))
+        params = RoundParams.from_dict(asked.params)
+        most = min(params.max_clients, len(asked.participants) or params.max_clients)
+        server_round = ServerRound(
+            self._config.party,
+            asked,
+            params,
+            made.names,
+            # as it was admitted; the floor of today holds for the clients that are chosen
+            min(self._config.min_clients, most),
+            self._limits,
+            frozenset(made.repeats),
+            signing_key=self._config.peer.signing_key,
+        )
+        server_round.restore(made.saved)
+        shift = self._clock() - self._wall()
+        for name in _TIMES:
+            at = made.times[name]
+            setattr(server_round, name, float("inf") if at is None else at + shift)
+        rows = database.uploads(made.round)
+        for row in rows:
+            held = server_round.dealt_here if row.kind == DEALING else server_round.here
+            held[row.client] = row.sha256
+        for client, verdict in database.verdicts(made.round).items():
+            if verdict.coin is not None:
+                server_round.coins[client] = verdict.coin
+            if verdict.passed is not None:
+                (server_round.passed if verdict.passed else server_round.failed).add(client)
+        files = {
+            kind: name
+            for kind, name in (
+                ("before", made.before),
+                ("after", made.after),
+                ("result", made.result),
+            )
+            if name
+        }
+        result = self._store.read_result(files["result"]) if "result" in files else None
+        server_round.receipt = result.receipt if result else None
+        spool = self._store.spool(made.round, params.layout, params.dealing, rows)
+        if not server_round.live:
+            spool.drop()
+        return Entry(
+            server_round,
+            spool,
+            self._store.read_run(files["before"]) if "before" in files else RunState(),
+            made.request,
+            after=self._store.read_run(files["after"])
+            if server_round.live and "after" in files
+            else None,
+            result=result,
+            public_metrics=database.public_metrics(made.round),
+            files=files,
+        )
+
+
+_TIMES = ("deadline", "retry_at", "away_until")
+
+
+def _record(one: ServerRound) -> str:
+    """Return what of a round is worth a transaction when it changes."""
+    return json.dumps(one.saved(), sort_keys=True)
+
+
+def _changed_verdicts(old: ServerRound, new: ServerRound) -> dict[str, Verdict]:
+    return {
+        key: _verdict(new, key)
+        for key in new.coins.keys() | new.passed | new.failed | old.passed | old.failed
+        if old is new or _verdict(old, key) != _verdict(new, key)
+    }
+
+
+def _verdict(one: ServerRound, key: str) -> Verdict:
+    known = key in one.passed or key in one.failed
+    return Verdict(one.coins.get(key), key in one.passed if known else None)

@@ -1,0 +1,663 @@
+"""The requests of clients and the coordinator: who may ask what, and what is answered.
+
+docs/wire.md has them as a table. A new request is a line of `OPS`, a method of `Desk` and a
+dataclass for its fields, which have the names that they have on the wire.
+"""
+
+import json
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import securemedian
+from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.states import State
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import (
+    BadUpload,
+    ConfigError,
+    FrameError,
+    LocalProtocolError,
+    NotAllowed,
+    RoundFailed,
+    SecureMedianError,
+    UnknownCohort,
+    UnknownRound,
+    cut,
+    quoted,
+)
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers import logs
+from securemedian.servers.computing.engines import Engines
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.network.control import is_round_id
+from securemedian.servers.rounds.register import Entry
+from securemedian.servers.rounds.rounds import Rounds, WhenStored
+
+CLIENT, COORDINATOR = "client", "coordinator"
+_REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
+NO_ROUND: dict[str, Any] = {
+    "round": "",
+    "cohort": DEFAULT_COHORT,
+    "number": 0,
+    "state": "none",
+    "params": {},
+    "reason": "",
+    "opened": "nothing",
+    "start": "",
+    "clients": {},
+    "dealt": {},
+    "included": [],
+    "groups": [],
+    "left_out": {},
+    "attempt": 0,
+    "attempts_left": 0,
+    "retry_in_s": 0.0,
+    "final": False,
+    "phase": "",
+    "progress": [0, 0],
+    "cost": {},
+    "outermost": 0,
+    "unchanged_groups": [],
+    "coin": "",
+    "deadline_in_s": 0.0,
+    "stored_bytes": 0,
+}
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class OneCohort:
+    """The fields of a request about a cohort."""
+
+    # its name
+    cohort: str = DEFAULT_COHORT
+
+
+@dataclass(frozen=True)
+class AnyRound(OneCohort):
+    """The fields of a request about a round, by default the latest of a cohort."""
+
+    # the round's id, with which `cohort` says nothing; "" for the latest
+    round: str = ""
+
+    def __post_init__(self) -> None:
+        if self.round:
+            _check_round_id(self.round)
+
+
+@dataclass(frozen=True)
+class OneRound:
+    """The fields of a request about one round."""
+
+    # the round's id
+    round: str
+
+    def __post_init__(self) -> None:
+        _check_round_id(self.round)
+
+
+@dataclass(frozen=True)
+class ResultFields(OneRound):
+    """The fields with which the result of a round is asked for."""
+
+    # whether the values are sent, or the receipt alone
+    values: bool = True
+
+
+@dataclass(frozen=True)
+class UploadFields(OneRound):
+    """The fields of an upload; the share itself is an array."""
+
+    # the digest of the parameters that the update was encoded for
+    params: bytes
+    # "seed" or "words", or where clients deal "rotations"
+    form: str
+    # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class DealFields(OneRound):
+    """The fields of a piece of a dealing; its part of the share is an array."""
+
+    # the digest of the parameters that the client dealt for
+    params: bytes
+    # "seed" or "words"
+    form: str
+    # the number of the piece, from 0 on, and how many there are
+    piece: int
+    pieces: int
+
+
+@dataclass(frozen=True)
+class TellFields(OneRound):
+    """The fields of a client's public metrics."""
+
+    # numbers by name
+    metrics: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_public_metrics(self.metrics)
+
+
+@dataclass(frozen=True)
+class OpenFields:
+    """The fields with which a coordinator opens a round."""
+
+    params: dict[str, Any]
+    # the range policy and its options; {} keeps the current one
+    range: dict[str, Any]
+    # whether a new run begins, from the model that S0 has
+    reset: bool = False
+    # whether the run goes on with the model given, and with its range
+    keep_range: bool = False
+    # the optimiser and its options; {} keeps the current one
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
+    request: str = ""
+    # the name of the cohort
+    cohort: str = DEFAULT_COHORT
+    # the names of the clients that may take part; all of the cohort if it is empty
+    participants: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.request and not _REQUEST.fullmatch(self.request):
+            raise ConfigError(
+                f"`request` is 32 hex digits that you have drawn, or empty; "
+                f"not {quoted(self.request)}"
+            )
+        if not all(type(name) is str for name in self.participants):
+            raise ConfigError("`participants` lists something that is not a name")
+
+
+@dataclass(frozen=True)
+class AbortFields(OneRound):
+    """The fields with which the coordinator ends a round; everybody is told the reason."""
+
+    reason: str
+
+
+def _check_round_id(text: str) -> None:
+    if not is_round_id(text):
+        raise UnknownRound(
+            f"no round is called {quoted(text)}: an id is like 7-3fa9c1d2, "
+            "a number and 8 hex digits"
+        )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request whose fields are checked, and the caller, who is known by the connection's key."""
+
+    # where the answer goes
+    address: bytes
+    # the caller's own number for the request (`id` on the wire), which the answer repeats
+    number: int
+    op: str
+    key: str
+    name: str
+    role: str
+    # an instance of the dataclass that `OPS` names for `op`
+    fields: Any
+    arrays: Arrays = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The content of an answer, which goes back under the request's own name."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict, repr=False)
+
+
+class Desk:
+    """Answers requests. Used by one thread.
+
+    `reply` sends a frame to a caller's address.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        rounds: Rounds,
+        engines: Engines,
+        reply: Callable[[bytes, Sequence[wire.Part]], None],
+    ) -> None:
+        self._rounds, self._engines, self._reply = rounds, engines, reply
+        self.reload(config)
+        self._log = logs.BoundedLog()
+        # how many requests were answered, by name and by "ok" or the code of the error
+        self.answers: Counter[tuple[str, str]] = Counter()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration. Who is not on its lists is refused from now on."""
+        self._config = config
+        self._callers = {caller.public_key: (caller.name, CLIENT) for caller in config.clients}
+        self._callers |= {
+            caller.public_key: (caller.name, COORDINATOR) for caller in config.coordinators
+        }
+
+    def request(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
+        """Answer one request, now or, for `open`, once S1 has answered.
+
+        A wrong request is answered with an error, and changes nothing. No request ends the server.
+        """
+        number, op = 0, ""
+        caller = self._callers[key][0] if key in self._callers else key
+        try:
+            message = wire.unpack(parts)
+            number, op = _take_number(message), message.type
+            call = self._call(address, key, number, message)
+            if (answer := OPS[op].handler(self, call)) is not None:
+                self._answer(call, answer)
+        except SecureMedianError as error:
+            self._refused(op, caller, key, error)
+            self._refuse(address, key, number, op, error)
+        except Exception as error:
+            # a defect in this server, which a request has brought to light
+            self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
+            defect = LocalProtocolError("a defect in this server: see its log")
+            self._refuse(address, key, number, op, defect)
+
+    def _refused(self, op: str, caller: str, key: str, error: SecureMedianError) -> None:
+        if op not in OPS or OPS[op].logged:
+            self._log.event(
+                "request-refused",
+                key,
+                caller=caller,
+                op=op,
+                code=error.code,
+                reason=str(error),
+            )
+
+    def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
+        """Check the fields of a request and that the caller may make it, and return it as a Call.
+
+        Raises FrameError, NotAllowed, UnknownRound or ConfigError if something is wrong.
+        """
+        # its connection is older than the lists
+        if key not in self._callers:
+            raise NotAllowed(f"this key was taken off the list of {self._config.name}")
+        if message.type not in OPS:
+            known = ", ".join(OPS)
+            raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
+        op = OPS[message.type]
+        name, role = self._callers[key]
+        if role not in op.roles:
+            who = " or a ".join(op.roles)
+            raise NotAllowed(
+                f"{message.type!r} is for a {who}, and the key of {name!r} is a {role}'s"
+            )
+        if op.leader_only and self._config.party != 0:
+            raise NotAllowed(f"s0 answers {message.type!r}: ask there")
+        if not set(message.arrays) <= op.arrays:
+            names = quoted(", ".join(message.arrays))
+            raise FrameError(f"{message.type!r} has arrays that it does not take: {names}")
+        return Call(
+            address,
+            number,
+            message.type,
+            key,
+            name,
+            role,
+            build(op.fields, message.fields, message.type),
+            message.arrays,
+        )
+
+    def _answer(self, call: Call, answer: Answer) -> None:
+        self.answers[call.op, "ok"] += 1
+        self._reply(
+            call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
+        )
+
+    def _refuse(
+        self, address: bytes, key: str, number: int, op: str, error: SecureMedianError
+    ) -> None:
+        """Answer with an error.
+
+        An answer that cannot be sent is only logged, since there is nobody left to tell.
+        """
+        # a name that there is not would be one of any number of labels
+        self.answers[op if op in OPS else "unknown", error.code] += 1
+        fields = {"id": number, "code": error.code, "message": cut(str(error))}
+        try:
+            self._reply(address, wire.pack("error", fields))
+        except Exception as failed:
+            self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
+
+    def _find(self, call: Call) -> Entry:
+        return self._rounds.register.find(call.fields.round, call.key)
+
+    def _latest(self, call: Call) -> Entry | None:
+        return self._rounds.register.latest(self._cohort(call))
+
+    def _cohort(self, call: Call) -> str:
+        """Return the cohort that a request names.
+
+        Raises UnknownCohort if the caller takes no part in it, in the words for one that there is
+        not.
+        """
+        name: str = call.fields.cohort
+        theirs = self._cohorts_of(call.key)
+        if name not in theirs:
+            raise UnknownCohort(
+                f"{self._config.name} has no cohort {quoted(name)} for {call.name!r}, "
+                f"who takes part in {', '.join(theirs) or 'none'}: set `cohort`"
+            )
+        return name
+
+    def _cohorts_of(self, key: str) -> list[str]:
+        return [name for name, members in self._config.members.items() if key in members]
+
+    def _peer(self) -> dict[str, Any]:
+        return {"peer_linked": self._rounds.peer.linked, "peer_problem": self._rounds.peer.problem}
+
+    def _info(self, call: Call) -> Answer:
+        latest, cohort = self._latest(call), call.fields.cohort
+        server = {
+            "party": self._config.party,
+            "release": securemedian.__version__,
+            "time": time.time(),
+            "max_message_bytes": self._config.max_message_bytes,
+            "policy": self._config.policy.to_dict(),
+        }
+        caller = {
+            "role": call.role,
+            "name": call.name,
+            "cohorts": self._cohorts_of(call.key),
+        }
+        now = {
+            "cohort": cohort,
+            "dim": self._rounds.dim(cohort),
+            "state": "busy" if self._rounds.register.live_of(cohort) else "idle",
+            "round": latest.server_round.round_id if latest else "",
+        }
+        return Answer(server | caller | now | self._peer())
+
+    def _probe(self, call: Call) -> Answer:
+        """Take a load and say nothing, so that the caller can tell how long that takes."""
+        self._cohort(call)
+        return Answer()
+
+    def _status(self, call: Call) -> Answer:
+        entry = self._find(call) if call.fields.round else self._latest(call)
+        none = NO_ROUND | {"cohort": call.fields.cohort}
+        return Answer((self._status_of(entry) if entry else none) | self._peer())
+
+    def _status_of(self, entry: Entry) -> dict[str, Any]:
+        server_round = entry.server_round
+        engine = self._engines.of(server_round.cohort)
+        # The engine works for a live round: it fills the pools or runs the protocol.
+        busy = server_round.live
+        return {
+            "round": server_round.round_id,
+            "cohort": server_round.cohort,
+            "number": server_round.number,
+            "state": server_round.state.value,
+            "params": server_round.params.to_dict(),
+            "reason": server_round.reason,
+            "opened": server_round.opened,
+            "start": server_round.asked.start,
+            "clients": server_round.whereabouts(),
+            "dealt": server_round.whereabouts_of_dealings(),
+            "included": [server_round.names[key] for key in server_round.included],
+            "groups": server_round.groups,
+            "left_out": server_round.left_out,
+            "attempt": server_round.attempt,
+            "attempts_left": server_round.attempts_left,
+            "retry_in_s": self._rounds.retry_in_s(entry),
+            "final": server_round.state is State.FAILED,
+            "phase": engine.phase if busy else "",
+            "progress": list(engine.progress) if busy else [0, 0],
+            "cost": entry.result.cost if entry.result else {},
+            "outermost": entry.result.outermost if entry.result else 0,
+            "unchanged_groups": list(entry.result.unchanged_groups) if entry.result else [],
+            "coin": entry.result.coin if entry.result else "",
+            "deadline_in_s": self._rounds.left_s(entry),
+            "stored_bytes": entry.spool.stored_bytes,
+        }
+
+    def _round(self, call: Call) -> Answer:
+        entry = self._latest(call)
+        if entry is None:
+            raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
+        server_round = entry.server_round
+        _check_listed(call, server_round)
+        return Answer(
+            {
+                "round": server_round.round_id,
+                "cohort": server_round.cohort,
+                "number": server_round.number,
+                "params": server_round.params.to_dict(),
+                "index": list(server_round.names).index(call.key),
+                "state": server_round.state.value,
+                "start": server_round.asked.start,
+                "dealt": call.key in server_round.dealt_here,
+                "submitted": call.key in server_round.here,
+                "left_out": server_round.left_out.get(call.name, ""),
+            }
+        )
+
+    def _model(self, call: Call) -> Answer:
+        entry = self._find(call)
+        before = entry.before
+        return Answer(
+            {
+                "number": before.number,
+                "policy": before.policy.to_dict(),
+                "optimiser": before.optimiser.to_dict(),
+            },
+            before.arrays,
+        )
+
+    def _deal(self, call: Call) -> None:
+        entry, fields = self._find(call), call.fields
+        share = _share_of(call, entry.server_round)
+        whole = fields.piece + 1 == fields.pieces
+        self._rounds.deal(
+            entry,
+            call.key,
+            fields.form,
+            fields.piece,
+            fields.pieces,
+            share,
+            self._when_stored(call, Answer({"whole": whole})),
+        )
+
+    def _upload(self, call: Call) -> None:
+        entry = self._find(call)
+        share = _share_of(call, entry.server_round)
+        when_stored = self._when_stored(call, Answer())
+        fields = call.fields
+        self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group)
+
+    def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
+        """Return what answers a request once it is known whether its share is stored."""
+
+        def answered(error: SecureMedianError | None) -> None:
+            if error is None:
+                self._answer(call, answer)
+            else:
+                self._refused(call.op, call.name, call.key, error)
+                self._refuse(call.address, call.key, call.number, call.op, error)
+
+        return answered
+
+    def _tell(self, call: Call) -> Answer:
+        entry = self._find(call)
+        _check_listed(call, entry.server_round)
+        metrics = check_public_metrics(call.fields.metrics)
+        self._rounds.register.take_public_metrics(entry, call.key, metrics)
+        return Answer()
+
+    def _metrics(self, call: Call) -> Answer:
+        entry = self._find(call)
+        names = entry.server_round.names
+        said = {names[key]: metrics for key, metrics in entry.public_metrics.items()}
+        # too long for a header where there are many clients
+        return Answer(arrays={"metrics": np.frombuffer(json.dumps(said).encode(), np.uint8)})
+
+    def _result(self, call: Call) -> Answer:
+        entry = self._find(call)
+        server_round = entry.server_round
+        private = server_round.params.result_to == "clients"
+        if private and call.fields.values and call.role != CLIENT:
+            raise NotAllowed(
+                f"the result of round {server_round.round_id} is for its clients alone"
+            )
+        if server_round.state is State.FAILED:
+            raise RoundFailed(server_round.reason)
+        result = entry.result
+        if server_round.state is not State.PUBLISHED or result is None:
+            return Answer({"form": "pending", "state": server_round.state.value})
+        form = "share" if private else "opened"
+        fields = {
+            "form": form,
+            "record": result.receipt.encoded,
+            "signatures": dict(result.receipt.signatures),
+        }
+        return Answer(fields, {form: result.values} if call.fields.values else {})
+
+    def _open(self, call: Call) -> None:
+        def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
+            if error:
+                self._refuse(call.address, call.key, call.number, call.op, error)
+            else:
+                self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
+
+        cohort = self._cohort(call)
+        params = RoundParams.from_dict(self._with_keys(cohort, call.fields.params))
+        participants = self._keys(cohort, call.fields.participants, "participants")
+        self._rounds.open(
+            cohort,
+            params,
+            call.fields.range,
+            call.fields.reset,
+            call.arrays.get("model"),
+            call.fields.optimiser,
+            when_opened,
+            call.fields.request,
+            call.fields.keep_range,
+            list(participants.values()),
+        )
+
+    def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Return parameters with keys where the coordinator gives clients' names.
+
+        These are `weights` and `validator`.
+        """
+        validator = params.get("validator")
+        if isinstance(validator, str):
+            # one that is on no list is refused with the round
+            key = self._key_of_each(cohort).get(validator, validator)
+            params = params | {"validator": key}
+        weights = params.get("weights")
+        if not isinstance(weights, dict):
+            return params
+        keys = self._keys(cohort, weights, "weights")
+        return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
+
+    def _key_of_each(self, cohort: str) -> dict[str, str]:
+        """Return the keys of all clients of a cohort by their names."""
+        return {name: key for key, name in self._config.members[cohort].clients.items()}
+
+    def _keys(self, cohort: str, names: Collection[str], where: str) -> dict[str, str]:
+        """Return the keys of clients of a cohort by the names that stand in `where`.
+
+        Raises ConfigError, which has all the names that nobody has.
+        """
+        keys = self._key_of_each(cohort)
+        if unknown := [name for name in names if name not in keys]:
+            listed = ", ".join(sorted({quoted(name) for name in unknown}))
+            raise ConfigError(
+                cut(
+                    f"{where}: no client of cohort {cohort} at {self._config.name} is called "
+                    f"{listed}"
+                )
+            )
+        return {name: keys[name] for name in names}
+
+    def _close(self, call: Call) -> Answer:
+        self._rounds.close(self._find(call))
+        return Answer()
+
+    def _abort(self, call: Call) -> Answer:
+        self._rounds.abort(self._find(call), f"aborted by {call.name}: {call.fields.reason}")
+        return Answer()
+
+
+def _check_listed(call: Call, server_round: ServerRound) -> None:
+    """Raise UnknownRound unless the round has the caller among its clients."""
+    if call.key not in server_round.names:
+        raise UnknownRound(server_round.why_not_for_you)
+
+
+def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
+    """Return the share in a request for this round.
+
+    Raises FrameError if there is none, and BadUpload if it is for other parameters.
+    """
+    if "share" not in call.arrays:
+        raise FrameError(f"{call.op!r} needs the array `share`")
+    if call.fields.params != server_round.params.digest:
+        raise BadUpload(
+            f"this {call.op!r} was made for other parameters than those of round "
+            f"{server_round.round_id}"
+        )
+    return call.arrays["share"]
+
+
+def _take_number(message: wire.Message) -> int:
+    """Take the caller's number for its request out of the fields, and return it."""
+    number = message.fields.pop("id", None)
+    if type(number) is not int:
+        raise FrameError("a request needs `id`, a whole number that its answer repeats")
+    return number
+
+
+@dataclass(frozen=True)
+class Op:
+    """A line of the table of requests."""
+
+    # returns the answer, or None if it comes later
+    handler: Callable[[Desk, Call], Answer | None]
+    # the dataclass of the request's fields
+    fields: type
+    # who may ask
+    roles: tuple[str, ...] = (CLIENT, COORDINATOR)
+    # the arrays that the request may have
+    arrays: frozenset[str] = frozenset()
+    # whether only S0 answers
+    leader_only: bool = False
+    # whether refusals are logged; those of requests that callers repeat all the time are not
+    logged: bool = True
+
+
+OPS: dict[str, Op] = {
+    "info": Op(Desk._info, OneCohort),
+    "probe": Op(Desk._probe, OneCohort, arrays=frozenset({"load"})),
+    "status": Op(Desk._status, AnyRound, logged=False),
+    "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
+    "model": Op(Desk._model, OneRound, leader_only=True),
+    "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
+    "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
+    "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
+    "metrics": Op(Desk._metrics, OneRound, leader_only=True),
+    "result": Op(Desk._result, ResultFields, logged=False),
+    "open": Op(Desk._open, OpenFields, (COORDINATOR,), frozenset({"model"}), leader_only=True),
+    "close": Op(Desk._close, OneRound, (COORDINATOR,), leader_only=True),
+    "abort": Op(Desk._abort, AbortFields, (COORDINATOR,), leader_only=True),
+}

@@ -1,0 +1,445 @@
+"""A server's rounds, from opening to result.
+
+What comes from the coordinator, the clients, the engine, the peer and the clock is turned here into
+events of a round. The parts are `register` (which rounds there are), `keeper` (the run),
+`peer_control` (the other server) and `runner`, which feeds events to a round and does what its
+table in `machine.table` says.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from securemedian.common.keys import SigningKey
+from securemedian.common.states import State
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.errors import (
+    LocalProtocolError,
+    RoundAborted,
+    RoundBusy,
+    RoundClosed,
+    RoundFailed,
+    SecureMedianError,
+)
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Checked
+from securemedian.servers import logs
+from securemedian.servers.computing.engine import Coin, Result
+from securemedian.servers.computing.engines import Engines
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.machine.events import (
+    CheckEnded,
+    CloseAsked,
+    Computed,
+    DealingStored,
+    Event,
+    Failure,
+    Interrupted,
+    OpenAsked,
+    Overdue,
+    Stored,
+    Tossed,
+    Turn,
+    Unlinked,
+    Use,
+)
+from securemedian.servers.network.control import (
+    Message,
+    Open,
+    RoundMessage,
+    new_round_id,
+    upload_digest,
+)
+from securemedian.servers.network.peer import PeerWatch
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.peer_control import PeerControl
+from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.rounds.runner import RoundRunner, event_of
+from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.spool import DEALING, sha256
+from securemedian.servers.storage.store import Store
+
+WhenStored = Callable[[SecureMedianError | None], None]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A share that a client has sent, which is written and has yet to be committed."""
+
+    entry: Entry
+    row: Row
+    when_stored: WhenStored
+
+    @property
+    def event(self) -> Event:
+        kind = DealingStored if self.row.kind == DEALING else Stored
+        return kind(self.row.client, self.row.sha256)
+
+
+class Rounds:
+    """The rounds of one server, of which one per cohort may be live. Used by one thread.
+
+    `signing` is this server's signing key, and `send` sends a message to the peer.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        engines: Engines,
+        signing: SigningKey,
+        send: Callable[[Message], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._engines, self._clock = config, engines, clock
+        self.register = Register(config, store, clock, wall)
+        self._keeper = RunKeeper(config.party, store, signing)
+        self._runner = RoundRunner(self.register, self._keeper, engines, self._send, clock)
+        self._peer_control = PeerControl(
+            config, self.register, self._runner, engines, signing.public, send, clock
+        )
+        # the shares that `flush` commits
+        self._shares: list[_Share] = []
+        # the rounds that await a turn at S0 and what they want to do, the first that was ready
+        # first
+        self._queue: list[tuple[Entry, Use | None]] = []
+        self._stops = False
+        self.register.tidy()
+        for entry in self.live:
+            self._runner.take(entry, Unlinked(f"{config.name} was restarted"))
+
+    def _send(self, message: Message) -> None:
+        assert isinstance(message, RoundMessage)
+        self._peer_control.send(message)
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over a configuration for the rounds to come."""
+        self.register.reload(config)
+
+    @property
+    def live(self) -> list[Entry]:
+        """The rounds that have begun and not ended."""
+        return self.register.live
+
+    @property
+    def peer(self) -> PeerWatch:
+        """The watch over the other server."""
+        return self._peer_control.watch
+
+    def dim(self, cohort: str) -> int:
+        """Return how many values the model of a cohort has.
+
+        It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
+        """
+        if models := self._keeper.current(cohort).models:
+            return models[0].size
+        latest = self.register.latest(cohort)
+        return latest.server_round.params.dim if latest else 0
+
+    def left_s(self, entry: Entry) -> float:
+        """Return for how many seconds the round still takes uploads."""
+        server_round = entry.server_round
+        return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
+
+    def retry_in_s(self, entry: Entry) -> float:
+        """Return in how many seconds what broke off is tried again."""
+        server_round = entry.server_round
+        return max(0.0, server_round.retry_at - self._clock()) if server_round.live else 0.0
+
+    # What the coordinator and clients ask
+
+    def open(
+        self,
+        cohort: str,
+        params: RoundParams,
+        range_options: dict[str, Any],
+        reset: bool,
+        model: Float32s | None,
+        optimiser_options: dict[str, Any],
+        when_opened: WhenOpened,
+        request: str = "",
+        keep_range: bool = False,
+        participants: Sequence[str] = (),
+    ) -> None:
+        """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
+
+        A `request` that was made before is answered with the round that it has opened.
+        `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
+        its options, or {} for the current one. With `keep_range` a `model` is that of the current
+        run from now on, and begins no new one. `participants` are the keys of the clients
+        that may take part, by default all. Raises PeerUnavailable or ParametersDiffer if S1 is not
+        ready, RoundBusy if a round of the cohort is live, and InputError, ConfigError or
+        ClientsDiffer if the round cannot be computed.
+        """
+        self.flush()
+        if made := self.register.requested(cohort, request):
+            if made.server_round.state is State.OPENING:
+                made.when_opened.append(when_opened)
+            else:
+                self._runner.answer(made, when_opened)
+            return
+        self.peer.require()
+        if entry := self.register.live_of(cohort):
+            raise RoundBusy(
+                f"round {entry.server_round.round_id} is {entry.server_round.state}: "
+                "close or abort it, or wait for its end"
+            )
+        before = self._keeper.begin(
+            cohort, params, range_options, reset, model, optimiser_options, keep_range
+        )
+        kept = self._engines.of(cohort).session_id
+        asked = Open(
+            new_round_id(before.number),
+            before.number,
+            params.to_dict(),
+            kept or os.urandom(SESSION_BYTES),
+            new_session=kept is None,
+            start_over=reset or (model is not None and not keep_range),
+            start=before.digest.hex(),
+            cohort=cohort,
+            participants=sorted(set(participants)),
+        )
+        entry = self.register.admit(asked, params, before, request)
+        entry.when_opened = [when_opened]
+        try:
+            self._runner.feed(entry, [OpenAsked()])
+        except SecureMedianError:
+            entry.spool.drop()
+            raise
+
+    def deal(
+        self,
+        entry: Entry,
+        client: str,
+        form: str,
+        piece: int,
+        pieces: int,
+        share: NDArray[Any],
+        when_stored: WhenStored,
+    ) -> None:
+        """Store a piece of a client's dealing.
+
+        `when_stored` is called once the dealing is stored (`flush`), with the error if there is
+        one, and at once if pieces are missing. A piece that is stored already is answered in the
+        same way. Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise, and
+        DuplicateUpload.
+        """
+        self._flush_of(client)
+        server_round, spool = entry.server_round, entry.spool
+        if client in server_round.failed:
+            # whatever it sends, it is told why it is left out
+            server_round.check_dealing(client)
+        if server_round.live and server_round.dealt:
+            repeated = spool.repeats_piece(client, form, piece, pieces, share)
+        else:
+            # the shares of a round that has ended are deleted, and their digests are not
+            repeated = pieces == 1 and server_round.repeats_dealing(client, sha256(share))
+        if not repeated:
+            server_round.check_dealing(client)
+            if row := spool.put_dealing(client, form, piece, pieces, share):
+                self._shares.append(_Share(entry, row, when_stored))
+                return
+        when_stored(None)
+
+    def upload(
+        self,
+        entry: Entry,
+        client: str,
+        form: str,
+        share: NDArray[Any],
+        when_stored: WhenStored,
+        group: int = 0,
+    ) -> None:
+        """Store a client's share of its update, and its group where that is visible.
+
+        `when_stored` is called once it is stored (`flush`), with the error if there is one. The
+        same share once more is answered in the same way, in whatever state the round is. Raises
+        what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
+        """
+        self._flush_of(client)
+        visible = entry.server_round.check_group(group)
+        digest = upload_digest(sha256(share), group if visible else None)
+        if entry.server_round.repeats_upload(client, digest):
+            when_stored(None)
+            return
+        entry.server_round.check_upload(client)
+        row = entry.spool.put(client, form, share, digest)
+        self._shares.append(_Share(entry, row, when_stored))
+
+    def flush(self) -> None:
+        """Commit the shares that have come, all of a round at once, and say that they are stored.
+
+        What goes wrong with those of one round is nothing to the others.
+        """
+        shares, self._shares = self._shares, []
+        for entry in dict.fromkeys(share.entry for share in shares):
+            self._store_all(entry, [share for share in shares if share.entry is entry])
+        if shares:
+            self._go_on()
+
+    def _store_all(self, entry: Entry, shares: Sequence[_Share]) -> None:
+        try:
+            self._store(entry, shares)
+        except LocalProtocolError:
+            # those before it have closed the round
+            for share in shares:
+                try:
+                    self._store(entry, [share])
+                except LocalProtocolError:
+                    closed = RoundClosed("the round has just been closed: it has all its clients")
+                    share.when_stored(closed)
+
+    def _store(self, entry: Entry, shares: Sequence[_Share]) -> None:
+        if not entry.server_round.live:
+            raise LocalProtocolError("the round has ended")
+        try:
+            entry.spool.sync()
+            self._runner.feed(
+                entry, [share.event for share in shares], [share.row for share in shares]
+            )
+        except LocalProtocolError:
+            raise
+        except SecureMedianError as error:
+            for share in reversed(shares):
+                entry.spool.discard(share.row)
+                share.when_stored(error)
+            return
+        for share in shares:
+            about = entry.server_round.about
+            name = entry.server_round.names[share.row.client]
+            if share.row.kind == DEALING:
+                logs.event("dealing-stored", **about, client=name)
+            else:
+                logs.event("upload-stored", **about, client=name)
+            share.when_stored(None)
+
+    def _flush_of(self, client: str) -> None:
+        """Commit first what the same client has sent before."""
+        if any(share.row.client == client for share in self._shares):
+            self.flush()
+
+    def close(self, entry: Entry) -> None:
+        """Take no more uploads and run the protocol, at S0. Raises RoundClosed if it has failed."""
+        self.flush()
+        if not entry.server_round.closed:
+            entry.server_round.check_close()
+            self._runner.feed(entry, [CloseAsked()])
+        self._go_on()
+
+    def abort(self, entry: Entry, why: str) -> None:
+        """Fail a round on purpose, at S0.
+
+        Raises RoundClosed if it has ended otherwise, or may have opened values.
+        """
+        self.flush()
+        if entry.server_round.code == RoundAborted.code:
+            return
+        entry.server_round.check_abort()
+        self._runner.feed(entry, [Failure(RoundAborted.code, why)])
+
+    # What happens
+
+    def control(self, parts: Sequence[wire.Part]) -> None:
+        """Take a message of the peer."""
+        self.flush()
+        self._peer_control.receive(parts)
+        self._go_on()
+
+    def engine_ended(self) -> None:
+        """Take what the engines have: verdicts of a check, the result of a run, or errors."""
+        while (ended := self._engines.poll()) is not None:
+            cohort, result = ended
+            if entry := self.register.live_of(cohort):
+                self._take(entry, result)
+        self._go_on()
+
+    def _take(self, entry: Entry, result: Result | SecureMedianError) -> None:
+        match result:
+            case SecureMedianError():
+                event: Event = event_of(result)
+            case Coin():
+                event = Tossed(result.seed)
+            case Checked():
+                event = self._verdicts(entry, result)
+            case _:
+                try:
+                    entry.result = self._keeper.finish(entry, result)
+                    event = Computed(entry.result.receipt)
+                except SecureMedianError as error:
+                    event = Failure(error.code, str(error))
+        self._runner.take(entry, event)
+
+    def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
+        names, clients = entry.server_round.names, list(entry.server_round.under_check)
+        failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
+        logs.event(
+            "clients-checked",
+            logging.WARNING if failed else logging.INFO,
+            **entry.server_round.about,
+            checked=[names[key] for key in clients],
+            failed=[names[key] for key in failed],
+        )
+        return CheckEnded(clients, failed)
+
+    def tick(self) -> None:
+        """Let time pass.
+
+        Raises PeerUnavailable if the peer has not appeared within its limit.
+        """
+        self.flush()
+        self._peer_control.tick()
+        self._runner.tick()
+        for entry in self.live:
+            if self._runner.idle(entry) and self._clock() >= entry.server_round.deadline:
+                self._runner.take(entry, Overdue())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give rounds their turns at S0, each if nobody is doing what it wants to do.
+
+        The first that was ready is the first, of all cohorts.
+        """
+        now = self._clock()
+        ready = [
+            (entry, entry.server_round.next_use)
+            for entry in self.live
+            if entry.server_round.awaits_turn(now)
+        ]
+        self._queue = [one for one in self._queue if one in ready]
+        self._queue += [one for one in ready if one not in self._queue]
+        if self._stops or self.peer.problem:
+            return
+        for one in list(self._queue):
+            entry, use = one
+            engine = self._engines.of(entry.server_round.cohort)
+            in_use = use is not None and use in [other.server_round.use for other in self.live]
+            if in_use or engine.stopping or not self._runner.idle(entry):
+                continue
+            self._queue.remove(one)
+            kept = None if entry.server_round.adrift else engine.opened_session
+            turn = Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
+            self._runner.take(entry, turn)
+
+    def stop(self) -> None:
+        """Take no more rounds and begin no more runs. A running protocol may finish."""
+        self.register.close()
+        self._stops = True
+
+    @property
+    def running(self) -> bool:
+        """Whether the protocol runs."""
+        runs = (State.STARTING, State.RUNNING)
+        return any(entry.server_round.state in runs for entry in self.live)
+
+    def interrupt(self, why: str) -> None:
+        """Let what is under way be tried again, because something failed at this server."""
+        for entry in self.live:
+            self._runner.take(entry, Interrupted(RoundFailed.code, f"{self._config.name} {why}"))

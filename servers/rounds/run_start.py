@@ -1,0 +1,136 @@
+"""How a round begins a run or goes on with it, at S0.
+
+docs/protocols.md, section 7.1; the paper's Algorithm 3.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser, optimiser_from
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.mpc.rounds.run_state import RunState
+
+
+def begin(
+    kept: RunState,
+    params: RoundParams,
+    range_options: dict[str, Any],
+    reset: bool,
+    model: Float32s | None,
+    optimiser_options: dict[str, Any] | None = None,
+) -> RunState:
+    """Return the run that a round starts from.
+
+    A given `model`, or `reset`, begins a new run: the scale is the policy's first, the
+    optimiser has no moments, and t = 1. Another policy may begin with its first scale, too
+    (`take_over`), and another kind of optimiser begins without moments, but t goes on. A round that
+    exchanges no parameters leaves what is kept as it is, and counts. Raises ConfigError if the
+    range or the model that the round needs is missing or not usable, is given where the round has
+    none, or if the optimiser would not learn the result, and InputError if the model does not fit
+    the round. With several groups `model` has a row per group, each of which begins or goes on with
+    its own.
+    """
+    if params.exchange.fixed is not None:
+        if model is not None or range_options or optimiser_options:
+            raise ConfigError(
+                f"a round of {params.exchange.name} has no model, range or optimiser: "
+                "leave them out, clients keep models of their own"
+            )
+        return RunState() if reset else kept
+    groups = params.method.groups
+    if groups == 1 and not (kept.groups and model is None):
+        return _begin(kept, params, range_options, reset, model, optimiser_options)
+    models = [None] * groups if model is None else list(model)
+    if model is None and len(kept.groups) != groups:
+        raise ConfigError(
+            f"a round of groups = {groups} needs a model for each, and {len(kept.models)} are kept "
+            "here: give them when opening, or change groups"
+        )
+    if model is not None and (model.ndim != 2 or len(model) != groups):
+        raise InputError(
+            f"a round of {groups} groups needs the global models as float32 ({groups}, "
+            f"{params.dim}), not {model.dtype} {model.shape}: change them or groups"
+        )
+    before = kept.groups if model is None else [kept] * groups
+    runs = [
+        _begin(run, params, range_options, reset, one, optimiser_options)
+        for run, one in zip(before, models, strict=True)
+    ]
+    if all(run is old for run, old in zip(runs, before, strict=True)):
+        return kept
+    return RunState.of_groups(runs)
+
+
+def _begin(
+    kept: RunState,
+    params: RoundParams,
+    range_options: dict[str, Any],
+    reset: bool,
+    model: Float32s | None,
+    optimiser_options: dict[str, Any] | None = None,
+) -> RunState:
+    """Return the run of one model that a round starts from, as `begin` does."""
+    fresh = reset or model is not None
+    if model is None:
+        model = kept.model
+        if reset and not params.uses_range and model is not None and model.size != params.dim:
+            # a run of another size, whose first result becomes its model
+            model = None
+    policy = policy_from(range_options) if range_options or fresh else kept.policy
+    scale = policy.start() if fresh else policy.take_over(kept.scale, kept.policy)
+    _check_model(model, params)
+    if params.uses_range:
+        _check_range(policy, scale, params.method.range_buckets)
+    changed = optimiser_options or fresh
+    optimiser = optimiser_from(optimiser_options or {}) if changed else kept.optimiser
+    _check_optimiser(optimiser, params)
+    if not fresh and (policy, optimiser) == (kept.policy, kept.optimiser):
+        return kept
+    goes_on = not fresh and type(optimiser) is type(kept.optimiser)
+    return RunState(
+        policy,
+        model,
+        scale,
+        0 if fresh else kept.published,
+        optimiser,
+        kept.moments if goes_on else None,
+    )
+
+
+def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
+    if not (np.isfinite(scale) & (scale > 0)).all():
+        raise ConfigError(
+            f"the bucket range (policy {policy.name!r}) is not finite and above 0 in float32: "
+            "open with reset"
+        )
+    policy.buckets(scale, buckets)
+
+
+def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
+    if params.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
+        raise ConfigError(
+            f"the optimiser {optimiser.name} takes its step from the result, which only the "
+            "clients learn: leave it out, or let the servers learn the result"
+        )
+
+
+def _check_model(model: Float32s | None, params: RoundParams) -> None:
+    if model is None:
+        if params.uses_range:
+            raise ConfigError(
+                "a round on buckets needs a global model, and none is kept here: "
+                "give one when opening"
+            )
+        return
+    if model.dtype != np.float32 or model.shape != (params.dim,):
+        raise InputError(
+            f"the global model must be float32 ({params.dim},), not {model.dtype} {model.shape}: "
+            "change it or `dim`, or start anew with `reset`"
+        )
+    if not np.isfinite(model).all():
+        raise InputError("the global model has NaN or infinite values: give another one")

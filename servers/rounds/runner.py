@@ -1,0 +1,302 @@
+"""The runner, which does what a round's table says.
+
+It acts on the peer, the engine, the disk, the log and the coordinator.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from securemedian.common.states import State
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ChannelTimeout,
+    LocalProtocolError,
+    NoSocket,
+    NotStored,
+    NoWorker,
+    PeerProtocolError,
+    PeerUnavailable,
+    SecureMedianError,
+    from_code,
+)
+from securemedian.servers import logs
+from securemedian.servers.computing.engine import Engine
+from securemedian.servers.computing.engines import Engines
+from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
+from securemedian.servers.network.control import Message
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.storage.database import Row
+
+# how long an event waits that could not be stored
+AGAIN_S = 1.0
+# What may go well when it is tried again. All other errors are final.
+TRANSIENT = (ChannelClosed, ChannelTimeout, PeerUnavailable, NoSocket, NoWorker, NotStored)
+
+
+@dataclass
+class _Queue:
+    """The events that a round has yet to take, in their order."""
+
+    entry: Entry
+    events: deque[Event] = field(default_factory=deque)
+    # when one that could not be stored is tried again
+    again: float = 0.0
+    # whether the round is taking the first of them
+    taking: bool = False
+
+
+class RoundRunner:
+    """Feeds events to rounds and does the actions that they return. Used by one thread."""
+
+    def __init__(
+        self,
+        register: Register,
+        keeper: RunKeeper,
+        engines: Engines,
+        send: Callable[[Message], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._register, self._keeper, self._engines = register, keeper, engines
+        self._send, self._clock = send, clock
+        self._bounded_log = logs.BoundedLog(clock)
+        self._effects: dict[Effect, Callable[[Entry], None]] = {
+            Effect.LOG: self._log,
+            Effect.BEGIN: self._begin,
+            Effect.PREPARE: self._prepare,
+            Effect.CHECK: self._check,
+            Effect.START: self._start,
+            Effect.PUBLISH: self._publish,
+            Effect.DROP_SESSION: lambda entry: self._engine(entry).drop(),
+            Effect.DROP_UPLOADS: self._drop_uploads,
+            Effect.ANSWER: self._answer,
+        }
+        self._queues: dict[str, _Queue] = {}
+
+    def take(self, entry: Entry, event: Event) -> None:
+        """Let a round take an event, and do the actions that it returns, once it is stored.
+
+        While it cannot be stored it is kept, and so is what comes after it for the same round. A
+        message of the peer that cannot come now is logged, and fails a live round.
+        """
+        queue = self._queue(entry)
+        queue.events.append(event)
+        self._go_on(queue)
+
+    def idle(self, entry: Entry) -> bool:
+        """Return whether there is no event that the round has yet to take."""
+        return not self._queue(entry).events
+
+    def tick(self) -> None:
+        """Try again what could not be stored."""
+        for queue in list(self._queues.values()):
+            self._go_on(queue)
+        self._queues = {name: queue for name, queue in self._queues.items() if queue.events}
+
+    def feed(self, entry: Entry, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
+        """Let a round take events and the rows of what its clients have sent, all or nothing.
+
+        Raises NotStored if they cannot be stored, and LocalProtocolError for an event of this
+        server itself that cannot come; then nothing has changed.
+        """
+        queue = self._queue(entry)
+        self._feed(queue, events, rows)
+        self._go_on(queue)
+
+    def _queue(self, entry: Entry) -> _Queue:
+        return self._queues.setdefault(entry.server_round.round_id, _Queue(entry))
+
+    def _go_on(self, queue: _Queue) -> None:
+        """Let a round take what it has yet to take, unless it has to wait before."""
+        if queue.taking or self._clock() < queue.again:
+            return
+        queue.taking = True
+        about = queue.entry.server_round.about
+        try:
+            while queue.events:
+                try:
+                    self._feed(queue, [queue.events[0]])
+                except NotStored as error:
+                    queue.again = self._clock() + AGAIN_S
+                    self._bounded_log.event(
+                        "not-stored",
+                        "disk",
+                        logging.ERROR,
+                        **about,
+                        waiting=len(queue.events),
+                        reason=str(error),
+                    )
+                    return
+                except PeerProtocolError as error:
+                    self._bounded_log.event("message-refused", "peer", **about, reason=str(error))
+                    if queue.entry.server_round.live:
+                        queue.events.insert(1, Failure(error.code, str(error)))
+                except Exception:
+                    queue.events.popleft()
+                    raise
+                queue.events.popleft()
+        finally:
+            queue.taking = False
+
+    def _feed(self, queue: _Queue, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
+        entry = queue.entry
+        changed, actions = entry.server_round.after(events, self._clock())
+        if self._register.commit(entry, changed, actions, rows):
+            logs.event("clients-released", logging.WARNING, **changed.about)
+        for action in actions:
+            try:
+                self._do(entry, action)
+            except Exception as error:
+                event = _event_of(error)
+                if entry.server_round.live:
+                    # before all that has come meanwhile; the present event is still the first one
+                    queue.events.insert(1 if queue.taking else 0, event)
+                    return
+                # The other actions remain to be done, such as deleting uploads and answering the
+                # coordinator.
+                logs.event(
+                    "action-failed",
+                    logging.ERROR,
+                    **entry.server_round.about,
+                    action=action if isinstance(action, Effect) else type(action).__name__,
+                    reason=event.reason,
+                )
+
+    def _do(self, entry: Entry, action: Action) -> None:
+        if not isinstance(action, Effect):
+            self._send(action)
+        # the transaction has bound the clients
+        elif action is not Effect.BIND:
+            self._effects[action](entry)
+
+    def _engine(self, entry: Entry) -> Engine:
+        return self._engines.of(entry.server_round.cohort)
+
+    def _begin(self, entry: Entry) -> None:
+        self._register.begin()
+        self._keeper.keep(entry.server_round.cohort, entry.before)
+
+    def _prepare(self, entry: Entry) -> None:
+        """Let the engine prepare the round. Both servers do so at once, while the clients train."""
+        self._engine(entry).prepare(entry.server_round.session, entry.server_round.params)
+
+    def _check(self, entry: Entry) -> None:
+        """Let the engine check clients, or toss for it first. Both servers do so at once."""
+        server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
+        clients, shape = server_round.under_check, server_round.params.dealing
+        self._require_session(entry)
+        if shape and not server_round.coin:
+            engine.toss()
+        elif shape:
+            # before anything is opened under the coin
+            logs.event(
+                "check-begun",
+                **server_round.about,
+                clients=[server_round.names[key] for key in clients],
+                coin=logs.fingerprint("coin", server_round.coin),
+            )
+            halves = [spool.dealing(key) for key in clients]
+            examine = spool.examination(clients)
+            engine.check_dealings(shape, halves, server_round.coin, examine)
+        else:
+            uploads = [spool.get(key) for key in clients]
+            engine.check_values(server_round.params, uploads, spool.examination(clients))
+
+    def _start(self, entry: Entry) -> None:
+        server_round, engine = entry.server_round, self._engine(entry)
+        if server_round.new_session:
+            engine.prepare(server_round.session, server_round.params)
+        self._require_session(entry)
+        uploads = [entry.spool.get(client) for client in server_round.included]
+        engine.start(
+            server_round.params,
+            uploads,
+            server_round.params.weights_of(server_round.included),
+            entry.spool.examination(server_round.included),
+            server_round.groups,
+            bytes.fromhex(server_round.toss_opening),
+        )
+
+    def _require_session(self, entry: Entry) -> None:
+        """Check that the session is there: the link may have broken while an event was stored.
+
+        Raises PeerUnavailable if it is gone.
+        """
+        if self._engine(entry).opened_session != entry.server_round.session:
+            raise PeerUnavailable("the session that was prepared is gone: another one is made")
+
+    def _publish(self, entry: Entry) -> None:
+        if entry.after:
+            self._keeper.keep(entry.server_round.cohort, entry.after)
+
+    def _drop_uploads(self, entry: Entry) -> None:
+        entry.spool.drop()
+        self._register.tidy()
+
+    def _answer(self, entry: Entry) -> None:
+        """Answer all who have asked for the round to be opened."""
+        waiting, entry.when_opened = entry.when_opened, []
+        for when_opened in waiting:
+            self.answer(entry, when_opened)
+
+    def answer(self, entry: Entry, when_opened: WhenOpened) -> None:
+        """Tell whether a round was opened, whatever has become of it since."""
+        server_round = entry.server_round
+        error = None if server_round.begun else from_code(server_round.code, server_round.reason)
+        when_opened(server_round, error)
+
+    def _log(self, entry: Entry) -> None:
+        server_round = entry.server_round
+        details: dict[str, Any] = server_round.about | {"number": server_round.number}
+        if server_round.state is State.OPEN and server_round.repeats:
+            details |= {"repeats": server_round.whom_it_repeats()}
+        if server_round.state in (State.STARTING, State.RUNNING):
+            details |= {
+                "attempt": server_round.attempt,
+                "session": logs.fingerprint("session", server_round.session),
+            }
+        if server_round.state is State.QUEUED and server_round.reason:
+            details |= {
+                "setbacks": server_round.setbacks,
+                "code": server_round.code,
+                "reason": server_round.reason,
+            }
+        if server_round.state in (State.RUNNING, State.PUBLISHED):
+            details |= {
+                "included": [server_round.names[key] for key in server_round.included],
+                "left_out": server_round.left_out,
+            }
+        if server_round.state is State.PUBLISHED:
+            details |= {"cost": entry.result.cost if entry.result else {}}
+            if entry.result and entry.result.unchanged_groups:
+                details |= {"unchanged_groups": list(entry.result.unchanged_groups)}
+        if server_round.state is State.FAILED:
+            details |= {
+                "code": server_round.code,
+                "reason": server_round.reason,
+                "opened": server_round.opened,
+                "left_out": server_round.left_out,
+            }
+        logs.event(
+            f"round-{server_round.state}",
+            logging.WARNING if server_round.state is State.FAILED else logging.INFO,
+            **details,
+        )
+
+
+def _event_of(error: Exception) -> Failure | Interrupted:
+    """Return what an error is for a round; a defect is logged with its traceback."""
+    if isinstance(error, SecureMedianError):
+        return event_of(error)
+    logs.event("action-error", logging.ERROR, error)
+    defect = f"a defect in this server, see its log: {type(error).__name__}"
+    return Failure(LocalProtocolError.code, defect)
+
+
+def event_of(error: SecureMedianError) -> Failure | Interrupted:
+    """Return what an error of a computation is for a round: final, or worth another attempt."""
+    kind = Interrupted if isinstance(error, TRANSIENT) else Failure
+    return kind(error.code, str(error))

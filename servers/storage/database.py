@@ -1,0 +1,365 @@
+"""The database of a server's state folder: rounds, uploads, verdicts and runs, in SQLite.
+
+Shares and models are files beside it (`store`). A server writes what changes before it acts on it,
+so that it finds its place again after a crash at any moment.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from securemedian.mpc.errors import ConfigError, NotStored
+
+# The schema of the database, and its number, which a file has as `PRAGMA user_version`.
+SCHEMA_VERSION = 1
+SCHEMA = """
+    CREATE TABLE cohorts (
+        -- its name
+        cohort TEXT PRIMARY KEY,
+        -- the file of the current run at S0
+        current TEXT,
+        -- the latest number that ran, and the clients whose values may have been opened (JSON)
+        bound_number INTEGER NOT NULL DEFAULT 0,
+        bound_clients TEXT NOT NULL DEFAULT '[]',
+        -- what this server opened when it tossed for that number, in hex digits
+        bound_opening TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE TABLE rounds (
+        place INTEGER PRIMARY KEY,
+        round TEXT NOT NULL UNIQUE,
+        cohort TEXT NOT NULL,
+        -- the id of the coordinator's request, or ''
+        request TEXT NOT NULL,
+        -- what S0 asked S1 for, the clients' names, and those of an earlier attempt (JSON)
+        asked TEXT NOT NULL,
+        names TEXT NOT NULL,
+        repeats TEXT NOT NULL,
+        -- what else survives a restart, and the times as seconds of the epoch (JSON)
+        saved TEXT NOT NULL,
+        times TEXT NOT NULL,
+        -- the files of the runs before and after it, and of the result
+        before TEXT,
+        after TEXT,
+        result TEXT
+    ) STRICT;
+    CREATE TABLE uploads (
+        round TEXT NOT NULL,
+        client TEXT NOT NULL,
+        -- dealing or upload
+        kind TEXT NOT NULL,
+        form TEXT NOT NULL,
+        -- where its words begin in the round's file, and how many bytes they are
+        begin INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        -- in place of words
+        seed BLOB,
+        sha256 BLOB NOT NULL,
+        -- when it was stored, in seconds of the epoch
+        stored REAL NOT NULL,
+        PRIMARY KEY (round, client, kind)
+    ) STRICT;
+    CREATE TABLE verdicts (
+        round TEXT NOT NULL,
+        client TEXT NOT NULL,
+        -- what was tossed for the check of its dealing
+        coin BLOB,
+        -- 1 if it has passed, 0 if it has failed, NULL while it is not known
+        passed INTEGER,
+        PRIMARY KEY (round, client)
+    ) STRICT;
+    CREATE TABLE public_metrics (
+        round TEXT NOT NULL,
+        client TEXT NOT NULL,
+        -- numbers by name (JSON)
+        metrics TEXT NOT NULL,
+        PRIMARY KEY (round, client)
+    ) STRICT;
+"""
+# a commit is on the disk when it returns
+SYNCHRONOUS = "FULL"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The constraints that a started round puts on later attempts at its number."""
+
+    number: int
+    # the clients whose values may have been opened
+    clients: frozenset[str]
+    # what this server opens when it tosses for the result, in hex digits
+    opening: str
+
+
+UNBOUND = Bound(0, frozenset(), "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A share that a client has sent. Its words are in the round's file, unless it is a seed."""
+
+    client: str
+    kind: str
+    form: str
+    begin: int
+    size: int
+    # and where groups are visible, with a byte for the client's group (`control.upload_digest`)
+    sha256: bytes
+    stored: float
+    seed: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class SavedRound:
+    """A round as the database has it."""
+
+    round: str
+    request: str
+    asked: dict[str, Any]
+    names: dict[str, str]
+    repeats: list[str]
+    saved: dict[str, Any]
+    times: dict[str, float | None]
+    before: str | None
+    after: str | None
+    result: str | None
+    cohort: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one client's check."""
+
+    coin: bytes | None
+    passed: bool | None
+
+
+class Database:
+    """One SQLite file, for one process and one thread at a time.
+
+    Raises ConfigError if the file cannot be used, or is of another release.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Python begins no transactions by itself: `transaction` does
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._set_up()
+            self._create(path)
+        except (sqlite3.Error, ConfigError) as error:
+            self._connection.close()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"cannot use {path}: {error}. If it is damaged, restore the state folder from a "
+                "backup, or remove it to start without rounds and model"
+            ) from error
+
+    def _set_up(self) -> None:
+        for pragma in (
+            "journal_mode = WAL",
+            f"synchronous = {SYNCHRONOUS}",
+            # a seed that is deleted is overwritten
+            "secure_delete = ON",
+            "temp_store = MEMORY",
+        ):
+            self._connection.execute(f"PRAGMA {pragma}")
+
+    def _create(self, path: Path) -> None:
+        """Create the tables in a new file. Raises ConfigError if there are others already."""
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+        if not version and not tables:
+            script = f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            self._connection.executescript(script)
+        elif version != SCHEMA_VERSION or ("cohorts",) not in tables:
+            raise ConfigError(
+                f"{path} is of another release of securemedian (schema {version}, and this one "
+                f"has {SCHEMA_VERSION}): install that release again, or remove the state folder "
+                "to start without rounds and model"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all of a `with` block or nothing. Raises NotStored if it cannot be written."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise NotStored(f"this server cannot write to its database: {error}") from error
+            raise
+
+    def erase(self) -> None:
+        """Overwrite what was deleted in the log of the database, too, if it can be done now."""
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise NotStored(f"this server cannot write to its database: {error}") from error
+
+    # Runs
+
+    def current_runs(self) -> dict[str, str]:
+        """Return by cohort the name of the file of its current run."""
+        rows = self._connection.execute("SELECT cohort, current FROM cohorts")
+        return {cohort: name for cohort, name in rows if name}
+
+    def set_current_run(self, cohort: str, name: str) -> None:
+        """Make a file that of the current run."""
+        self._set_cohort("current", name, cohort)
+
+    def bound(self, cohort: str) -> Bound:
+        """Return what the latest number that ran binds other attempts at it to."""
+        row = self._cohort("bound_number, bound_clients, bound_opening", cohort)
+        return Bound(row[0], frozenset(json.loads(row[1])), row[2]) if row else UNBOUND
+
+    def bind(self, cohort: str, bound: Bound) -> None:
+        """Replace what `bound` returns."""
+        self._set_cohort("bound_number", bound.number, cohort)
+        self._set_cohort("bound_clients", json.dumps(sorted(bound.clients)), cohort)
+        self._set_cohort("bound_opening", bound.opening, cohort)
+
+    def _cohort(self, columns: str, cohort: str) -> Any:
+        return self._connection.execute(
+            f"SELECT {columns} FROM cohorts WHERE cohort = ?", (cohort,)
+        ).fetchone()
+
+    def _set_cohort(self, column: str, value: Any, cohort: str) -> None:
+        self._connection.execute(
+            f"INSERT INTO cohorts (cohort, {column}) VALUES (?, ?) "
+            f"ON CONFLICT (cohort) DO UPDATE SET {column} = excluded.{column}",
+            (cohort, value),
+        )
+
+    # Rounds
+
+    def rounds(self) -> list[SavedRound]:
+        """Return all rounds, the earliest first."""
+        rows = self._connection.execute(
+            "SELECT round, request, asked, names, repeats, saved, times, before, after, result, "
+            "cohort FROM rounds ORDER BY place"
+        )
+        return [
+            SavedRound(row[0], row[1], *(json.loads(text) for text in row[2:7]), *row[7:])
+            for row in rows
+        ]
+
+    def add_round(self, made: SavedRound) -> None:
+        """Add a round."""
+        self._connection.execute(
+            "INSERT INTO rounds (round, request, asked, names, repeats, saved, times, before, "
+            "after, result, cohort) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                made.round,
+                made.request,
+                *(
+                    json.dumps(value)
+                    for value in (made.asked, made.names, made.repeats, made.saved, made.times)
+                ),
+                made.before,
+                made.after,
+                made.result,
+                made.cohort,
+            ),
+        )
+
+    def update_round(
+        self,
+        round_id: str,
+        saved: Mapping[str, Any],
+        times: Mapping[str, float | None],
+        after: str | None,
+        result: str | None,
+    ) -> None:
+        """Replace what changes of a round."""
+        self._connection.execute(
+            "UPDATE rounds SET saved = ?, times = ?, after = ?, result = ? WHERE round = ?",
+            (json.dumps(saved), json.dumps(times), after, result, round_id),
+        )
+
+    def forget_round(self, round_id: str) -> None:
+        """Delete a round and what its clients have sent."""
+        self.drop_uploads(round_id)
+        self._connection.execute("DELETE FROM public_metrics WHERE round = ?", (round_id,))
+        self._connection.execute("DELETE FROM rounds WHERE round = ?", (round_id,))
+
+    # What clients have sent
+
+    def uploads(self, round_id: str) -> list[Row]:
+        """Return what the clients of a round have sent."""
+        rows = self._connection.execute(
+            "SELECT client, kind, form, begin, size, sha256, stored, seed FROM uploads "
+            "WHERE round = ? ORDER BY rowid",
+            (round_id,),
+        )
+        return [Row(*row) for row in rows]
+
+    def add_uploads(self, round_id: str, rows: Iterable[Row]) -> None:
+        """Add what clients have sent."""
+        self._connection.executemany(
+            "INSERT INTO uploads (round, client, kind, form, begin, size, sha256, stored, seed) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    round_id,
+                    row.client,
+                    row.kind,
+                    row.form,
+                    row.begin,
+                    row.size,
+                    row.sha256,
+                    row.stored,
+                    row.seed,
+                )
+                for row in rows
+            ],
+        )
+
+    def drop_uploads(self, round_id: str) -> None:
+        """Delete what the clients of a round have sent, with the verdicts."""
+        self._connection.execute("DELETE FROM uploads WHERE round = ?", (round_id,))
+        self._connection.execute("DELETE FROM verdicts WHERE round = ?", (round_id,))
+
+    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+        """Return the public metrics of a round's clients."""
+        rows = self._connection.execute(
+            "SELECT client, metrics FROM public_metrics WHERE round = ? ORDER BY rowid", (round_id,)
+        )
+        return {client: json.loads(metrics) for client, metrics in rows}
+
+    def add_public_metrics(self, round_id: str, client: str, metrics: Mapping[str, float]) -> None:
+        """Add the public metrics of a client."""
+        self._connection.execute(
+            "INSERT INTO public_metrics (round, client, metrics) VALUES (?, ?, ?)",
+            (round_id, client, json.dumps(metrics)),
+        )
+
+    def verdicts(self, round_id: str) -> dict[str, Verdict]:
+        """Return what is known of the clients' checks."""
+        rows = self._connection.execute(
+            "SELECT client, coin, passed FROM verdicts WHERE round = ?", (round_id,)
+        )
+        return {
+            client: Verdict(coin, None if passed is None else bool(passed))
+            for client, coin, passed in rows
+        }
+
+    def set_verdicts(self, round_id: str, verdicts: Mapping[str, Verdict]) -> None:
+        """Replace what is known of these clients' checks."""
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO verdicts (round, client, coin, passed) VALUES (?, ?, ?, ?)",
+            [
+                (round_id, client, one.coin, None if one.passed is None else int(one.passed))
+                for client, one in verdicts.items()
+            ],
+        )

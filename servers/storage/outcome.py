@@ -1,0 +1,49 @@
+"""What a round leaves at a server once the protocol has run, as it is kept and published."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from securemedian.common.receipts import Receipt
+from securemedian.mpc.arrays import Words
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that a round leaves at one server, besides S0's run.
+
+    It can be taken apart into plain fields and arrays, so that whoever stores it needs to know none
+    of them: `to_parts` and `from_parts`.
+    """
+
+    # the record of the round, signed by this server, and once the round is published by both
+    receipt: Receipt
+    # the opened values, packed, or where the result is for the clients alone this server's share
+    values: Words = field(repr=False)
+    # what was done for the round (`mpc.pipeline.Cost`)
+    cost: Mapping[str, Any]
+    # the coordinates whose result is in an outermost bucket
+    outermost: int = 0
+    # the groups, 0-based, whose model stays because they have fewer than `min_clients`
+    unchanged_groups: Sequence[int] = ()
+    # what was tossed for the result, in hex digits; empty where nothing is
+    coin: str = ""
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the fields, which msgpack and JSON can hold, and the arrays."""
+        fields = {
+            "receipt": self.receipt.to_dict(),
+            "cost": dict(self.cost),
+            "outermost": self.outermost,
+            "unchanged_groups": list(self.unchanged_groups),
+            "coin": self.coin,
+        }
+        return fields, {"values": self.values}
+
+    @classmethod
+    def from_parts(cls, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return what `to_parts` took apart."""
+        receipt = Receipt.from_dict(fields["receipt"])
+        return cls(**{**fields, "receipt": receipt, **arrays})

@@ -1,0 +1,323 @@
+"""The uploads of one round: packed words in one file, and rows of the database."""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.common.durable import sync_folder
+from securemedian.mpc.errors import (
+    BadUpload,
+    DamagedUpload,
+    DuplicateUpload,
+    LocalProtocolError,
+    NotStored,
+    SecureMedianError,
+    quoted,
+)
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
+from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
+from securemedian.servers.network.control import SHA256_BYTES
+from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.words import StoredUpload, WordsFile
+
+# Examinations may take seconds: they have threads of their own.
+_EXAMINERS = ThreadPoolExecutor(2, "examiner")
+
+DEALING, UPLOAD = "dealing", "upload"
+
+# The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
+Opening = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass
+class _Partial:
+    """A dealing of which pieces are missing; `due` is the number of the next one."""
+
+    begin: int
+    pieces: int
+    due: int = 0
+    # the SHA-256 of those that came, and of all but the last
+    sha256: Any = field(default_factory=hashlib.sha256)
+    sha256_before: Any = None
+
+
+class Spool:
+    """The uploads of one round by client, and where they deal, their dealings.
+
+    Packed words are in one file per round, and all else is in rows of the database. `layout` is
+    that of the uploads, `shape` that of the dealings, or None where nobody deals, and `native_aes`
+    says what seeds are expanded with. A share is written by `put` or `put_dealing`, is on the disk
+    after `sync`, and counts after `add`, for which its row must be committed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        shape: Dealing | None = None,
+        opening: Opening = nullcontext,
+        rows: Iterable[Row] = (),
+        native_aes: bool = False,
+    ) -> None:
+        self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
+        self._native_aes = native_aes
+        self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
+        self._partial: dict[str, _Partial] = {}
+        end = max((row.begin + row.size for row in self._rows.values()), default=0)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with opening():
+                self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
+                for each in (folder, folder.parent):
+                    sync_folder(each)
+        except OSError as error:
+            raise cannot_store("uploads", error) from error
+
+    def put(self, client: str, form: str, share: NDArray[Any], digest: bytes | None = None) -> Row:
+        """Write one upload, and return its row. `digest` is its `upload_digest`, if it is known.
+
+        Raises BadUpload if it does not have the form of the round's uploads, and NotStored if it
+        cannot be written; nothing of it is stored then.
+        """
+        words = self._layout.rows, self._layout.row_words
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = (
+            {"rotations": (np.uint64, words)}
+            if self._shape
+            else {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, words)}
+        )
+        _check_share("an upload", form, share, shapes)
+        known = digest or sha256(share)
+        if form == "seed":
+            return _seed_row(client, UPLOAD, share, known)
+        packed = np.ascontiguousarray(share).reshape(-1)
+        try:
+            begin = self._file.append(packed)
+        except OSError as error:
+            raise cannot_store("the upload", error) from error
+        return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
+
+    def put_dealing(
+        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
+    ) -> Row | None:
+        """Write one piece of a dealing, and return the row of the dealing once it is whole.
+
+        Piece 0 makes room for all pieces; sent again, it begins the dealing anew. The pieces are of
+        one size, but for the last one. Raises BadUpload for a piece that is not the next one or has
+        another form, and NotStored if it cannot be written; then it is still due.
+        """
+        words = self._check_piece(form, piece, pieces, share)
+        if form == "seed":
+            self._partial.pop(client, None)
+            return _seed_row(client, DEALING, share, sha256(share))
+        partial = self._write_piece(client, words, piece, pieces, share)
+        if piece + 1 < pieces:
+            return None
+        digest = partial.sha256.digest()
+        return Row(client, DEALING, form, partial.begin, 8 * words, digest, time.time())
+
+    def repeats_piece(
+        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
+    ) -> bool:
+        """Return whether exactly this piece of a dealing is stored already, and the latest one.
+
+        Raises BadUpload for a piece that cannot be, and DuplicateUpload if the client's dealing is
+        whole and another one.
+        """
+        words = self._check_piece(form, piece, pieces, share)
+        row, partial = self._rows.get((client, DEALING)), self._partial.get(client)
+        at = 8 * piece * -(-words // pieces)
+        if row is None:
+            if not partial or (partial.pieces, partial.due) != (pieces, piece + 1):
+                return False
+            return form == "words" and self._holds(partial.begin + at, share)
+        if form == "seed":
+            same = row.seed == share.tobytes()
+        else:
+            same = row.form == form and self._holds(row.begin + at, share)
+        if not same:
+            raise DuplicateUpload(
+                "another dealing of yours for this round is stored already; the first one counts"
+            )
+        return True
+
+    def _holds(self, at: int, share: NDArray[Any]) -> bool:
+        return self._file.read_bytes(at, share.nbytes) == share.tobytes()
+
+    def _check_piece(self, form: str, piece: int, pieces: int, share: NDArray[Any]) -> int:
+        """Check a piece of a dealing, and return how many words the dealing has."""
+        if self._shape is None:
+            raise LocalProtocolError("nobody deals in this round")
+        words = self._shape.layout.words
+        _check_piece(words, form, piece, pieces, share)
+        return words
+
+    def _write_piece(
+        self, client: str, words: int, piece: int, pieces: int, share: NDArray[Any]
+    ) -> _Partial:
+        """Write a piece of a dealing of so many words, and return what there is of it."""
+        partial = self._partial.get(client)
+        due = partial.due if partial and partial.pieces == pieces else 0
+        if piece not in (0, due):
+            raise BadUpload(
+                f"{_piece(piece, pieces)} came where piece {due} is due: "
+                "send all pieces in order, from 0 on"
+            )
+        packed = np.ascontiguousarray(share)
+        try:
+            begin = partial.begin if partial else self._file.reserve(words)
+            if piece == 0 or partial is None:
+                partial = self._partial[client] = _Partial(begin, pieces)
+            self._file.write(begin + 8 * piece * -(-words // pieces), packed)
+        except OSError as error:
+            raise cannot_store("the dealing", error) from error
+        partial.sha256_before = partial.sha256.copy()
+        partial.sha256.update(packed.data)
+        partial.due += 1
+        return partial
+
+    def sync(self) -> None:
+        """Wait until all words are on the disk. Raises NotStored if they cannot be."""
+        try:
+            self._file.sync()
+        except OSError as error:
+            raise cannot_store("the upload", error) from error
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the shares take on the disk, and of incomplete dealings the room that they have."""
+        words = self._words_file
+        return words.end if words else 0
+
+    def add(self, row: Row) -> None:
+        """Let a share count whose row is committed."""
+        self._rows[row.client, row.kind] = row
+        if row.kind == DEALING:
+            self._partial.pop(row.client, None)
+
+    def discard(self, row: Row) -> None:
+        """Forget a share that cannot be stored. The last piece of a dealing is due once more."""
+        if row.kind == UPLOAD:
+            self._file.give_back(row.begin, row.size)
+        elif partial := self._partial.get(row.client):
+            partial.sha256, partial.due = partial.sha256_before, partial.due - 1
+
+    def get(self, client: str) -> Upload:
+        """Return the upload of a client, with its dealing where it has dealt."""
+        upload = self._upload(self._rows[client, UPLOAD], self._layout)
+        if self._shape is None:
+            return upload
+        return DealtUpload(self._shape, self.dealing(client), upload)
+
+    def dealing(self, client: str) -> Upload:
+        """Return this server's half of a client's dealing."""
+        if self._shape is None:
+            raise LocalProtocolError("nobody deals in this round")
+        return self._upload(self._rows[client, DEALING], self._shape.layout)
+
+    def _upload(self, row: Row, layout: Layout) -> Upload:
+        if row.seed is not None:
+            return SeedUpload(layout, row.seed, self._native_aes)
+        return StoredUpload(layout, self._file, row.begin)
+
+    def examination(self, clients: Container[str]) -> Callable[[], None]:
+        """Return a function that checks what these clients have sent against its SHA-256.
+
+        It is for another thread, since it reads all of it. It raises DamagedUpload.
+        """
+        file = self._file
+        rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
+
+        def examine_one(row: Row) -> None:
+            digest = hashlib.sha256()
+            for chunk in file.chunks(row.begin, row.size):
+                digest.update(chunk)
+            if digest.digest() != row.sha256[:SHA256_BYTES]:
+                raise DamagedUpload(
+                    f"the {row.kind} of a client is not what it has sent: the disk of this "
+                    "server is damaged. The round has failed for good, open a new one"
+                )
+
+        def examine() -> None:
+            # hashing releases the GIL
+            for _ in _EXAMINERS.map(examine_one, rows):
+                pass
+
+        return examine
+
+    @property
+    def _file(self) -> WordsFile:
+        if self._words_file is None:
+            raise SecureMedianError("this round has ended, and its uploads are deleted")
+        return self._words_file
+
+    def drop(self) -> None:
+        """Delete everything.
+
+        A run that still reads keeps the file, which then has no name, until it stops.
+        """
+        self._rows.clear()
+        self._partial.clear()
+        self._words_file = None
+        with self._opening():
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def sha256(share: NDArray[Any]) -> bytes:
+    """Return the SHA-256 of a share as it was sent."""
+    return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
+
+
+def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row:
+    return Row(client, kind, "seed", 0, 0, digest, time.time(), share.tobytes())
+
+
+def cannot_store(what: str, error: OSError) -> NotStored:
+    return NotStored(f"this server cannot store {what}: {error.strerror}")
+
+
+def _piece(piece: int, pieces: int) -> str:
+    return f"piece {quoted(piece)} of {quoted(pieces)} of a dealing"
+
+
+def _check_piece(words: int, form: str, piece: int, pieces: int, share: NDArray[Any]) -> None:
+    """Raise BadUpload unless `share` is such a piece of a dealing of so many words."""
+    # how much there is to be cut into pieces
+    whole = 1 if form == "seed" else words
+    if not 0 <= piece < pieces or (pieces - 1) * -(-whole // pieces) >= whole:
+        raise BadUpload(
+            f"there is no {_piece(piece, pieces)}, which has {whole} words or is one seed"
+        )
+    size = -(-words // pieces)
+    length = min(size, words - piece * size)
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "seed": (np.uint8, (SEED_BYTES,)),
+        "words": (np.uint64, (length,)),
+    }
+    _check_share(_piece(piece, pieces), form, share, shapes)
+
+
+def _check_share(
+    what: str, form: str, share: NDArray[Any], shapes: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> None:
+    """Raise BadUpload unless `share` has the dtype and shape of its form."""
+    if form not in shapes:
+        raise BadUpload(
+            f"the form of {what} for this round is {' or '.join(shapes)}, not {quoted(form)}"
+        )
+    dtype, shape = shapes[form]
+    if share.dtype != dtype or share.shape != shape:
+        raise BadUpload(
+            f"{what} of form {quoted(form)} for this round is {np.dtype(dtype)} {shape}, "
+            f"not {share.dtype} {share.shape}: "
+            "encode it with the parameters that the server gave"
+        )
