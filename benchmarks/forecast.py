@@ -289,7 +289,7 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
 
 
 def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> RoundParams:
-    return RoundParams(METHODS[method](**options), dim, clients)
+    return RoundParams(METHODS[method](**options), dim=dim, max_clients=clients)
 
 
 def forecast(

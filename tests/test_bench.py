@@ -22,7 +22,7 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.transport import ZmqLink
+from securemedian.servers.network.transport import ZmqLink
 
 COUNTED = {
     "method",
@@ -407,7 +407,7 @@ def test_lanes_are_as_fast_as_their_turns_say(
         ),
     )
     monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.25)
-    found = lanes.measure(RoundParams(Mean(), 64, 3), ProtocolParams(lanes=2), 3)
+    found = lanes.measure(RoundParams(Mean(), dim=64, max_clients=3), ProtocolParams(lanes=2), 3)
     assert found["times as fast"] == found["median"] == found["least"] == found["most"] == ratio
     assert found["processor time, times"] == 1.5 and found["outside kernels, %"] == 25
 
@@ -422,7 +422,7 @@ def test_the_fastest_turns_of_lanes_are_compared(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(lanes, "_turn", turn)
     monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.0)
-    found = lanes.measure(RoundParams(Mean(), 64, 3), ProtocolParams(lanes=2), 3)
+    found = lanes.measure(RoundParams(Mean(), dim=64, max_clients=3), ProtocolParams(lanes=2), 3)
     # twice the work of 0.2 s in 0.25 s
     assert found["times as fast"] == 1.6
     assert [found[name] for name in ("least", "median", "most")] == [1.0, 2.0, 2.4]

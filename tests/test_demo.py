@@ -125,7 +125,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         clients=4,
         images=200,
         seed=1,
-        params=RoundParams(Radix(), 10, 4),
+        params=RoundParams(Radix(), dim=10, max_clients=4),
         policy=None,
         fault=NO_ATTACK,
         faulty=0,
