@@ -154,7 +154,7 @@ class ExperimentServers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._open.close()
         if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
             shutil.rmtree(self._directory)
