@@ -38,7 +38,7 @@ from securemedian.mpc.rounds import pipeline, plan
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import allocator
-from securemedian.servers.backends.threads import SWITCH_S
+from securemedian.servers.computing.backends.threads import SWITCH_S
 
 COMPARED = ("bucketed", "pairwise", "radix")
 # A turn takes at least this long, next to which starting its threads is nothing.
@@ -115,7 +115,9 @@ def run(options: argparse.Namespace) -> None:
     try:
         for name in options.methods:
             with console.status(name):
-                params = RoundParams(METHODS[name](), options.coordinates, options.clients)
+                params = RoundParams(
+                    METHODS[name](), dim=options.coordinates, max_clients=options.clients
+                )
                 points.append({"method": name} | measure(params, chosen.protocol, options.repeat))
     finally:
         sys.setswitchinterval(before)

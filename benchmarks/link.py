@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols import wire
-from securemedian.servers.transport import Socket, ZmqLink
+from securemedian.servers.network.transport import Socket, ZmqLink
 
 # how far a sender may be ahead of the link before it has to wait, as with a socket's buffer
 BUFFER_BYTES = 16 << 20

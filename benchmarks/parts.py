@@ -280,7 +280,7 @@ def run(options: argparse.Namespace) -> None:
     rounds: Table = {}
     for name, method in METHODS.items():
         with console.status(name), _one_core():
-            params = RoundParams(method(), options.coordinates, CLIENTS)
+            params = RoundParams(method(), dim=options.coordinates, max_clients=CLIENTS)
             rounds[name] = _round_parts(chosen.protocol, params, options)
     _measure_processes(chosen, protocols, options, rates, ots, comparisons)
     found = {

@@ -24,8 +24,8 @@ from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.pipeline import warm_up
 from securemedian.servers import allocator
-from securemedian.servers.backends.threads import SWITCH_S, establish
-from securemedian.servers.transport import (
+from securemedian.servers.computing.backends.threads import SWITCH_S, establish
+from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,
     ZmqLink,

@@ -38,7 +38,7 @@ from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
-from securemedian.servers.backends.ray import LOCAL, QUIET
+from securemedian.servers.computing.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES
 
 DEADLINE_S = 3600.0

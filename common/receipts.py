@@ -60,6 +60,9 @@ class Record:
             for text in [*self.left_out, *(key for keys in lists for key in keys)]
         ):
             raise ConfigError("a list of clients has something in it that is not a key")
+        texts = [self.service, self.version, self.cohort, self.round, *self.left_out]
+        if not all(map(str.isprintable, [*texts, *(key for keys in lists for key in keys)])):
+            raise ConfigError("a text has characters that no server writes")
 
     def encode(self) -> bytes:
         """Return the canonical bytes: the msgpack map of the fields, in their order.

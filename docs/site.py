@@ -15,9 +15,10 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.states import State
 from securemedian.coordinator.unattended import RunPlan
 from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
-from securemedian.servers.control import RoundMessage
-from securemedian.servers.events import Effect
-from securemedian.servers.round_state import LATE, TABLE, Transition, always
+from securemedian.servers.machine.conditions import always
+from securemedian.servers.machine.events import Effect
+from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.network.control import RoundMessage
 
 ROOT = Path(__file__).parent.parent
 # pages that stand in the root, where people look for them first
@@ -78,7 +79,7 @@ each file; a number or text without one is required, and an unknown key is refus
 keygen` writes the files of two servers, a coordinator and clients. See also
 [deploying](deploying.md) and the [commands](commands.md)."""
 
-_STATES = """Generated from the table that the servers run, `servers/round_state.py`. At an event
+_STATES = """Generated from the table that the servers run, `servers/machine/table.py`. At an event
 the first line whose condition holds is taken; if *next* is empty, the round stays in its state. The
 actions are done in the order of the line. [On the wire](wire.md#the-states-of-a-round) explains the
 messages, and what a server does at an event that has no line."""

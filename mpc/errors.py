@@ -2,7 +2,8 @@
 
 Every failure that a caller may meet has a class of its own and a message that says what to do.
 What a message quotes from outside goes through `quoted`, and a text that others wrote through
-`cut`: an error that repeats a caller's megabyte is itself a message too long to send.
+`cut`: an error that repeats a caller's megabyte is itself a message too long to send, and one that
+repeats a caller's escapes commands the terminal that it is printed on.
 """
 
 import reprlib
@@ -12,9 +13,17 @@ MAX_QUOTE = 80
 MAX_TEXT = 1000
 
 
+def printable(text: str) -> str:
+    """Return `text` with what commands a terminal, such as an escape or a new line, written out."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def cut(text: str, limit: int = MAX_TEXT) -> str:
-    """Return `text`, or its first `limit` characters and how many there were."""
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+    """Return `text`, `printable`, or its first `limit` characters and how many there were."""
+    more = f"... ({len(text)} characters)" if len(text) > limit else ""
+    return printable(text[:limit]) + more
 
 
 def quoted(value: object, limit: int = MAX_QUOTE) -> str:

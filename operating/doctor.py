@@ -26,9 +26,9 @@ from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
-from securemedian.servers.backends.ray import check_guarded
+from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
-from securemedian.servers.descriptors import limits_of
+from securemedian.servers.network.descriptors import limits_of
 
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection

@@ -296,8 +296,8 @@ def _place(entries: Sequence[dict[str, Any]], table: str, key: PublicKey, path: 
             return number
     raise ConfigError(
         f"{path} names no {key.role} {key.name}: whoever takes part is named there by you, and not "
-        f"by the key. If {key.name} is to, write first:\n"
-        f'[[{table}]]\nname = "{key.name}"\npublic_key = ""'
+        f"by the key. If {key.name} is to, write first "
+        f'[[{table}]] with name = "{key.name}" and public_key = ""'
     )
 
 

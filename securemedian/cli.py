@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from securemedian import __version__
-from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.errors import SecureMedianError, printable
 
 # Each module has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options.
 VERBS = {
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except SecureMedianError as error:
-        print(f"securemedian: {error}", file=sys.stderr)
+        print(f"securemedian: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
         print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
         return 1
     return 0

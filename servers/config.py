@@ -46,6 +46,8 @@ class Caller:
             raise ConfigError(
                 f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {quoted(self.name)}"
             )
+        if not self.name.isprintable():
+            raise ConfigError(f"a name has printable characters alone, not {quoted(self.name)}")
         check_public_key(self.public_key)
 
 

@@ -19,18 +19,15 @@ import zmq
 
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
-from securemedian.servers import allocator, control, logs
-from securemedian.servers.backends.registry import backend_of
-from securemedian.servers.backends.threads import SWITCH_S
+from securemedian.servers import allocator, logs
+from securemedian.servers.computing.backends.registry import backend_of
+from securemedian.servers.computing.backends.threads import SWITCH_S
+from securemedian.servers.computing.engine import Engine
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig, check_own_key
-from securemedian.servers.descriptors import Descriptors
-from securemedian.servers.engine import Engine
-from securemedian.servers.engines import Engines
-from securemedian.servers.reload import Reload
-from securemedian.servers.requests import Desk
-from securemedian.servers.rounds import Rounds
-from securemedian.servers.store import Store
-from securemedian.servers.transport import (
+from securemedian.servers.network import control
+from securemedian.servers.network.descriptors import Descriptors
+from securemedian.servers.network.transport import (
     CLIENT_DOMAIN,
     LINGER_MS,
     PEER_DOMAIN,
@@ -41,6 +38,10 @@ from securemedian.servers.transport import (
     authenticate,
     peer_message_limit,
 )
+from securemedian.servers.reload import Reload
+from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.rounds import Rounds
+from securemedian.servers.storage.store import Store
 
 if TYPE_CHECKING:
     from securemedian.servers.metrics import HttpServer, Monitor

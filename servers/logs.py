@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from securemedian.mpc.errors import cut
+from securemedian.mpc.errors import cut, printable
 
 # characters
 MAX_TRACEBACK = 20_000
@@ -90,12 +90,6 @@ class BoundedLog:
         event(name, level, error, **fields)
 
 
-def _printable(key: str, value: object) -> object:
-    """Return a value for a terminal, on which a text of others must not begin new lines."""
-    safe = type(value) is not str or value.isprintable() or key == "traceback"
-    return value if safe else repr(value)
-
-
 class _Line(logging.Formatter):
     """The form of one line, as JSON or for a terminal."""
 
@@ -106,7 +100,8 @@ class _Line(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info:
-            fields["traceback"] = cut(self.formatException(record.exc_info), MAX_TRACEBACK)
+            traceback = self.formatException(record.exc_info)[:MAX_TRACEBACK]
+            fields["traceback"] = "\n".join(map(printable, traceback.split("\n")))
         if self._json:
             stamp = (
                 time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -119,7 +114,7 @@ class _Line(logging.Formatter):
                 "event": record.getMessage(),
             }
             return json.dumps(head | fields, default=str)
-        details = " ".join(f"{key}={_printable(key, value)}" for key, value in fields.items())
+        details = " ".join(f"{key}={value}" for key, value in fields.items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         return (
             f"{clock} {self._server} {record.levelname.lower():7} {record.getMessage()} {details}"

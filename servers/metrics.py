@@ -27,10 +27,10 @@ from securemedian.common.addresses import host_and_port, is_loopback
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.engines import Engines
-from securemedian.servers.requests import Desk
-from securemedian.servers.rounds import Rounds
+from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.rounds import Rounds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -36,7 +36,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.transport import ClientPort
+from securemedian.servers.network.transport import ClientPort
 from tests import forks
 
 # the first start compiles

@@ -11,9 +11,9 @@ from pathlib import Path
 from securemedian import cli
 from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers.keeper import RunKeeper
-from securemedian.servers.requests import Answer, Call, Desk
-from securemedian.servers.round_state import ServerRound
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.requests import Answer, Call, Desk
 
 LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
 
@@ -80,7 +80,7 @@ def receipt(keeper: RunKeeper, server_round: ServerRound, opened: bytes) -> Rece
 
 
 if __name__ == "__main__":
-    from securemedian.servers import requests
+    from securemedian.servers.rounds import requests
 
     for name, function in (("result", result), ("model", model), ("round", round_)):
         requests.OPS[name] = replace(requests.OPS[name], handler=function)

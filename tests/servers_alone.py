@@ -25,25 +25,27 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Cost
-from securemedian.servers import config, control, database
-from securemedian.servers.control import Done, Hello, Message, Open, Opened, RoundMessage
-from securemedian.servers.engine import Coin, Engine, Examine, Result, nothing
-from securemedian.servers.engines import Engines
-from securemedian.servers.events import Failure
+from securemedian.servers import config
+from securemedian.servers.computing.engine import Coin, Engine, Examine, Result, nothing
+from securemedian.servers.computing.engines import Engines
+from securemedian.servers.machine.events import Failure
+from securemedian.servers.network import control
+from securemedian.servers.network.control import Done, Hello, Message, Open, Opened, RoundMessage
 from securemedian.servers.policy import Policy
-from securemedian.servers.register import Entry
-from securemedian.servers.requests import Desk
-from securemedian.servers.rounds import Rounds
-from securemedian.servers.store import Store
+from securemedian.servers.rounds.register import Entry
+from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.rounds import Rounds
+from securemedian.servers.storage import database
+from securemedian.servers.storage.store import Store
 
 # a machine does not crash within a test, and waiting for its disk takes most of the time
 database.SYNCHRONOUS = "OFF"
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
-PARAMS = RoundParams(Mean(), DIM, 3)
+PARAMS = RoundParams(Mean(), dim=DIM, max_clients=3)
 # a round in which clients deal
-DEALT = RoundParams(Bucketed(uploads="dealt"), DIM, 3)
+DEALT = RoundParams(Bucketed(uploads="dealt"), dim=DIM, max_clients=3)
 MODEL = np.zeros(DIM, np.float32)
 # the digest of what a round starts from, of which S1 knows nothing else
 START = "0" * 64

@@ -71,6 +71,15 @@ def test_protocols_know_nothing_of_what_a_round_computes() -> None:
         assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
 
 
+def test_the_rooms_of_servers_are_floors() -> None:
+    rooms = ["network", "storage", "machine", "computing", "rounds"]
+    for at, room in enumerate(rooms):
+        above = tuple(f"securemedian.servers.{name}." for name in rooms[at + 1 :])
+        for path in sorted((ROOT / "servers" / room).rglob("*.py")):
+            refused = {name for name in imports(path) if f"{name}.".startswith(above)}
+            assert not refused, f"{path.relative_to(ROOT)} imports {sorted(refused)}"
+
+
 def test_our_folders_are_imported_under_one_name_only() -> None:
     """A bare `import clients` would find a user's own folder of that name."""
     for path in [

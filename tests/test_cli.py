@@ -16,7 +16,7 @@ from securemedian import cli
 from securemedian.clients import client, files
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import ConfigError, InputError, RoundFailed
 from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -84,6 +84,19 @@ def test_our_errors_are_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", [RoundFailed, ValueError])
+def test_an_error_commands_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Exception]
+) -> None:
+    def failing(*_: object) -> None:
+        raise kind("S0: aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted to round 9-0")
+
+    monkeypatch.setattr("securemedian.operating.keygen.make_all", failing)
+    cli.main(["keygen", "unused", "--clients", "2"])
+    said = capsys.readouterr().err
+    assert said.endswith("\n") and said[:-1].isprintable() and r"\x1b[2J" in said
+
+
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -99,6 +112,7 @@ def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
         ("noending", np.ones(2)),
     ):
         files.write(tmp_path / name, model)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         back = files.read(tmp_path / name)
         assert isinstance(back, dict) == isinstance(model, dict)
         np.testing.assert_equal(back, model)
@@ -163,16 +177,18 @@ def test_a_round_can_be_a_file_which_flags_change(
     file = ["round", "open", "unused.toml", "--params", str(tmp_path / "round.toml")]
     assert cli.main(file) == 0
     named = {"keep_range": False, "participants": ["a", "b"]}
-    params = RoundParams(Radix(ring_bits=16), 5, 9)
+    params = RoundParams(Radix(ring_bits=16), dim=5, max_clients=9)
     assert asked[0] == params and np.array_equal(asked[1], np.ones(5))
     assert asked[2:] == [MeanRange(), False, Adam(rate=0.5), named]
     flags = "--min-clients 3 --optimiser momentum --participants c,d,e radix --quantiles 0.5"
     assert cli.main([*file, *flags.split(), "--max-clients", "8", "--reset"]) == 0
-    assert asked[0] == RoundParams(Radix(ring_bits=16, quantiles=[0.5]), 5, 8, 3)
+    assert asked[0] == RoundParams(
+        Radix(ring_bits=16, quantiles=[0.5]), dim=5, max_clients=8, min_clients=3
+    )
     assert asked[2:] == [MeanRange(), True, Momentum(), named | {"participants": ["c", "d", "e"]}]
     # without METHOD, and what stands before it is not undone
     assert cli.main(["round", "open", "unused.toml", "--max-clients", "8", "--dim", "4"]) == 0
-    assert asked[0] == RoundParams(Bucketed(), 4, 8)
+    assert asked[0] == RoundParams(Bucketed(), dim=4, max_clients=8)
     capsys.readouterr()
     (tmp_path / "round.toml").write_text("rounds = 3\n")
     assert cli.main(file) == 2
@@ -222,7 +238,7 @@ def test_submit_says_what_is_odd_about_an_update(
             pass
 
         def wait_for_round(self, timeout_s: float | None = None) -> Round:
-            return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
+            return Round("1-abc", 1, RoundParams(Pairwise(), dim=3, max_clients=3), 0)
 
         def submit(self, update: object, *_: object, **__: object) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)

@@ -25,20 +25,21 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
-from securemedian.servers import config, control
+from securemedian.servers import config
 from securemedian.servers.config import Caller, CohortTable
-from securemedian.servers.control import Failed, Open
-from securemedian.servers.events import Use
-from securemedian.servers.register import ROUNDS_RETAINED, Entry, Register
-from securemedian.servers.requests import COORDINATOR, OPS
+from securemedian.servers.machine.events import Use
+from securemedian.servers.network import control
+from securemedian.servers.network.control import Failed, Open
+from securemedian.servers.rounds.register import ROUNDS_RETAINED, Entry, Register
+from securemedian.servers.rounds.requests import COORDINATOR, OPS
 from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.
 KINDS = {
-    "default": RoundParams(Mean(), 4, 3),
-    "stroke": RoundParams(Bucketed(uploads="dealt"), 5, 3),
-    "lung.2": RoundParams(Pairwise(), 6, 3),
-    "heart": RoundParams(Mean(), 7, 2),
+    "default": RoundParams(Mean(), dim=4, max_clients=3),
+    "stroke": RoundParams(Bucketed(uploads="dealt"), dim=5, max_clients=3),
+    "lung.2": RoundParams(Pairwise(), dim=6, max_clients=3),
+    "heart": RoundParams(Mean(), dim=7, max_clients=2),
 }
 CLIENTS = tuple(
     Caller(f"client-{at}", z85.encode(bytes([at] * 32)).decode()) for at in range(1, 11)

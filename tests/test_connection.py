@@ -38,7 +38,7 @@ from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers.transport import CLIENT_DOMAIN, ClientPort, authenticate
+from securemedian.servers.network.transport import CLIENT_DOMAIN, ClientPort, authenticate
 from tests.daemons import endpoint_of
 
 pytestmark = pytest.mark.slow
@@ -376,7 +376,9 @@ def client_of(pair: Pair, tmp_path: Path, **settings: Any) -> Iterator[Client]:
         yield client
 
 
-PAIRWISE = RoundParams(Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), 5, 3)
+PAIRWISE = RoundParams(
+    Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), dim=5, max_clients=3
+)
 
 
 def test_submit_and_result_keep_the_structure(tmp_path: Path) -> None:

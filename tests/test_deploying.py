@@ -8,7 +8,7 @@ import pytest
 
 from securemedian.common.states import State
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.peer import Change
+from securemedian.servers.network.peer import Change
 from securemedian.servers.policy import Policy
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +68,7 @@ def test_what_a_dealing_takes_is_what_the_round_says() -> None:
 
 
 def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
-    code = SERVERS["round_facts.py"]
+    code = SERVERS["selection.py"]
     shown = [
         reason
         for row in rows("troubleshooting.md", "| reason | cause | do |")

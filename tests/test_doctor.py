@@ -12,7 +12,7 @@ from securemedian import cli
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
-from securemedian.servers.backends.ray import GUARDED
+from securemedian.servers.computing.backends.ray import GUARDED
 from tests.daemons import Pair, running
 
 Usage = namedtuple("Usage", "total used free")

@@ -22,10 +22,10 @@ from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, N
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
-from securemedian.servers import control
-from securemedian.servers.control import Again, Bye, Hello, RoundMessage
-from securemedian.servers.database import SCHEMA_VERSION, Database
-from securemedian.servers.round_state import ServerRound
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.network import control
+from securemedian.servers.network.control import Again, Bye, Hello, RoundMessage
+from securemedian.servers.storage.database import SCHEMA_VERSION, Database
 from tests.servers_alone import DEALT, DIM, PARAMS, Server
 
 KINDS = [

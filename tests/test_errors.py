@@ -42,6 +42,13 @@ def test_a_text_is_cut_and_says_so() -> None:
     assert cut("x" * (MAX_TEXT + 1)) == "x" * MAX_TEXT + f"... ({MAX_TEXT + 1} characters)"
 
 
+def test_a_text_of_others_commands_no_terminal() -> None:
+    assert cut("aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted") == (
+        r"aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted"
+    )
+    assert cut("\u202eH\u00f4pital \u5317 \\x") == r"\u202eHôpital 北 \x"
+
+
 def test_every_error_has_a_code_of_its_own_and_is_found_by_it() -> None:
     kinds = [
         kind

@@ -29,8 +29,8 @@ from securemedian.mpc.rounds.optimiser import OPTIMISERS, optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Cost, Outcome
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
-from securemedian.servers import control
-from securemedian.servers.control import (
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
     Again,
     Bye,
     Check,
@@ -47,8 +47,8 @@ from securemedian.servers.control import (
     Uploaded,
     Verdicts,
 )
-from securemedian.servers.register import ROUNDS_RETAINED
-from securemedian.servers.requests import OPS
+from securemedian.servers.rounds.register import ROUNDS_RETAINED
+from securemedian.servers.rounds.requests import OPS
 from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
 from tests.servers_alone import DEALT, DIM, PARAMS, START, Server, held, hello
 

@@ -24,9 +24,9 @@ from securemedian.mpc.protocols.share import Upload, WordsUpload
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
-from securemedian.servers import engine
-from securemedian.servers.backends.threads import ThreadBackend
-from securemedian.servers.engine import MOST_ABANDONED, Engine
+from securemedian.servers.computing import engine
+from securemedian.servers.computing.backends.threads import ThreadBackend
+from securemedian.servers.computing.engine import MOST_ABANDONED, Engine
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ SWITCHED = """
 import os, sys, threading, time
 import zmq
 from zmq.utils import garbage
-from securemedian.servers.transport import ZmqLink
+from securemedian.servers.network.transport import ZmqLink
 
 FRAME = bytes(zmq.COPY_THRESHOLD)
 
@@ -99,14 +99,14 @@ def uncopied_sends(source: str) -> list[int]:
 
 def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
     assert uncopied_sends("s.send(b'', copy=False)") == [1]
-    folders = ("mpc", "servers", "clients", "benchmarks", "laboratory", "scripts", "settings")
+    folders = ("mpc", "servers", "clients", "benchmarks", "laboratory", "common")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {path.relative_to(ROOT): uncopied_sends(path.read_text()) for path in paths}
     found = {path: lines for path, lines in found.items() if lines}
-    assert list(found) == [Path("servers/transport.py")]
-    source = ast.parse((ROOT / "servers/transport.py").read_text())
+    assert list(found) == [Path("servers/network/transport.py")]
+    source = ast.parse((ROOT / "servers/network/transport.py").read_text())
     (port,) = (node for node in source.body if getattr(node, "name", "") == "ClientPort")
-    (line,) = found[Path("servers/transport.py")]
+    (line,) = found[Path("servers/network/transport.py")]
     assert port.lineno < line <= (port.end_lineno or 0)
 
 
@@ -114,7 +114,7 @@ def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
 
 
 SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
-PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), 300, 3)
+PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), dim=300, max_clients=3)
 
 
 class Pipe:
@@ -359,7 +359,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import garbage
 from securemedian.cli import main
-from securemedian.servers import engine, transport
+from securemedian.servers.computing import engine
+from securemedian.servers.network import transport
 
 engine.STOP_S = 1.0
 hang = Path(sys.argv[-1]).with_suffix(".hang")

@@ -10,7 +10,7 @@ from securemedian.clients.journal import Journal
 from securemedian.common.durable import is_locked
 from securemedian.coordinator.unattended import RunLog
 from securemedian.mpc.errors import ConfigError
-from securemedian.servers.store import Store
+from securemedian.servers.storage.store import Store
 
 
 class Closable(Protocol):

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from securemedian.mpc.protocols import wire
-from securemedian.servers import control, logs
+from securemedian.servers import logs
+from securemedian.servers.network import control
 from tests.servers_alone import Server
 
 

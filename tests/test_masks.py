@@ -52,24 +52,28 @@ CLIENTS = 4
 # no whole word.
 ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
     (
-        RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 100, CLIENTS),
+        RoundParams(Pairwise(ring_bits=9, fraction_bits=0), dim=100, max_clients=CLIENTS),
         reference.lower_median,
     ),
     (
         RoundParams(
-            Radix(encoding="fixed", word_bits=3, fraction_bits=0, ring_bits=40), 100, CLIENTS
+            Radix(encoding="fixed", word_bits=3, fraction_bits=0, ring_bits=40),
+            dim=100,
+            max_clients=CLIENTS,
         ),
         reference.lower_median,
     ),
     (
-        RoundParams(TrimmedMean(ring_bits=12, fraction_bits=0, trim=0.25), 100, CLIENTS),
+        RoundParams(
+            TrimmedMean(ring_bits=12, fraction_bits=0, trim=0.25), dim=100, max_clients=CLIENTS
+        ),
         lambda values: np.array(reference.trimmed_sum(values, 1)),
     ),
     (
-        RoundParams(Mean(ring_bits=12, fraction_bits=0), 100, CLIENTS),
+        RoundParams(Mean(ring_bits=12, fraction_bits=0), dim=100, max_clients=CLIENTS),
         lambda values: values.sum(axis=0),
     ),
-    (RoundParams(Bucketed(buckets=8), 100, CLIENTS), reference.lower_median),
+    (RoundParams(Bucketed(buckets=8), dim=100, max_clients=CLIENTS), reference.lower_median),
     *(
         (
             RoundParams(
@@ -80,8 +84,8 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
                     reclusterings=2,
                     median_by=median_by,
                 ),
-                100,
-                CLIENTS,
+                dim=100,
+                max_clients=CLIENTS,
             ),
             lambda values: 2 * CLIENTS * np.array(reference.lower_median(values)),
         )

@@ -33,7 +33,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.servers import daemon
-from securemedian.servers.store import Store
+from securemedian.servers.storage.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both, use_small_codes
 from tests.test_kernels import VECTORS, vector_words
@@ -405,7 +405,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProtocolParams().agreement() == ProtocolParams(native_aes=False).agreement()
 
 
-ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 200, 3)
+ROUND = RoundParams(Pairwise(ring_bits=9, fraction_bits=0), dim=200, max_clients=3)
 
 
 def messages(extension: str, native_aes: tuple[bool, bool]) -> list[list[tuple[str, bytes]]]:

@@ -25,7 +25,16 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import MAX_CLIENTS
-from securemedian.servers.control import Close, Compute, Failed, Held, Open, Opened, Ready, Uploaded
+from securemedian.servers.network.control import (
+    Close,
+    Compute,
+    Failed,
+    Held,
+    Open,
+    Opened,
+    Ready,
+    Uploaded,
+)
 from tests.daemons import Pair, wait_until
 from tests.servers_alone import PARAMS, START, Server, held
 

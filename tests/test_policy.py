@@ -11,9 +11,9 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.control import Failed, Open, Opened
+from securemedian.servers.network.control import Failed, Open, Opened
 from securemedian.servers.policy import Policy
-from securemedian.servers.register import HOUR_S
+from securemedian.servers.rounds.register import HOUR_S
 from tests.daemons import Pair, running, wait_until
 from tests.servers_alone import PARAMS, Server
 

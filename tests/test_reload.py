@@ -26,7 +26,7 @@ from securemedian.servers.config import (
     MetricsConfig,
     ServerConfig,
 )
-from securemedian.servers.control import Held, Ready, Uploaded
+from securemedian.servers.network.control import Held, Ready, Uploaded
 from securemedian.servers.policy import Policy
 from securemedian.servers.reload import CHANGEABLE, Reload
 from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until

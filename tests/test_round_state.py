@@ -36,8 +36,30 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers import control
-from securemedian.servers.control import (
+from securemedian.servers.machine import conditions
+from securemedian.servers.machine.conditions import always
+from securemedian.servers.machine.events import (
+    CheckEnded,
+    CloseAsked,
+    Computed,
+    DealingStored,
+    Effect,
+    Event,
+    Failure,
+    Interrupted,
+    OpenAsked,
+    Overdue,
+    Stored,
+    Tossed,
+    Turn,
+    Unlinked,
+    is_message,
+)
+from securemedian.servers.machine.facts import Limits
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.network import control
+from securemedian.servers.network.control import (
     Again,
     Check,
     Close,
@@ -55,26 +77,7 @@ from securemedian.servers.control import (
     Uploaded,
     Verdicts,
 )
-from securemedian.servers.events import (
-    CheckEnded,
-    CloseAsked,
-    Computed,
-    DealingStored,
-    Effect,
-    Event,
-    Failure,
-    Interrupted,
-    OpenAsked,
-    Overdue,
-    Stored,
-    Tossed,
-    Turn,
-    Unlinked,
-    is_message,
-)
-from securemedian.servers.peer import Change, PeerWatch, differences
-from securemedian.servers.round_facts import Limits
-from securemedian.servers.round_state import LATE, TABLE, ServerRound, Transition, always
+from securemedian.servers.network.peer import Change, PeerWatch, differences
 
 ID = "1-0000000a"
 NAMES = {"key-a": "anna", "key-b": "ben", "key-c": "cleo", "key-d": "dora"}
@@ -1168,7 +1171,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
         for party in (0, 1)
         for pair in TABLE[party]
         for line in TABLE[party][pair]
-        if line.when not in (ServerRound.discordant, ServerRound.disputed)
+        if line.when not in (conditions.discordant, conditions.disputed)
     }
     assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
     # S1 refuses clients whom S0 takes only where their configurations or parameters differ

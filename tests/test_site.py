@@ -12,8 +12,8 @@ import pytest
 import securemedian
 from securemedian import cli
 from securemedian.mpc.rounds.methods.registry import METHODS
-from securemedian.servers.events import Effect
-from securemedian.servers.round_state import LATE, TABLE
+from securemedian.servers.machine.events import Effect
+from securemedian.servers.machine.table import LATE, TABLE
 from tests.daemons import ROOT
 
 pytest.importorskip("mkdocs")

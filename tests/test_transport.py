@@ -30,11 +30,11 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import plan
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import cut
-from securemedian.servers import transport
 from securemedian.servers.daemon import Daemon
-from securemedian.servers.descriptors import Descriptors
 from securemedian.servers.logs import BURST, EVERY_S
-from securemedian.servers.transport import (
+from securemedian.servers.network import transport
+from securemedian.servers.network.descriptors import Descriptors
+from securemedian.servers.network.transport import (
     CLIENT_DOMAIN,
     PEER_DOMAIN,
     ClientPort,

@@ -1,6 +1,7 @@
 """wire and channel: what is sent arrives, and nothing else is taken."""
 
 import contextlib
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -76,6 +77,20 @@ def test_missing_parts_and_surplus_parts_are_refused() -> None:
 def test_random_bytes_are_a_frame_error_or_a_message(parts: list[bytes]) -> None:
     with contextlib.suppress(FrameError):
         wire.unpack(parts)
+
+
+def test_texts_arrive_printable() -> None:
+    text = "aborted: \x1b]0;owned\x07\nsecuremedian: submitted"
+    fields = {"reason": text, "left_out": {text: [text]}, "raw": b"\x1b", "name": "Hôpital"}
+    message = wire.unpack(wire.pack("a\x1b", fields))
+    escaped = r"aborted: \x1b]0;owned\x07\nsecuremedian: submitted"
+    assert message.type == r"a\x1b"
+    assert message.fields == fields | {"reason": escaped, "left_out": {escaped: [escaped]}}
+    deep: Any = "end"
+    for _ in range(1000):
+        deep = [deep]
+    with pytest.raises(FrameError):
+        wire.unpack(wire.pack("a", {"deep": deep}))
 
 
 def test_messages_do_not_print_arrays() -> None:

@@ -10,10 +10,15 @@ import zmq
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.servers.backends.shards import ShardedComputation, WorkerLost
-from securemedian.servers.backends.slices import Parcels
-from securemedian.servers.backends.worker import ShardWorker
-from securemedian.servers.transport import PEER_DOMAIN, PeerPort, authenticate, peer_message_limit
+from securemedian.servers.computing.backends.shards import ShardedComputation, WorkerLost
+from securemedian.servers.computing.backends.slices import Parcels
+from securemedian.servers.computing.backends.worker import ShardWorker
+from securemedian.servers.network.transport import (
+    PEER_DOMAIN,
+    PeerPort,
+    authenticate,
+    peer_message_limit,
+)
 from tests.daemons import free_ports
 
 LOOPBACK = "127.0.0.1"

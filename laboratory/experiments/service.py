@@ -27,7 +27,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.store import Store
+from securemedian.servers.storage.store import Store
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]

@@ -4,7 +4,8 @@ A frame is a list of byte strings (the parts of one zmq message). Part 0 is the 
 map `{"v": VERSION, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`. Parts 1, 2, .. are
 the bytes of the arrays, little-endian and C-contiguous, in the order of `a`. Nothing is left over
 and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length that is not the
-shape's, a missing part and a surplus one. There is no pickle anywhere.
+shape's, a missing part and a surplus one. There is no pickle anywhere. Texts
+arrive so that they can be printed, whoever wrote them: what commands a terminal is written out.
 """
 
 import math
@@ -16,7 +17,7 @@ import msgpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc.errors import FrameError, LocalProtocolError, quoted
+from securemedian.mpc.errors import FrameError, LocalProtocolError, cut, quoted
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -90,7 +91,21 @@ def unpack(parts: Sequence[Part]) -> Message:
         if name in arrays:
             raise FrameError(f"array {quoted(name)} twice in one frame")
         arrays[name] = array
-    return Message(kind, fields, arrays)
+    try:
+        return Message(_printable(kind), _printable(fields), arrays)
+    except RecursionError:
+        raise FrameError("the header is nested too deeply") from None
+
+
+def _printable(value: Any) -> Any:
+    """Return a value of a header with texts that can be printed."""
+    if isinstance(value, str):
+        return value if value.isprintable() else cut(value)
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    if isinstance(value, dict):
+        return {_printable(name): _printable(one) for name, one in value.items()}
+    return value
 
 
 def size(parts: Sequence[Part]) -> int:

@@ -15,11 +15,11 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.outcome import Result
-from securemedian.servers.register import Entry
-from securemedian.servers.round_state import ServerRound
-from securemedian.servers.run_start import begin
-from securemedian.servers.store import Store
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.rounds.register import Entry
+from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.outcome import Result
+from securemedian.servers.storage.store import Store
 
 
 class RunKeeper:

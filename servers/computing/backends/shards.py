@@ -49,10 +49,11 @@ from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
-from securemedian.servers import control, logs
-from securemedian.servers.backends.slices import Keep, Parcels, for_check, for_shard
-from securemedian.servers.backends.worker import Broken, Meeting
-from securemedian.servers.transport import ZmqLink
+from securemedian.servers import logs
+from securemedian.servers.computing.backends.slices import Keep, Parcels, for_check, for_shard
+from securemedian.servers.computing.backends.worker import Broken, Meeting
+from securemedian.servers.network import control
+from securemedian.servers.network.transport import ZmqLink
 
 # how often a shard may be taken up in one step; then the round is tried again as a whole
 MOST_ATTEMPTS = 4

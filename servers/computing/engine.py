@@ -18,7 +18,7 @@ from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome
 from securemedian.servers import logs
-from securemedian.servers.backends.base import Backend, Computation
+from securemedian.servers.computing.backends.base import Backend, Computation
 
 # how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
 # stops at its next message, and may first have to finish the computation of a chunk.

@@ -20,14 +20,15 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers import control, logs
+from securemedian.servers import logs
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import Bye, Hello, Message, Open, Resume, RoundMessage
-from securemedian.servers.engines import Engines
-from securemedian.servers.events import Failure, Unlinked
-from securemedian.servers.peer import Change, PeerWatch
-from securemedian.servers.register import Entry, Register
-from securemedian.servers.runner import RoundRunner
+from securemedian.servers.machine.events import Failure, Unlinked
+from securemedian.servers.network import control
+from securemedian.servers.network.control import Bye, Hello, Message, Open, Resume, RoundMessage
+from securemedian.servers.network.peer import Change, PeerWatch
+from securemedian.servers.rounds.register import Entry, Register
+from securemedian.servers.rounds.runner import RoundRunner
 
 # the time between two hellos of this server
 HELLO_S = 1.0

@@ -1,18 +1,10 @@
-"""A server's state folder: the database, clients' shares, runs and results.
-
-It is for one process at a time. The words of a round's shares are in one file, and the database
-says whose they are: a share counts once it is on the disk and its row is committed. Runs
-and results are files that are named by their SHA-256, written beside, synchronised and renamed.
-"""
+"""The uploads of one round: packed words in one file, and rows of the database."""
 
 import hashlib
-import io
-import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Container, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.cohorts import DEFAULT_COHORT
-from securemedian.common.durable import lock_folder, replace_file, sync_folder
-from securemedian.mpc.arrays import Words
+from securemedian.common.durable import sync_folder
 from securemedian.mpc.errors import (
     BadUpload,
-    ConfigError,
     DamagedUpload,
     DuplicateUpload,
     LocalProtocolError,
@@ -37,132 +26,17 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
-from securemedian.mpc.rounds.optimiser import optimiser_from
-from securemedian.mpc.rounds.ranges.registry import policy_from
-from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers.control import SHA256_BYTES, is_round_id
-from securemedian.servers.database import Database, Row
-from securemedian.servers.outcome import Result
+from securemedian.servers.network.control import SHA256_BYTES
+from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.words import StoredUpload, WordsFile
 
-# bytes that are hashed at a time, and that are worth being synchronised beside the caller
-_CHUNK_BYTES = 1 << 20
-# Synchronises beside the servers' loops, which wait for it: examinations, which may take seconds,
-# have threads of their own.
-_DISK = ThreadPoolExecutor(1, "disk")
+# Examinations may take seconds: they have threads of their own.
 _EXAMINERS = ThreadPoolExecutor(2, "examiner")
-
-# the file of the database
-DATABASE = "state.db"
-# the name of a file's plain fields, which no array has
-_FIELDS = "fields"
 
 DEALING, UPLOAD = "dealing", "upload"
 
 # The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
-
-
-class WordsFile:
-    """One file of packed words, which many uploads share.
-
-    It needs one descriptor however many clients there are, so that nobody who takes descriptors
-    decides whose upload is stored, and one call synchronises all that has come. A thread brings to
-    the disk what is written while the caller goes on, so that `sync` has little to wait for. It is
-    closed when the last upload that reads it is gone, which may be later than its folder.
-    """
-
-    def __init__(self, path: Path, end: int = 0) -> None:
-        """Open a file, or make it; what lies from byte `end` on is overwritten."""
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        # where the next words begin
-        self.end = end
-        # what is written and not being brought to the disk, in bytes
-        self._unsynced = 0
-        self._syncing: Future[None] | None = None
-
-    def append(self, words: Words) -> int:
-        """Write words at the end and return where they begin, in bytes.
-
-        Raises OSError if they cannot all be written; what was written is overwritten by the next.
-        """
-        begin = self.end
-        self.write(begin, words)
-        self.end += 8 * words.size
-        return begin
-
-    def give_back(self, begin: int, size: int) -> None:
-        """Let the next words overwrite what was appended last, if it is this."""
-        if begin + size == self.end:
-            self.end = begin
-
-    def sync(self) -> None:
-        """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
-        syncing, self._syncing = self._syncing, None
-        if syncing:
-            syncing.result()
-        if self._unsynced:
-            os.fdatasync(self._file)
-            self._unsynced = 0
-
-    def _sync_beside(self) -> None:
-        """Begin to bring to the disk what is written, if it is much and the last time was fine."""
-        done = self._syncing is None or (self._syncing.done() and not self._syncing.exception())
-        if done and self._unsynced >= _CHUNK_BYTES:
-            self._unsynced = 0
-            # it keeps the file open until it is done
-            self._syncing = _DISK.submit(os.fdatasync, self._file)
-
-    def reserve(self, count: int) -> int:
-        """Make room for `count` words at the end and return where it begins, in bytes.
-
-        Raises OSError if the disk has no room for them.
-        """
-        begin = self.end
-        os.posix_fallocate(self._file.fileno(), begin, 8 * count)
-        self.end += 8 * count
-        return begin
-
-    def write(self, at: int, words: Words) -> None:
-        """Write words from byte `at` on. Raises OSError if they cannot all be written."""
-        left = words.data.cast("B")
-        while left:
-            written = os.pwrite(self._file.fileno(), left, at)
-            self._unsynced += written
-            left, at = left[written:], at + written
-        self._sync_beside()
-
-    def read(self, begin: int, count: int) -> Words:
-        """Return `count` words from byte `begin` on."""
-        return np.frombuffer(self.read_bytes(begin, 8 * count), np.uint64)
-
-    def read_bytes(self, begin: int, count: int) -> bytes:
-        """Return `count` bytes from byte `begin` on. Raises DamagedUpload if they are not there."""
-        try:
-            data = os.pread(self._file.fileno(), count, begin)
-        except OSError as error:
-            raise DamagedUpload(f"a stored upload cannot be read: {error.strerror}") from error
-        if len(data) != count:
-            raise DamagedUpload("a stored upload is shorter than when it was written")
-        return data
-
-    def chunks(self, begin: int, count: int) -> Iterator[bytes]:
-        """Yield `count` bytes from byte `begin` on, by and by. Raises what `read_bytes` raises."""
-        for at in range(begin, begin + count, _CHUNK_BYTES):
-            yield self.read_bytes(at, min(_CHUNK_BYTES, begin + count - at))
-
-
-@dataclass(frozen=True)
-class StoredUpload:
-    """A share that was given in full, as packed words on disk."""
-
-    layout: Layout
-    source: WordsFile = field(repr=False)
-    begin: int
-
-    def words(self, row: int, start: int, stop: int) -> Words:
-        """Read words [start, stop) of row `row` from the disk."""
-        first = row * self.layout.row_words + start
-        return self.source.read(self.begin + 8 * first, stop - start)
 
 
 @dataclass
@@ -207,7 +81,7 @@ class Spool:
                 for each in (folder, folder.parent):
                     sync_folder(each)
         except OSError as error:
-            raise _cannot_store("uploads", error) from error
+            raise cannot_store("uploads", error) from error
 
     def put(self, client: str, form: str, share: NDArray[Any], digest: bytes | None = None) -> Row:
         """Write one upload, and return its row. `digest` is its `upload_digest`, if it is known.
@@ -229,7 +103,7 @@ class Spool:
         try:
             begin = self._file.append(packed)
         except OSError as error:
-            raise _cannot_store("the upload", error) from error
+            raise cannot_store("the upload", error) from error
         return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
 
     def put_dealing(
@@ -305,7 +179,7 @@ class Spool:
                 partial = self._partial[client] = _Partial(begin, pieces)
             self._file.write(begin + 8 * piece * -(-words // pieces), packed)
         except OSError as error:
-            raise _cannot_store("the dealing", error) from error
+            raise cannot_store("the dealing", error) from error
         partial.sha256_before = partial.sha256.copy()
         partial.sha256.update(packed.data)
         partial.due += 1
@@ -316,7 +190,7 @@ class Spool:
         try:
             self._file.sync()
         except OSError as error:
-            raise _cannot_store("the upload", error) from error
+            raise cannot_store("the upload", error) from error
 
     @property
     def stored_bytes(self) -> int:
@@ -407,7 +281,7 @@ def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row
     return Row(client, kind, "seed", 0, 0, digest, time.time(), share.tobytes())
 
 
-def _cannot_store(what: str, error: OSError) -> NotStored:
+def cannot_store(what: str, error: OSError) -> NotStored:
     return NotStored(f"this server cannot store {what}: {error.strerror}")
 
 
@@ -447,132 +321,3 @@ def _check_share(
             f"not {share.dtype} {share.shape}: "
             "encode it with the parameters that the server gave"
         )
-
-
-class Store:
-    """The state folder of one server.
-
-    Raises ConfigError if the folder cannot be used or another process uses it.
-    """
-
-    def __init__(
-        self, folder: Path, opening: Opening = nullcontext, native_aes: bool = False
-    ) -> None:
-        self._opening, self._native_aes = opening, native_aes
-        self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            refusal = f"another server is running on the state folder {folder}"
-            self._lock = lock_folder(folder, refusal)
-            for inner in (self._spools, self._kept):
-                inner.mkdir(mode=0o700, exist_ok=True)
-            # SQLite gives the files beside the database its mode
-            os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
-            sync_folder(folder)
-        except OSError as error:
-            raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
-        self.database = Database(folder / DATABASE)
-
-    def close(self) -> None:
-        """Give the folder up, so that another process can use it."""
-        self.database.close()
-        self._lock.close()
-
-    def spool(
-        self,
-        round_id: str,
-        layout: Layout,
-        shape: Dealing | None = None,
-        rows: Iterable[Row] = (),
-    ) -> Spool:
-        """Return the spool of a round, in a folder that is named after it; `rows` are in it."""
-        if not is_round_id(round_id):
-            raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
-        spool = self._spools / round_id
-        return Spool(spool, layout, shape, self._opening, rows, self._native_aes)
-
-    def tidy(self, live: Container[str], kept: Container[str]) -> None:
-        """Delete the spools of rounds that are not `live`, and files that are not `kept`."""
-        for folder in self._spools.iterdir():
-            if folder.name not in live:
-                shutil.rmtree(folder, ignore_errors=True)
-        for file in self._kept.iterdir():
-            if file.name not in kept:
-                file.unlink(missing_ok=True)
-
-    # Runs and results
-
-    def load_run(self, cohort: str = DEFAULT_COHORT) -> RunState:
-        """Return the current run of a cohort, or a new one if there is none.
-
-        Raises ConfigError if the file is damaged.
-        """
-        name = self.database.current_runs().get(cohort)
-        return self.read_run(name) if name else RunState()
-
-    def save_run(self, run: RunState, cohort: str = DEFAULT_COHORT) -> None:
-        """Make a run the current one: a crash leaves the old one or the new one."""
-        name = self.write_run(run)
-        with self.database.transaction():
-            self.database.set_current_run(cohort, name)
-
-    def write_run(self, run: RunState) -> str:
-        """Keep a run, and return the name of its file. Raises NotStored."""
-        return self._keep(
-            {
-                "policy": run.policy.to_dict(),
-                "published": run.published,
-                "optimiser": run.optimiser.to_dict(),
-            },
-            run.arrays,
-        )
-
-    def read_run(self, name: str) -> RunState:
-        """Return a run by the name of its file. Raises ConfigError if it is damaged."""
-        fields, arrays = self._load(name)
-        return RunState.of_arrays(
-            policy_from(fields["policy"]),
-            fields["published"],
-            optimiser_from(fields["optimiser"]),
-            arrays,
-        )
-
-    def write_result(self, result: Result) -> str:
-        """Keep a result, and return the name of its file. Raises NotStored."""
-        fields, arrays = result.to_parts()
-        return self._keep(fields, arrays)
-
-    def read_result(self, name: str) -> Result:
-        """Return a result by the name of its file. Raises ConfigError if it is damaged."""
-        return Result.from_parts(*self._load(name))
-
-    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
-        """Write a file of fields and arrays in one step, and return its name."""
-        content = io.BytesIO()
-        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **arrays)  # type: ignore[arg-type]
-        data = content.getbuffer()
-        name = hashlib.sha256(data).hexdigest()
-        path = self._kept / name
-        if path.exists():
-            return name
-        try:
-            with self._opening():
-                replace_file(path, [data])
-        except OSError as error:
-            raise _cannot_store("a model or a result", error) from error
-        return name
-
-    def _load(self, name: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        path = self._kept / name
-        try:
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != name:
-                raise ValueError
-            with np.load(io.BytesIO(data), allow_pickle=False) as saved:
-                arrays = dict(saved.items())
-            return json.loads(str(arrays.pop(_FIELDS))), arrays
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"{path} is missing or damaged: restore the state folder from a backup, "
-                "or remove it to start without a model"
-            ) from error

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from securemedian.mpc.errors import MAX_QUOTE, ParametersDiffer, PeerUnavailable, cut, quoted
-from securemedian.servers.control import Hello
+from securemedian.servers.network.control import Hello
 
 
 class Change(StrEnum):

@@ -18,8 +18,8 @@ from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import ChannelClosed, SecureMedianError
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import pipeline
-from securemedian.servers.backends.threads import SWITCH_S, ThreadComputation
-from securemedian.servers.transport import (
+from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadComputation
+from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,
     ZmqLink,

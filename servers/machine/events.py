@@ -1,13 +1,13 @@
 """The events of a round, and what a server does at them.
 
-The table of `round_state` says which event does what in which state.
+`table` says which event does what in which state.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from securemedian.common.receipts import Receipt
-from securemedian.servers.control import (
+from securemedian.servers.network.control import (
     Again,
     Check,
     Close,

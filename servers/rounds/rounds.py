@@ -3,7 +3,7 @@
 What comes from the coordinator, the clients, the engine, the peer and the clock is turned here into
 events of a round. The parts are `register` (which rounds there are), `keeper` (the run),
 `peer_control` (the other server) and `runner`, which feeds events to a round and does what its
-table in `round_state` says.
+table in `machine.table` says.
 """
 
 import logging
@@ -31,18 +31,10 @@ from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import logs
+from securemedian.servers.computing.engine import Coin, Result
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import (
-    Message,
-    Open,
-    RoundMessage,
-    new_round_id,
-    upload_digest,
-)
-from securemedian.servers.database import Row
-from securemedian.servers.engine import Coin, Result
-from securemedian.servers.engines import Engines
-from securemedian.servers.events import (
+from securemedian.servers.machine.events import (
     CheckEnded,
     CloseAsked,
     Computed,
@@ -58,12 +50,21 @@ from securemedian.servers.events import (
     Unlinked,
     Use,
 )
-from securemedian.servers.keeper import RunKeeper
-from securemedian.servers.peer import PeerWatch
-from securemedian.servers.peer_control import PeerControl
-from securemedian.servers.register import Entry, Register, WhenOpened
-from securemedian.servers.runner import RoundRunner, event_of
-from securemedian.servers.store import DEALING, Store, sha256
+from securemedian.servers.network.control import (
+    Message,
+    Open,
+    RoundMessage,
+    new_round_id,
+    upload_digest,
+)
+from securemedian.servers.network.peer import PeerWatch
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.peer_control import PeerControl
+from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.rounds.runner import RoundRunner, event_of
+from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.spool import DEALING, sha256
+from securemedian.servers.storage.store import Store
 
 WhenStored = Callable[[SecureMedianError | None], None]
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.servers.engine import Engine, Result
+from securemedian.servers.computing.engine import Engine, Result
 
 # returns a new engine; it is given what says whether another engine computes
 Make = Callable[[Callable[[], bool]], Engine]

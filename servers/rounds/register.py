@@ -22,13 +22,14 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import Open
-from securemedian.servers.database import UNBOUND, Bound, Row, SavedRound, Verdict
-from securemedian.servers.events import Action, Effect
-from securemedian.servers.outcome import Result
-from securemedian.servers.round_facts import Limits
-from securemedian.servers.round_state import ServerRound
-from securemedian.servers.store import DEALING, Spool, Store
+from securemedian.servers.machine.events import Action, Effect
+from securemedian.servers.machine.facts import Limits
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.network.control import Open
+from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
+from securemedian.servers.storage.outcome import Result
+from securemedian.servers.storage.spool import DEALING, Spool
+from securemedian.servers.storage.store import Store
 
 # the number of rounds of each cohort whose status and result can still be asked for
 ROUNDS_RETAINED = 4

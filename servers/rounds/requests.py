@@ -37,12 +37,12 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import logs
+from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.control import is_round_id
-from securemedian.servers.engines import Engines
-from securemedian.servers.register import Entry
-from securemedian.servers.round_state import ServerRound
-from securemedian.servers.rounds import Rounds, WhenStored
+from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.network.control import is_round_id
+from securemedian.servers.rounds.register import Entry
+from securemedian.servers.rounds.rounds import Rounds, WhenStored
 
 CLIENT, COORDINATOR = "client", "coordinator"
 _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)

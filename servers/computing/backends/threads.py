@@ -13,7 +13,7 @@ from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
 from securemedian.servers import logs
-from securemedian.servers.transport import ZmqLink
+from securemedian.servers.network.transport import ZmqLink
 
 # for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
 SWITCH_S = 1e-4

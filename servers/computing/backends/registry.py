@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from securemedian.servers.backends.base import Backend
-from securemedian.servers.backends.ray import RayBackend
-from securemedian.servers.backends.threads import OpenLane, ThreadBackend
+from securemedian.servers.computing.backends.base import Backend
+from securemedian.servers.computing.backends.ray import RayBackend
+from securemedian.servers.computing.backends.threads import OpenLane, ThreadBackend
 from securemedian.servers.config import ServerConfig
 
 

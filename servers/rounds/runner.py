@@ -23,13 +23,13 @@ from securemedian.mpc.errors import (
     from_code,
 )
 from securemedian.servers import logs
-from securemedian.servers.control import Message
-from securemedian.servers.database import Row
-from securemedian.servers.engine import Engine
-from securemedian.servers.engines import Engines
-from securemedian.servers.events import Action, Effect, Event, Failure, Interrupted
-from securemedian.servers.keeper import RunKeeper
-from securemedian.servers.register import Entry, Register, WhenOpened
+from securemedian.servers.computing.engine import Engine
+from securemedian.servers.computing.engines import Engines
+from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
+from securemedian.servers.network.control import Message
+from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.storage.database import Row
 
 # how long an event waits that could not be stored
 AGAIN_S = 1.0

@@ -3,7 +3,7 @@
 Each message is a dataclass whose fields have the names that they have on the wire. A message about
 a round is also one of its `events`. Whatever the peer sends goes through `decode`, which checks
 types, round ids and lengths, so that every message behind it is well formed. Whether a message may
-come now is decided by the tables of `round_state`.
+come now is decided by the tables of `machine.table`.
 """
 
 import os

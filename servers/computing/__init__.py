@@ -1,0 +1,1 @@
+"""Where a server computes its part of a round."""

@@ -1,0 +1,1 @@
+"""One round as a state machine, without I/O."""

@@ -1,0 +1,308 @@
+"""The facts that one server has of a round, and what follows from them alone."""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.receipts import Receipt
+from securemedian.common.states import LIVE, State
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import (
+    MAX_QUOTE,
+    ClientsDiffer,
+    ConfigError,
+    cut,
+)
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers.network.control import SHA256_BYTES, Open, group_of
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The time limits of a round at a server, and how often what breaks off is tried."""
+
+    # for an answer of the peer, and for a run of the protocol
+    answer_s: float
+    run_s: float
+    # how long the other server may be away
+    resume_s: float
+    # the wait before the second attempt; it doubles with each further one
+    retry_wait_s: float
+    max_attempts: int
+
+
+@dataclass
+class RoundFacts:
+    """A round as one server knows it. Its clients are known by their public keys."""
+
+    party: int
+    # the message with which S0 asks S1 to take part
+    asked: Open
+    params: RoundParams
+    # the name of each client of the cohort on this server's list, by public key; only those of
+    # the participants if the coordinator has named any
+    names: Mapping[str, str]
+    # the fewest clients that this server ever computes with
+    floor: int
+    limits: Limits
+    # the clients of an earlier attempt at this number that may have opened values: only these may
+    # take part again. Empty if there was no such attempt.
+    repeats: frozenset[str] = frozenset()
+    # what this server opens, in hex digits, if it tosses for the round's result: the same in every
+    # run of the protocol, and in other attempts at a number that ran
+    toss_opening: str = ""
+    state: State = State.NEW
+    # the time at which the present state has reached its limit
+    deadline: float = float("inf")
+    # the time before which nothing is tried again, and until which the other server may be away
+    retry_at: float = 0.0
+    away_until: float = float("inf")
+    # whether the two servers have yet to tell each other where they are, and at S0 whether S1 has
+    # been asked
+    adrift: bool = False
+    resuming: bool = False
+    # the session of what is under way or comes next
+    session: bytes = b""
+    new_session: bool = False
+    # the clients whose whole dealings are stored here, with their SHA-256, and at the other server
+    dealt_here: dict[str, bytes] = field(default_factory=dict)
+    dealt_there: set[str] = field(default_factory=set)
+    # the clients whose uploads are stored here, with their `upload_digest`, and at the other
+    # server, with what that server tells of them (`told`)
+    here: dict[str, bytes] = field(default_factory=dict)
+    there: dict[str, bytes] = field(default_factory=dict)
+    # clients that are not on this server's list, and whose uploads the other server holds
+    unlisted: list[str] = field(default_factory=list)
+    # what was tossed for the check of these clients' dealings
+    coins: dict[str, bytes] = field(default_factory=dict)
+    # the clients of the check that is under way, what was tossed for it, and which of them have
+    # failed it here and at S1
+    under_check: list[str] = field(default_factory=list)
+    coin: bytes = b""
+    failed_here: list[str] | None = None
+    failed_there: list[str] | None = None
+    # the verdicts: at S0 those of both servers, which are the same; at S1 its own
+    passed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    # what the two servers do not agree on, though honest servers always do
+    discord: str = ""
+    # the clients that are computed on, in the order of their keys
+    included: list[str] = field(default_factory=list)
+    # the others, by name, and why they are left out
+    left_out: dict[str, str] = field(default_factory=dict)
+    # those of them that have failed a check or of whom a server holds an upload, on its list or
+    # not: their keys by the reason, alike at both servers
+    excluded: dict[str, list[str]] = field(default_factory=dict)
+    # why the round has failed
+    code: str = ""
+    reason: str = ""
+    # the number of the latest run of the protocol, and how often something has broken off
+    attempt: int = 0
+    setbacks: int = 0
+    # whether the other server was away for too long
+    abandoned: bool = False
+    computed_here: bool = False
+    computed_there: bool = False
+    # the public signing key of the other server
+    signing_key: str = ""
+    # the record that this server has of the round, once it has computed: signed by itself, and once
+    # the other server has computed by that one, too
+    receipt: Receipt | None = None
+    # the other server's signature, once it has computed
+    vouched: bytes = b""
+    # whether the round has ever been open, and running, here
+    begun: bool = False
+    ran: bool = False
+
+    def __post_init__(self) -> None:
+        self.session, self.new_session = self.asked.session, self.asked.new_session
+        most = self.params.max_clients
+        if self.floor > most:
+            raise ConfigError(
+                f"max_clients is {most}, and s{self.party} asks for at least {self.floor} clients"
+            )
+        if len(self.repeats) > most:
+            raise ClientsDiffer(f"max_clients is {most}: {self.repeats_whom()}")
+        if self.asked.participants:
+            self._leave_out_others(set(self.asked.participants))
+
+    def _leave_out_others(self, participants: set[str]) -> None:
+        """Keep the names of the participants alone.
+
+        Raises ClientsDiffer if one of them is not on this server's list, or if a client is not
+        among them whom an earlier attempt binds, and ConfigError if they are too few for this
+        server.
+        """
+        if unlisted := sorted(participants - self.names.keys()):
+            raise ClientsDiffer(
+                f"s{self.party} has no such clients of cohort {self.cohort} as some of the "
+                f"participants: {cut(', '.join(unlisted), MAX_QUOTE)}"
+            )
+        if len(participants) < self.needed:
+            raise ConfigError(
+                f"there are {len(participants)} participants, and s{self.party} asks for at least "
+                f"{self.needed} clients (min_clients)"
+            )
+        if not self.repeats <= participants:
+            raise ClientsDiffer(f"the participants are others: {self.repeats_whom()}")
+        self.names = {key: name for key, name in self.names.items() if key in participants}
+
+    @property
+    def round_id(self) -> str:
+        return self.asked.round
+
+    @property
+    def cohort(self) -> str:
+        """The name of the cohort."""
+        return self.asked.cohort
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the log says of the round in every line: its id, and its cohort if it has one."""
+        named = self.cohort != DEFAULT_COHORT
+        return {"round": self.round_id} | ({"cohort": self.cohort} if named else {})
+
+    @property
+    def number(self) -> int:
+        return self.asked.number
+
+    @property
+    def live(self) -> bool:
+        """Whether the round has begun, and is neither published nor failed."""
+        return self.state in LIVE
+
+    @property
+    def opened(self) -> str:
+        """What the servers may have learned of values: "nothing", "maybe" or the "result".
+
+        It is "maybe" from the moment that this server runs the protocol, which is rather too early
+        than too late.
+        """
+        if self.state is State.PUBLISHED:
+            return "result"
+        return "maybe" if self.ran else "nothing"
+
+    @property
+    def attempts_left(self) -> int:
+        """How often what breaks off can still be tried."""
+        return max(0, self.limits.max_attempts - self.setbacks) if self.live else 0
+
+    @property
+    def needed(self) -> int:
+        """The fewest clients that this server runs this round with."""
+        return max(self.floor, self.params.min_clients)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of what must be alike at both servers before they run."""
+        clients = self.included, sorted(self.failed), sorted(self.excluded.items())
+        agreed = self.params.to_dict(), self.asked.participants, *clients
+        return digest(self.round_id, self.number, *agreed)
+
+    @property
+    def dealt(self) -> bool:
+        """Whether clients deal one-hot vectors ahead of their uploads."""
+        return self.params.dealing is not None
+
+    @property
+    def checks(self) -> bool:
+        """Whether the servers check what clients send."""
+        return self.dealt or self.params.method.checks_values
+
+    def whereabouts(self) -> dict[str, str]:
+        """Return by name where each client's upload is: "both", "here", "there" or "none"."""
+        return self._places(self.here, self.there)
+
+    def whereabouts_of_dealings(self) -> dict[str, str]:
+        """Return by name where each client's dealing is. It is empty where nobody deals."""
+        return self._places(self.dealt_here, self.dealt_there) if self.dealt else {}
+
+    def _places(self, here: Container[str], there: Container[str]) -> dict[str, str]:
+        words = {
+            (True, True): "both",
+            (True, False): "here",
+            (False, True): "there",
+            (False, False): "none",
+        }
+        return {name: words[key in here, key in there] for key, name in self.names.items()}
+
+    def told(self, digest: bytes) -> bytes:
+        """Return what this server tells the other one of an upload with this digest.
+
+        It is the SHA-256 where both get the upload alike, and its group where that is visible. The
+        SHA-256 of a share would let the other server try which update it is a share of.
+        """
+        return digest if self.dealt else digest[SHA256_BYTES:]
+
+    @property
+    def groups(self) -> list[int]:
+        """The groups of the clients that take part, where groups are visible."""
+        if not self.params.method.visible:
+            return []
+        return [group_of(self.here[key]) for key in self.included]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the round takes no more uploads, and has not failed."""
+        return self.state not in (State.NEW, State.OPENING, State.OPEN, State.FAILED)
+
+    def whom_it_repeats(self) -> list[str]:
+        """Return the names of the clients of the earlier attempt that may have opened values."""
+        return sorted(self.names.get(client, "one that left the list") for client in self.repeats)
+
+    def repeats_whom(self) -> str:
+        names = self.whom_it_repeats()
+        return cut(
+            f"an earlier attempt at number {self.number} may have opened values of {len(names)} "
+            "clients. Only these may take part again, and all of them must, unless the coordinator "
+            f"starts over with reset or a model: {', '.join(names)}"
+        )
+
+    # What survives a restart
+
+    def saved(self) -> dict[str, Any]:
+        """Return as plain values what is to survive a restart.
+
+        Of a live round that is all but what has rows of its own (`dealt_here`, `here`, `coins` and
+        the verdicts), the times, and what the other server tells again on a new link.
+        """
+        kept = {name: getattr(self, name) for name in _SAVED}
+        if not self.live:
+            for name in _SAVED_AT_THE_END:
+                value = getattr(self, name)
+                kept[name] = (
+                    {key: text.hex() for key, text in value.items()}
+                    if isinstance(value, dict)
+                    else sorted(value)
+                )
+        return kept
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `saved` returned."""
+        for name, value in saved.items():
+            if name in _SAVED:
+                setattr(self, name, value)
+            elif isinstance(value, dict):
+                setattr(self, name, {key: bytes.fromhex(text) for key, text in value.items()})
+            else:
+                setattr(self, name, set(value))
+        self.state = State(self.state)
+
+
+_SAVED = (
+    "state",
+    "adrift",
+    "included",
+    "left_out",
+    "excluded",
+    "code",
+    "reason",
+    "attempt",
+    "setbacks",
+    "computed_here",
+    "toss_opening",
+    "begun",
+    "ran",
+)
+_SAVED_AT_THE_END = ("dealt_here", "dealt_there", "here", "there", "passed", "failed")

@@ -1,0 +1,428 @@
+"""The states of a round, as a table and without I/O.
+
+A state and an event give the next state and the actions to do, in order. Each server has its own
+table (`TABLE[party]`), because S0 leads:
+
+    S0: new -> opening -> open -> closing -> checking -> queued <-> starting -> running -> published
+    S1: new ------------> open ------------> checking -> queued <-------------> running -> published
+         any of these but new and published -> failed
+
+`checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
+checked while the round is open, too, once both servers hold them: S0 sends `check` with a list of
+clients, both servers check these together, S1 answers with its verdicts, and S0 compares them with
+its own. What it opens tells nothing of an honest client's update, so that `bind` comes after it,
+before the protocol runs. That holds for one check of a dealing: what another permutation would
+open, beside the first, is an honest client's secret. So the *coin*, which both servers toss for a
+check, is stored before anything is opened under it, and a check that is repeated is repeated with
+it.
+
+Rounds of several cohorts may be live at once. What is heavy (`Use`) one of them does at a time:
+S0 begins it at a *turn*, for which the round waits (`awaits_turn`), and `rounds` gives the turns.
+
+From `queued` on the clients, the verdicts and the reasons of those left out stay as they are. A run
+that breaks off (`interrupted`, `unlinked`, `again`) brings both servers back there, and S0 lets
+the round have another turn, as often as `limits` allow.
+
+A server is *adrift* once its link to the other one is broken, and at its start, until `resume` has
+told both where the other is. S0 asks and S1 answers, and both go on from the earlier state. What
+the other server said before that (`OF_A_LINK`) means nothing any more and is not taken.
+
+Every pair of a state and an event is of one of three kinds:
+
+- It has lines in `TABLE`. The first line whose condition holds is taken.
+- It is in `LATE`, with the reason why the event may come after the round has moved on. It changes
+  nothing.
+- It is refused: `ServerRound.handle` raises, and the round stays as it was. For a message of the
+  peer it raises PeerProtocolError, with which `runner` fails the round; for an event of our own
+  LocalProtocolError.
+
+docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
+tries every order of events that two honest servers can meet.
+
+A new state is a member of `common.states.State` and its lines below; a new event is a class of
+`events` and its lines. The actions of a line are members of `Effect`, which `runner` does, or
+messages of `control`, which go to the peer. `runner` stores what a line changes before it does any
+of its actions.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from securemedian.common.states import LIVE, State
+from securemedian.servers.machine import conditions
+from securemedian.servers.machine.events import (
+    CheckEnded,
+    CloseAsked,
+    Computed,
+    DealingStored,
+    Effect,
+    Event,
+    Failure,
+    Interrupted,
+    OpenAsked,
+    Overdue,
+    Stored,
+    Tossed,
+    Turn,
+    Unlinked,
+)
+from securemedian.servers.machine.notes import RoundNotes
+from securemedian.servers.network.control import (
+    Again,
+    Check,
+    Close,
+    Compute,
+    Dealt,
+    Done,
+    Failed,
+    Held,
+    Open,
+    Opened,
+    Ready,
+    Resume,
+    RoundMessage,
+    Uploaded,
+    Verdicts,
+)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A line of the table: if `when` holds, the round goes to `to` and `actions` are done.
+
+    A message class among the actions means that a message of that kind is sent.
+    """
+
+    to: State
+    actions: tuple[Effect | type[RoundMessage], ...] = ()
+    when: Callable[[RoundNotes, Event], bool] = conditions.always
+
+
+Pair = tuple[State, type]
+Table = dict[Pair, tuple[Transition, ...]]
+
+
+_CLOSE = Transition(State.CLOSING, (Effect.LOG, Close))
+_FULL = replace(_CLOSE, when=conditions.full)
+_QUEUE = Transition(State.QUEUED, (Effect.LOG,))
+_PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
+_FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
+_FAIL_ASKED = (*_FAIL, Effect.ANSWER)
+_DISCORD = Transition(State.FAILED, (*_FAIL, Failed), conditions.discordant)
+_DISCORD_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), conditions.discordant)
+_OBSTRUCTED = Transition(State.FAILED, (*_FAIL, Failed), conditions.obstructed)
+_OBSTRUCTED_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), conditions.obstructed)
+_GIVEN_UP = Transition(State.FAILED, (*_FAIL_ASKED, Failed), conditions.given_up)
+# the run breaks off, which the peer knows, or is told
+_BROKEN = Transition(State.QUEUED, (Effect.LOG, Effect.DROP_SESSION))
+_BREAK = Transition(State.QUEUED, (*_BROKEN.actions, Again))
+
+_DISPUTED = Transition(State.FAILED, (*_FAIL, Failed), conditions.disputed)
+_DISPUTED_ASKED = replace(_DISPUTED, actions=(*_FAIL_ASKED, Failed))
+
+_BOTH: Table = {
+    (State.RUNNING, Computed): (
+        _DISPUTED,
+        Transition(State.PUBLISHED, (*_PUBLISH, Done), conditions.both_computed),
+        Transition(State.RUNNING, (Done,)),
+    ),
+    (State.RUNNING, Done): (
+        _DISPUTED,
+        Transition(State.PUBLISHED, _PUBLISH, conditions.both_computed),
+        Transition(State.RUNNING),
+    ),
+}
+
+
+def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
+    """Return the lines with which a round fails in these states; `does` are the effects.
+
+    The peer is told, unless it was the peer that has said so.
+    """
+    table: Table = {}
+    for state in states:
+        table[state, Failure] = (Transition(State.FAILED, (*does, Failed)),)
+        table[state, Failed] = (Transition(State.FAILED, does),)
+    return table
+
+
+def _alike(pairs: Iterable[Pair], *lines: Transition) -> Table:
+    """Return the same lines for several pairs."""
+    return dict.fromkeys(pairs, lines)
+
+
+def _staying(states: Iterable[State], kinds: Iterable[type], *lines: Transition) -> Table:
+    """Return lines for each kind of event in each state; the last drops the session and stays."""
+    return {
+        (state, kind): (*lines, Transition(state, (Effect.DROP_SESSION,)))
+        for state in states
+        for kind in kinds
+    }
+
+
+_LEADER: Table = (
+    _failing(LIVE, _FAIL_ASKED)
+    | _BOTH
+    | _staying((State.OPENING, State.OPEN, State.CLOSING, State.CHECKING), (Unlinked,))
+    | _staying((State.QUEUED,), (Unlinked, Interrupted))
+    | _staying((State.OPEN, State.CLOSING, State.CHECKING), (Interrupted, Again), _GIVEN_UP)
+    | {
+        (State.QUEUED, Again): (
+            _GIVEN_UP,
+            Transition(State.QUEUED, (Effect.DROP_SESSION,), conditions.drifting),
+            Transition(State.QUEUED),
+        )
+    }
+    | _staying((State.CLOSING, State.CHECKING, State.QUEUED), (Overdue,), _GIVEN_UP)
+    | {
+        (State.NEW, OpenAsked): (Transition(State.OPENING, (Effect.LOG, Open)),),
+        **_alike(
+            ((State.OPENING, Interrupted), (State.OPENING, Again), (State.OPENING, Overdue)),
+            Transition(State.FAILED, (*_FAIL_ASKED, Failed)),
+        ),
+        (State.OPENING, Turn): (Transition(State.OPENING, (Open,)),),
+        # S1 has heard an earlier `open`
+        **_alike(((State.OPENING, Dealt), (State.OPENING, Uploaded)), Transition(State.OPENING)),
+        (State.OPENING, Opened): (
+            Transition(
+                State.OPEN,
+                (Effect.LOG, Effect.BEGIN, Effect.ANSWER, Effect.PREPARE),
+                conditions.of_session,
+            ),
+            Transition(State.OPENING),
+        ),
+        (State.OPEN, DealingStored): (Transition(State.OPEN, (Dealt,)),),
+        (State.OPEN, Dealt): (Transition(State.OPEN),),
+        (State.OPEN, Stored): (
+            replace(_FULL, actions=(Uploaded, *_CLOSE.actions)),
+            Transition(State.OPEN, (Uploaded,)),
+        ),
+        (State.OPEN, Uploaded): (_FULL, Transition(State.OPEN)),
+        **_alike(
+            ((State.OPEN, CheckEnded), (State.OPEN, Verdicts)),
+            _DISCORD_ASKED,
+            _FULL,
+            Transition(State.OPEN),
+        ),
+        (State.OPEN, CloseAsked): (_CLOSE,),
+        # the deadline, which is not a failure
+        (State.OPEN, Overdue): (_CLOSE,),
+        (State.OPEN, Resume): (
+            _DISCORD_ASKED,
+            replace(_FULL, actions=(Effect.LOG, Effect.PREPARE, Close)),
+            Transition(State.OPEN, (Effect.PREPARE,)),
+        ),
+        # sent before S1 heard `close`
+        (State.CLOSING, Dealt): (Transition(State.CLOSING),),
+        **_alike(
+            ((State.CLOSING, CheckEnded), (State.CLOSING, Verdicts)),
+            _DISCORD_ASKED,
+            Transition(State.CLOSING),
+        ),
+        (State.CLOSING, Held): (
+            _OBSTRUCTED_ASKED,
+            Transition(State.CHECKING, (Effect.LOG,), conditions.incomplete),
+            _QUEUE,
+        ),
+        (State.CLOSING, Resume): (
+            _DISCORD_ASKED,
+            Transition(State.CLOSING, (Effect.PREPARE, Close)),
+        ),
+        # several times where clients that have failed make room for others
+        **_alike(
+            ((State.CHECKING, CheckEnded), (State.CHECKING, Verdicts)),
+            _OBSTRUCTED_ASKED,
+            Transition(State.CHECKING, (), conditions.incomplete),
+            _QUEUE,
+        ),
+        (State.CHECKING, Resume): (
+            _OBSTRUCTED_ASKED,
+            Transition(State.CHECKING, (Effect.PREPARE,), conditions.incomplete),
+            replace(_QUEUE, actions=(Effect.LOG, Effect.PREPARE)),
+        ),
+        (State.QUEUED, Turn): (
+            Transition(State.QUEUED, (Resume,), conditions.drifting),
+            Transition(State.STARTING, (Effect.LOG, Compute)),
+        ),
+        (State.QUEUED, Resume): (
+            _DISCORD_ASKED,
+            Transition(State.QUEUED, (Effect.PREPARE,)),
+        ),
+        (State.STARTING, Ready): (
+            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START), conditions.current),
+            Transition(State.STARTING),
+        ),
+        (State.STARTING, Unlinked): (_GIVEN_UP, _BROKEN),
+        **_alike(((State.STARTING, Interrupted), (State.STARTING, Overdue)), _GIVEN_UP, _BREAK),
+        (State.STARTING, Again): (
+            _GIVEN_UP,
+            replace(_BROKEN, when=conditions.current),
+            Transition(State.STARTING),
+        ),
+        (State.RUNNING, Unlinked): (
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
+            _GIVEN_UP,
+            _BROKEN,
+        ),
+        (State.RUNNING, Interrupted): (
+            Transition(State.RUNNING, (), conditions.computed),
+            _GIVEN_UP,
+            _BREAK,
+        ),
+        # S1 may have published, so that only S1 can say that this run is over
+        (State.RUNNING, Overdue): (
+            _GIVEN_UP,
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
+            _BREAK,
+        ),
+        (State.RUNNING, Again): (
+            _GIVEN_UP,
+            replace(_BROKEN, when=conditions.current),
+            Transition(State.RUNNING),
+        ),
+        (State.RUNNING, Resume): (
+            _DISCORD_ASKED,
+            _DISPUTED_ASKED,
+            Transition(State.PUBLISHED, _PUBLISH, conditions.both_computed),
+            _GIVEN_UP,
+            Transition(State.QUEUED, (Effect.LOG, Effect.PREPARE)),
+        ),
+    }
+    | {(state, Turn): (Transition(state, (Resume,)),) for state in (State.CLOSING, State.RUNNING)}
+    | {
+        (state, Turn): (
+            Transition(state, (Resume,), conditions.drifting),
+            Transition(state, (Check, Effect.CHECK), conditions.checkable),
+            Transition(state),
+        )
+        for state in (State.OPEN, State.CHECKING)
+    }
+    | {
+        (state, Tossed): (Transition(state, (Effect.CHECK,)),)
+        for state in (State.OPEN, State.CLOSING, State.CHECKING)
+    }
+)
+
+# S1 is asked and never asks, so that it is never `opening`, `closing` or `starting`.
+_FOLLOWED = (State.OPEN, State.CHECKING, State.QUEUED, State.RUNNING)
+_RESUME = (Effect.DROP_SESSION, Effect.PREPARE, Resume)
+_FOLLOWER: Table = (
+    _failing(_FOLLOWED, _FAIL)
+    | _BOTH
+    | _staying((State.OPEN, State.CHECKING, State.QUEUED), (Unlinked,))
+    | _staying((State.QUEUED,), (Interrupted,))
+    | _alike(
+        ((State.OPEN, Overdue), (State.CHECKING, Overdue), (State.QUEUED, Overdue)),
+        Transition(State.FAILED, (*_FAIL, Failed)),
+    )
+    | {
+        # The lanes are opened before the answer is sent: what S0 sends on a lane that S1 has not
+        # opened yet is lost.
+        (State.NEW, Open): (
+            Transition(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),
+        ),
+        # S0 has not heard the answer
+        (State.OPEN, Open): (
+            Transition(State.OPEN, (Effect.DROP_SESSION, Effect.PREPARE, Opened)),
+        ),
+        (State.OPEN, DealingStored): (Transition(State.OPEN, (Dealt,)),),
+        (State.OPEN, Dealt): (Transition(State.OPEN),),
+        (State.OPEN, Stored): (Transition(State.OPEN, (Uploaded,)),),
+        (State.OPEN, Uploaded): (Transition(State.OPEN),),
+        # S1 is `checking` from the end of a checked round on until it is asked to run the protocol
+        (State.OPEN, Close): (
+            Transition(State.CHECKING, (Effect.LOG, Held), conditions.checked),
+            Transition(State.QUEUED, (Effect.LOG, Held)),
+        ),
+        # S0 has not heard the answer
+        (State.CHECKING, Close): (Transition(State.CHECKING, (Held,)),),
+        (State.QUEUED, Close): (_DISCORD, Transition(State.QUEUED, (Held,))),
+        (State.RUNNING, Unlinked): (
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
+            _BROKEN,
+        ),
+        (State.RUNNING, Interrupted): (
+            Transition(State.RUNNING, (), conditions.computed),
+            _BREAK,
+        ),
+        (State.RUNNING, Overdue): (
+            Transition(State.FAILED, (*_FAIL, Failed), conditions.left_alone),
+            _BREAK,
+        ),
+        (State.RUNNING, Again): (
+            replace(_BROKEN, when=conditions.current),
+            Transition(State.RUNNING),
+        ),
+        (State.RUNNING, Resume): (
+            _DISCORD,
+            _DISPUTED,
+            Transition(State.PUBLISHED, (*_PUBLISH, Resume), conditions.both_computed),
+            Transition(State.QUEUED, (Effect.LOG, *_RESUME)),
+        ),
+        # S0 has not heard how the round has ended here
+        (State.PUBLISHED, Resume): (Transition(State.PUBLISHED, (Resume,)),),
+        **_alike(
+            ((State.FAILED, Open), (State.FAILED, Resume)), Transition(State.FAILED, (Failed,))
+        ),
+    }
+    | _alike(
+        ((State.CHECKING, Compute), (State.QUEUED, Compute)),
+        _OBSTRUCTED,
+        Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
+    )
+)
+_FOLLOWER |= {
+    (state, Resume): (_DISCORD, Transition(state, _RESUME))
+    for state in (State.OPEN, State.CHECKING, State.QUEUED)
+} | {
+    pair: lines
+    for state in (State.OPEN, State.CHECKING)
+    for pair, lines in {
+        (state, Check): (_DISCORD, Transition(state, (Effect.CHECK,))),
+        (state, Tossed): (Transition(state, (Effect.CHECK,)),),
+        (state, CheckEnded): (Transition(state, (Verdicts,)),),
+        # S1 is adrift, and S0 learns it
+        (state, Interrupted): (Transition(state, (Effect.DROP_SESSION, Again)),),
+    }.items()
+}
+
+TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
+
+_UNAWARE = "sent before the peer heard that the round has failed here"
+_FAILED_LATER = "the peer failed after both had their result, which stands here"
+_TOLD_AGAIN = "S1 answers what S0 has told it once more on a new link"
+_BROKE_OFF = "about a run that has broken off here"
+
+# The messages that may come although the round has moved on, and why. They change nothing.
+LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
+    {
+        (State.CLOSING, Uploaded): "sent before S1 heard `close`; its `held` has the client too",
+        **{(State.QUEUED, kind): _BROKE_OFF for kind in (Ready, Done)},
+        (State.STARTING, Done): _BROKE_OFF,
+        (State.PUBLISHED, Failed): _FAILED_LATER,
+        (State.PUBLISHED, Resume): _TOLD_AGAIN,
+        **{
+            (State.FAILED, kind): _UNAWARE
+            for kind in (
+                Opened,
+                Resume,
+                Dealt,
+                Uploaded,
+                Verdicts,
+                Held,
+                Ready,
+                Done,
+                Again,
+                Failed,
+            )
+        },
+    },
+    {
+        **{(State.QUEUED, kind): _BROKE_OFF for kind in (Done, Again)},
+        (State.PUBLISHED, Failed): _FAILED_LATER,
+        **{
+            (State.FAILED, kind): _UNAWARE
+            for kind in (Dealt, Uploaded, Check, Close, Compute, Done, Again, Failed)
+        },
+    },
+)

@@ -1,0 +1,1 @@
+"""What travels: sockets, and the messages between the servers."""

@@ -1,0 +1,1 @@
+"""What outlasts a restart: the database, clients' shares, runs and results."""

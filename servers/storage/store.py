@@ -1,0 +1,170 @@
+"""A server's state folder: the database, clients' shares, runs and results.
+
+It is for one process at a time. The words of a round's shares are in one file, and the database
+says whose they are: a share counts once it is on the disk and its row is committed. Runs
+and results are files that are named by their SHA-256, written beside, synchronised and renamed.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Container, Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.durable import lock_folder, replace_file, sync_folder
+from securemedian.mpc.errors import (
+    ConfigError,
+    SecureMedianError,
+    quoted,
+)
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.share import Layout
+from securemedian.mpc.rounds.optimiser import optimiser_from
+from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.mpc.rounds.run_state import RunState
+from securemedian.servers.network.control import is_round_id
+from securemedian.servers.storage.database import Database, Row
+from securemedian.servers.storage.outcome import Result
+from securemedian.servers.storage.spool import Opening, Spool, cannot_store
+
+# the file of the database
+DATABASE = "state.db"
+# the name of a file's plain fields, which no array has
+_FIELDS = "fields"
+
+
+class Store:
+    """The state folder of one server.
+
+    Raises ConfigError if the folder cannot be used or another process uses it.
+    """
+
+    def __init__(
+        self, folder: Path, opening: Opening = nullcontext, native_aes: bool = False
+    ) -> None:
+        self._opening, self._native_aes = opening, native_aes
+        self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refusal = f"another server is running on the state folder {folder}"
+            self._lock = lock_folder(folder, refusal)
+            for inner in (self._spools, self._kept):
+                inner.mkdir(mode=0o700, exist_ok=True)
+            # SQLite gives the files beside the database its mode
+            os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
+            sync_folder(folder)
+        except OSError as error:
+            raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
+        self.database = Database(folder / DATABASE)
+
+    def close(self) -> None:
+        """Give the folder up, so that another process can use it."""
+        self.database.close()
+        self._lock.close()
+
+    def spool(
+        self,
+        round_id: str,
+        layout: Layout,
+        shape: Dealing | None = None,
+        rows: Iterable[Row] = (),
+    ) -> Spool:
+        """Return the spool of a round, in a folder that is named after it; `rows` are in it."""
+        if not is_round_id(round_id):
+            raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
+        spool = self._spools / round_id
+        return Spool(spool, layout, shape, self._opening, rows, self._native_aes)
+
+    def tidy(self, live: Container[str], kept: Container[str]) -> None:
+        """Delete the spools of rounds that are not `live`, and files that are not `kept`."""
+        for folder in self._spools.iterdir():
+            if folder.name not in live:
+                shutil.rmtree(folder, ignore_errors=True)
+        for file in self._kept.iterdir():
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+
+    # Runs and results
+
+    def load_run(self, cohort: str = DEFAULT_COHORT) -> RunState:
+        """Return the current run of a cohort, or a new one if there is none.
+
+        Raises ConfigError if the file is damaged.
+        """
+        name = self.database.current_runs().get(cohort)
+        return self.read_run(name) if name else RunState()
+
+    def save_run(self, run: RunState, cohort: str = DEFAULT_COHORT) -> None:
+        """Make a run the current one: a crash leaves the old one or the new one."""
+        name = self.write_run(run)
+        with self.database.transaction():
+            self.database.set_current_run(cohort, name)
+
+    def write_run(self, run: RunState) -> str:
+        """Keep a run, and return the name of its file. Raises NotStored."""
+        return self._keep(
+            {
+                "policy": run.policy.to_dict(),
+                "published": run.published,
+                "optimiser": run.optimiser.to_dict(),
+            },
+            run.arrays,
+        )
+
+    def read_run(self, name: str) -> RunState:
+        """Return a run by the name of its file. Raises ConfigError if it is damaged."""
+        fields, arrays = self._load(name)
+        return RunState.of_arrays(
+            policy_from(fields["policy"]),
+            fields["published"],
+            optimiser_from(fields["optimiser"]),
+            arrays,
+        )
+
+    def write_result(self, result: Result) -> str:
+        """Keep a result, and return the name of its file. Raises NotStored."""
+        fields, arrays = result.to_parts()
+        return self._keep(fields, arrays)
+
+    def read_result(self, name: str) -> Result:
+        """Return a result by the name of its file. Raises ConfigError if it is damaged."""
+        return Result.from_parts(*self._load(name))
+
+    def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+        """Write a file of fields and arrays in one step, and return its name."""
+        content = io.BytesIO()
+        np.savez(content, **{_FIELDS: np.array(json.dumps(fields))}, **arrays)  # type: ignore[arg-type]
+        data = content.getbuffer()
+        name = hashlib.sha256(data).hexdigest()
+        path = self._kept / name
+        if path.exists():
+            return name
+        try:
+            with self._opening():
+                replace_file(path, [data])
+        except OSError as error:
+            raise cannot_store("a model or a result", error) from error
+        return name
+
+    def _load(self, name: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        path = self._kept / name
+        try:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != name:
+                raise ValueError
+            with np.load(io.BytesIO(data), allow_pickle=False) as saved:
+                arrays = dict(saved.items())
+            return json.loads(str(arrays.pop(_FIELDS))), arrays
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{path} is missing or damaged: restore the state folder from a backup, "
+                "or remove it to start without a model"
+            ) from error
