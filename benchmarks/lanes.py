@@ -25,13 +25,13 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.kernels import (
     extension,
     lpn,
-    native,
     packing,
     planes,
     searching,
     tables,
     vectors,
 )
+from securemedian.mpc.protocols.kernels.native import hashing, leaves, slicing, trees
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import pipeline, plan
@@ -54,10 +54,11 @@ COLUMNS = (
     "processor time, times",
     "outside kernels, %",
 )
+NATIVE = (hashing, leaves, slicing, trees)
 # every kernel that a lane calls; those that only kernels call are within others
 KERNELS: tuple[Place, ...] = tuple(
     ("kernels", module, name, None)
-    for module in (extension, lpn, native, packing, planes, searching, tables, vectors)
+    for module in (extension, lpn, packing, planes, searching, tables, vectors, *NATIVE)
     for name, function in vars(module).items()
     if hasattr(function, "py_func")
 )
@@ -115,7 +116,9 @@ def run(options: argparse.Namespace) -> None:
     try:
         for name in options.methods:
             with console.status(name):
-                params = RoundParams(METHODS[name](), options.coordinates, options.clients)
+                params = RoundParams(
+                    METHODS[name](), dim=options.coordinates, max_clients=options.clients
+                )
                 points.append({"method": name} | measure(params, chosen.protocol, options.repeat))
     finally:
         sys.setswitchinterval(before)

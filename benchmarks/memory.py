@@ -112,7 +112,9 @@ def measure(clients: int, dim: int, buckets: int) -> dict[str, Any]:
     """Run one round with servers of its own, and return what they took."""
     # the default policy asks for more than 8 buckets, and this one for nothing
     policy = CoordinateRange()
-    params = RoundParams(Bucketed(buckets=buckets), dim, clients, deadline_s=DEADLINE_S)
+    params = RoundParams(
+        Bucketed(buckets=buckets), dim=dim, max_clients=clients, deadline_s=DEADLINE_S
+    )
     model = np.zeros(dim, np.float32)
     update = np.random.default_rng(1).normal(0, 0.01, dim).astype(np.float32)
     with tempfile.TemporaryDirectory(prefix="securemedian-memory-") as made:

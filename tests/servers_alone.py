@@ -43,9 +43,9 @@ database.SYNCHRONOUS = "OFF"
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
-PARAMS = RoundParams(Mean(), DIM, 3)
+PARAMS = RoundParams(Mean(), dim=DIM, max_clients=3)
 # a round in which clients deal
-DEALT = RoundParams(Bucketed(uploads="dealt"), DIM, 3)
+DEALT = RoundParams(Bucketed(uploads="dealt"), dim=DIM, max_clients=3)
 MODEL = np.zeros(DIM, np.float32)
 # the digest of what a round starts from, of which S1 knows nothing else
 START = "0" * 64

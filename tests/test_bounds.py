@@ -105,7 +105,7 @@ def verdicts(
 @pytest.mark.parametrize("method", METHODS_CHECKED, ids=lambda m: f"{m.label} {m.ring_bits}")
 def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedPoint) -> None:
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     values, uploads = honest(params, CLIENTS)
     pieces = cut_check(params, CLIENTS, SMALL.lanes, SMALL.chunk, SMALL.batch)
     assert len(pieces) > 2 and len({piece.clients.start for piece in pieces}) > 1
@@ -138,7 +138,9 @@ def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedP
 def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> None:
     """All that a float can be, in rings in which nearly everything saturates."""
     for fraction in {0, bits - 5}:
-        params = RoundParams(cls(ring_bits=bits, fraction_bits=fraction), 300, CLIENTS)
+        params = RoundParams(
+            cls(ring_bits=bits, fraction_bits=fraction), dim=300, max_clients=CLIENTS
+        )
         _, uploads = honest(params, 3)
         ends = [np.full(300, end) for end in (np.inf, -np.inf, np.nextafter(0, -1))]
         encoded = [params.method.encode(end, CLIENTS, Published()) for end in ends]
@@ -147,7 +149,7 @@ def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> 
 
 
 def test_the_smallest_ring_has_two_values() -> None:
-    params = RoundParams(Pairwise(ring_bits=2, fraction_bits=0), 4, 4)
+    params = RoundParams(Pairwise(ring_bits=2, fraction_bits=0), dim=4, max_clients=4)
     rows = [np.full(4, value) for value in (-1, 0, 1, -2)]
     passed = verdicts(params, [upload(params, row) for row in rows]).passed
     assert passed == [True, True, False, False]
@@ -158,7 +160,7 @@ def test_the_smallest_ring_has_two_values() -> None:
 )
 def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> None:
     assert type(method) in (Bucketed, Mean, Radix)
-    params = RoundParams(method, 10, 3)
+    params = RoundParams(method, dim=10, max_clients=3)
     uploads: Uploads = [(share.SeedUpload(params.layout, bytes(16)),) * 2] * 3
     checked = verdicts(params, uploads)
     assert checked == Checked([True] * 3, pipeline.Cost())
@@ -168,7 +170,7 @@ def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> No
 
 
 def test_too_many_uploads_are_refused() -> None:
-    params = RoundParams(Pairwise(), 10, 3)
+    params = RoundParams(Pairwise(), dim=10, max_clients=3)
     lanes = make_parties()[0]
     for count in (0, 4):
         with pytest.raises(InputError, match=f"{count} uploads for a round of 1 to 3 clients"):
@@ -177,7 +179,7 @@ def test_too_many_uploads_are_refused() -> None:
 
 
 def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = RoundParams(Pairwise(ring_bits=16, fraction_bits=0), 200, 3)
+    params = RoundParams(Pairwise(ring_bits=16, fraction_bits=0), dim=200, max_clients=3)
     exchange = pipeline.exchange_verdicts
 
     def lie(party: Any, passed: Sequence[bool]) -> Any:
@@ -194,7 +196,7 @@ def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("clients", [CLIENTS, 3])
 @pytest.mark.parametrize("method", METHODS_CHECKED[::2], ids=lambda m: m.label)
 def test_what_is_filled_ahead_is_enough(method: SizedFixedPoint, clients: int) -> None:
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     protocol = ProtocolParams(lanes=2)
     lanes = make_parties(2)
     seen: list[tuple[int, int]] = []
@@ -214,7 +216,7 @@ def test_what_is_filled_ahead_is_enough(method: SizedFixedPoint, clients: int) -
 
 
 def test_the_parts_of_a_cost_add_up() -> None:
-    params = RoundParams(TrimmedMean(), DIM, 4)
+    params = RoundParams(TrimmedMean(), dim=DIM, max_clients=4)
     lanes = make_parties(2)
     protocol = ProtocolParams(lanes=2)
     # too little for all of it
@@ -241,7 +243,7 @@ def test_a_check_is_cut_to_the_batch() -> None:
     """A piece has no more comparisons than a lane may run at once, but for whole slices."""
     for clients in (2, 3, 100, 70_000):
         for method in (Pairwise(), TrimmedMean()):
-            params = RoundParams(method, 2000, min(clients, 1 << 16))
+            params = RoundParams(method, dim=2000, max_clients=min(clients, 1 << 16))
             pieces = cut_check(params, clients, 3, 1 << 16, 1 << 12)
             per_value = method.comparisons_per_value(params.max_clients)
             sizes = [(piece.clients.stop - piece.clients.start) * piece.dim for piece in pieces]

@@ -112,6 +112,7 @@ def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
         ("noending", np.ones(2)),
     ):
         files.write(tmp_path / name, model)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         back = files.read(tmp_path / name)
         assert isinstance(back, dict) == isinstance(model, dict)
         np.testing.assert_equal(back, model)
@@ -176,16 +177,18 @@ def test_a_round_can_be_a_file_which_flags_change(
     file = ["round", "open", "unused.toml", "--params", str(tmp_path / "round.toml")]
     assert cli.main(file) == 0
     named = {"keep_range": False, "participants": ["a", "b"]}
-    params = RoundParams(Radix(ring_bits=16), 5, 9)
+    params = RoundParams(Radix(ring_bits=16), dim=5, max_clients=9)
     assert asked[0] == params and np.array_equal(asked[1], np.ones(5))
     assert asked[2:] == [MeanRange(), False, Adam(rate=0.5), named]
     flags = "--min-clients 3 --optimiser momentum --participants c,d,e radix --quantiles 0.5"
     assert cli.main([*file, *flags.split(), "--max-clients", "8", "--reset"]) == 0
-    assert asked[0] == RoundParams(Radix(ring_bits=16, quantiles=[0.5]), 5, 8, 3)
+    assert asked[0] == RoundParams(
+        Radix(ring_bits=16, quantiles=[0.5]), dim=5, max_clients=8, min_clients=3
+    )
     assert asked[2:] == [MeanRange(), True, Momentum(), named | {"participants": ["c", "d", "e"]}]
     # without METHOD, and what stands before it is not undone
     assert cli.main(["round", "open", "unused.toml", "--max-clients", "8", "--dim", "4"]) == 0
-    assert asked[0] == RoundParams(Bucketed(), 4, 8)
+    assert asked[0] == RoundParams(Bucketed(), dim=4, max_clients=8)
     capsys.readouterr()
     (tmp_path / "round.toml").write_text("rounds = 3\n")
     assert cli.main(file) == 2
@@ -235,7 +238,7 @@ def test_submit_says_what_is_odd_about_an_update(
             pass
 
         def wait_for_round(self, timeout_s: float | None = None) -> Round:
-            return Round("1-abc", 1, RoundParams(Pairwise(), 3, 3), 0)
+            return Round("1-abc", 1, RoundParams(Pairwise(), dim=3, max_clients=3), 0)
 
         def submit(self, update: object, *_: object, **__: object) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)

@@ -36,10 +36,10 @@ from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.
 KINDS = {
-    "default": RoundParams(Mean(), 4, 3),
-    "stroke": RoundParams(Bucketed(uploads="dealt"), 5, 3),
-    "lung.2": RoundParams(Pairwise(), 6, 3),
-    "heart": RoundParams(Mean(), 7, 2),
+    "default": RoundParams(Mean(), dim=4, max_clients=3),
+    "stroke": RoundParams(Bucketed(uploads="dealt"), dim=5, max_clients=3),
+    "lung.2": RoundParams(Pairwise(), dim=6, max_clients=3),
+    "heart": RoundParams(Mean(), dim=7, max_clients=2),
 }
 CLIENTS = tuple(
     Caller(f"client-{at}", z85.encode(bytes([at] * 32)).decode()) for at in range(1, 11)

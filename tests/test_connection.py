@@ -376,7 +376,9 @@ def client_of(pair: Pair, tmp_path: Path, **settings: Any) -> Iterator[Client]:
         yield client
 
 
-PAIRWISE = RoundParams(Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), 5, 3)
+PAIRWISE = RoundParams(
+    Pairwise(ring_bits=40, fraction_bits=20, result_to="clients"), dim=5, max_clients=3
+)
 
 
 def test_submit_and_result_keep_the_structure(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
 def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
     """They complete a radix round, whose result stays within the honest values' range."""
     values = updates()[:2]
-    params = RoundParams(Radix(), DIM, 3)
+    params = RoundParams(Radix(), dim=DIM, max_clients=3)
     round_id = pair.open(**params.to_dict())
     for name, value in zip(("client-1", "client-2"), values, strict=True):
         pair.submit(name, value)

@@ -670,7 +670,7 @@ def test_a_dealt_round_is_the_bucketed_median_bit_by_bit(schedule: str, clients:
         results = []
         for uploads in ("dealt", "unverified"):
             method = Bucketed(buckets=buckets, schedule=schedule, uploads=uploads)
-            params = RoundParams(method, 300, max(2, clients))
+            params = RoundParams(method, dim=300, max_clients=max(2, clients))
             shares = [
                 shared(params, row[None].astype(np.uint16))
                 if uploads == "dealt"
@@ -685,14 +685,14 @@ def test_a_dealt_round_is_the_bucketed_median_bit_by_bit(schedule: str, clients:
 
 
 def test_a_round_refuses_an_upload_that_was_not_dealt() -> None:
-    params = RoundParams(Bucketed(uploads="dealt"), 128, 2)
+    params = RoundParams(Bucketed(uploads="dealt"), dim=128, max_clients=2)
     plain = share.split(np.zeros((1, 128), np.uint8), 3)
     with pytest.raises(LocalProtocolError, match="not dealt"):
         run_rounds(make_parties(), params, [plain, plain])
 
 
 def test_the_shape_of_a_round() -> None:
-    params = RoundParams(Bucketed(uploads="dealt", buckets=16), 1_663_370, 8)
+    params = RoundParams(Bucketed(uploads="dealt", buckets=16), dim=1_663_370, max_clients=8)
     shape = params.dealing
     assert shape == Dealing(1_663_370, 16, 4, 40)
     assert params.layout == shape.rotations_layout
@@ -701,9 +701,9 @@ def test_the_shape_of_a_round() -> None:
     # (W-1) l B bits per coordinate and guard, and padding to a block in each of four sections
     exact = (3 * 1_663_370 + 2 * 64) * 60 / 8
     assert exact <= shape.bytes_ahead <= exact + 4 * 16
-    assert RoundParams(Bucketed(uploads="unverified"), 10, 8).dealing is None
+    assert RoundParams(Bucketed(uploads="unverified"), dim=10, max_clients=8).dealing is None
     weighted = Bucketed(buckets=8, weights={"a": 900, "b": 800, "c": 700}, weight_cap=0.5)
-    assert RoundParams(weighted, 10, 3).dealing == Dealing(10, 8, 12, 40)
+    assert RoundParams(weighted, dim=10, max_clients=3).dealing == Dealing(10, 8, 12, 40)
 
 
 def test_options_that_cannot_be_dealt() -> None:

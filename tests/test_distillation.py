@@ -126,7 +126,7 @@ def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) ->
     """Three workers, one of which lies, through real daemons; and the same in the clear."""
     method = Radix(encoding="unit", word_bits=8)
     exchange = Predictions(PUBLIC.digest, CLASSES)
-    params = RoundParams(method, 200 * CLASSES, 3, exchange=exchange)
+    params = RoundParams(method, dim=200 * CLASSES, max_clients=3, exchange=exchange)
     students = [student(0), student(1, linear()), student(2, attack="gaussian")]
     before, after = [accuracy(one) for one in students], {}
 
@@ -213,8 +213,8 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
 
     params = RoundParams(
         Radix(encoding="unit", word_bits=8),
-        200 * CLASSES,
-        3,
+        dim=200 * CLASSES,
+        max_clients=3,
         exchange=Predictions(PUBLIC.digest, CLASSES),
     )
     output = tmp_path / "output"

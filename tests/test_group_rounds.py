@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 DIM, CLIENTS = 300, 6
 STARTS = np.stack([np.full(DIM, 1, np.float32), np.full(DIM, -1, np.float32)])
-PARAMS = RoundParams(Bucketed(groups=2), DIM, CLIENTS)
+PARAMS = RoundParams(Bucketed(groups=2), dim=DIM, max_clients=CLIENTS)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ VISIBLE = [
 def test_visible_groups_are_told_and_computed_by_themselves(
     pair: Pair, coordinator: Coordinator, members: list[Client], method: Method
 ) -> None:
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     before = STARTS
     for number, groups in enumerate([[0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 1]]):
         coordinator.open_round(params, before if number == 0 else None)
@@ -195,7 +195,7 @@ def test_a_client_that_names_different_groups_to_the_two_servers_is_left_out(
     method: Method,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     coordinator.open_round(params, STARTS)
     ask = Connection.ask
 
@@ -221,7 +221,7 @@ def test_a_group_that_there_is_not_is_refused_by_the_servers(
     pair: Pair, coordinator: Coordinator
 ) -> None:
     for method, group in ((VISIBLE[1], 2), (Radix(), 1)):
-        params = RoundParams(method, DIM, CLIENTS)
+        params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
         round_id = coordinator.open_round(params, STARTS if method.groups > 1 else STARTS[0])
         share = np.zeros((1, params.layout.row_words), np.uint64)
         for wrong in (group, -1, 300):

@@ -86,7 +86,7 @@ def test_visible_groups_are_a_round_each(method: Method) -> None:
     rng = np.random.default_rng(4)
     chosen = rng.permutation([0] * 5 + [1] * 2 + [2] * 3).tolist()
     updates = rng.normal(size=(10, DIM)) * 4
-    params = RoundParams(method, DIM, 10, min_clients=3)
+    params = RoundParams(method, dim=DIM, max_clients=10, min_clients=3)
     before = start(3)
     opened = ran(params, before, updates, chosen, ProtocolParams(lanes=2, chunk=128))
     assert not opened[1].any() and params.published_groups(opened, chosen) == [0, 2]
@@ -99,7 +99,7 @@ def test_visible_groups_are_a_round_each(method: Method) -> None:
 
 @pytest.mark.parametrize("method", VISIBLE, ids=lambda method: method.label)
 def test_rounds_of_visible_groups_are_planned_as_if_these_were_of_one_size(method: Method) -> None:
-    params = RoundParams(method, DIM, 12, min_clients=3)
+    params = RoundParams(method, dim=DIM, max_clients=12, min_clients=3)
     protocol = ProtocolParams(lanes=1, chunk=128)
     published = start(3).published_for(params)
     seen = Round("4-a", 4, params, 0, groups=published.groups).of_group(0)
@@ -143,7 +143,7 @@ def test_each_group_gets_the_median_of_its_own_clients(
     updates = rng.normal(size=(len(chosen), DIM)) * 4
     updates[:, :50] = rng.choice([-np.inf, 1e30, 0.0, 0.5], (len(chosen), 50))
     method = Bucketed(buckets=buckets, groups=groups, schedule=schedule)
-    params = RoundParams(method, DIM, len(chosen), min_clients=3)
+    params = RoundParams(method, dim=DIM, max_clients=len(chosen), min_clients=3)
     before = start(groups)
     opened = ran(params, before, updates, chosen)
     after, results = finish(before, params, opened, len(chosen))
@@ -168,7 +168,7 @@ def test_the_lower_median_of_any_number_of_clients_in_a_group() -> None:
         votes = np.array(np.meshgrid(*[[0, 1, 2]] * min(size, 4))).reshape(min(size, 4), -1)
         votes = np.concatenate([votes, np.full((size - len(votes), votes.shape[1]), 1)])
         method = Bucketed(buckets=3, groups=2)
-        params = RoundParams(method, votes.shape[1], 9)
+        params = RoundParams(method, dim=votes.shape[1], max_clients=9)
         others = np.full((9 - size, votes.shape[1]), 5)
         halves = [shared(params, row[None]) for row in np.concatenate([votes, others])]
         outcome, _ = run_rounds(make_parties(), params, halves)
@@ -183,7 +183,7 @@ def test_a_client_has_one_vote_per_coordinate_whatever_it_votes_for() -> None:
     """A client that votes for another group in every coordinate counts once in each of these."""
     rng = np.random.default_rng(1)
     method = Bucketed(buckets=8, groups=2)
-    params = RoundParams(method, DIM, 5, min_clients=2)
+    params = RoundParams(method, dim=DIM, max_clients=5, min_clients=2)
     honest = np.array([rng.integers(0, 8, DIM) + 8 * group for group in (0, 0, 1, 1)])
     astray = np.where(np.arange(DIM) % 2, 7, 8)
     halves = [shared(params, row[None]) for row in [*honest, astray]]
@@ -212,7 +212,9 @@ def test_what_is_opened_are_bits_of_the_results_and_who_has_enough(
     monkeypatch.setattr(bucketed, "open_bits", recorded)
     rng = np.random.default_rng(2)
     chosen = [0, 0, 0, 1, 2, 2, 2, 2]
-    params = RoundParams(Bucketed(buckets=8, groups=3, schedule=schedule), 200, 8, min_clients=3)
+    params = RoundParams(
+        Bucketed(buckets=8, groups=3, schedule=schedule), dim=200, max_clients=8, min_clients=3
+    )
     before = start(3, 200)
     values = ran(params, before, rng.normal(size=(8, 200)) * 4, chosen, ProtocolParams(lanes=1))
     enough, *rounds = opened
@@ -231,7 +233,7 @@ def test_what_is_opened_are_bits_of_the_results_and_who_has_enough(
 
 
 def test_the_size_of_no_message_depends_on_the_groups() -> None:
-    params = RoundParams(Bucketed(buckets=8, groups=4), DIM, 6, min_clients=2)
+    params = RoundParams(Bucketed(buckets=8, groups=4), dim=DIM, max_clients=6, min_clients=2)
     costs = set()
     for chosen in ([0] * 6, [0, 1, 2, 3, 3, 3], [1, 1, 2, 2, 3, 3]):
         halves = [shared(params, np.full((1, DIM), 8 * group + 2)) for group in chosen]
@@ -242,7 +244,7 @@ def test_the_size_of_no_message_depends_on_the_groups() -> None:
 
 
 def test_a_round_of_groups_is_planned_to_the_byte_and_within_six_times_one_of_one() -> None:
-    params = RoundParams(Bucketed(buckets=8, groups=4), 3000, 12)
+    params = RoundParams(Bucketed(buckets=8, groups=4), dim=3000, max_clients=12)
     single = replace(params, method=Bucketed(buckets=8))
     protocol = ProtocolParams(lanes=2, chunk=1024)
     halves = [shared(params, np.full((1, 3000), 9)) for _ in range(12)]
@@ -270,14 +272,14 @@ def test_groups_that_cannot_be(options: dict[str, Any], message: str) -> None:
 
 def test_a_ring_that_cannot_hold_the_differences_is_refused() -> None:
     """-n..n takes one bit more than the counts."""
-    RoundParams(Bucketed(buckets=8, groups=2, ring_bits=5), 1, 15)
+    RoundParams(Bucketed(buckets=8, groups=2, ring_bits=5), dim=1, max_clients=15)
     with pytest.raises(ConfigError, match="ring_bits 4 cannot count"):
-        RoundParams(Bucketed(buckets=8, groups=2, ring_bits=4), 1, 15)
-    assert RoundParams(Bucketed(buckets=8, groups=2), 1, 15).ring_bits == 5
+        RoundParams(Bucketed(buckets=8, groups=2, ring_bits=4), dim=1, max_clients=15)
+    assert RoundParams(Bucketed(buckets=8, groups=2), dim=1, max_clients=15).ring_bits == 5
 
 
 def test_a_round_begins_and_goes_on_with_a_model_per_group() -> None:
-    params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
+    params = RoundParams(Bucketed(buckets=16, groups=2), dim=4, max_clients=5)
     models = np.arange(8, dtype=np.float32).reshape(2, 4)
     fresh = begin(RunState(), params, {}, False, models, {"optimiser": "momentum"})
     assert [run.model.tolist() for run in fresh.groups if run.model is not None] == models.tolist()
@@ -293,12 +295,12 @@ def test_a_round_begins_and_goes_on_with_a_model_per_group() -> None:
     assert other.policy.name == "constant" and other.number == 2
     assert [run.scale for run in other.groups] == [2.0, 2.0]
     # one model again
-    single = RoundParams(Bucketed(buckets=16), 4, 5)
+    single = RoundParams(Bucketed(buckets=16), dim=4, max_clients=5)
     assert not begin(after, single, {}, False, models[0]).groups
 
 
 def test_models_that_do_not_fit_the_groups_are_refused() -> None:
-    params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
+    params = RoundParams(Bucketed(buckets=16, groups=2), dim=4, max_clients=5)
     models = np.zeros((2, 4), np.float32)
     kept = begin(RunState(), params, {}, False, models)
     for wrong in (np.zeros(4), np.zeros((3, 4)), np.zeros((2, 3)), np.zeros((2, 4, 1))):
@@ -307,13 +309,13 @@ def test_models_that_do_not_fit_the_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="groups = 2 needs a model for each, and 0 are kept"):
         begin(RunState(), params, {}, False, None)
     with pytest.raises(ConfigError, match="groups = 1 needs a model for each, and 2 are kept"):
-        begin(kept, RoundParams(Bucketed(buckets=16), 4, 5), {}, False, None)
+        begin(kept, RoundParams(Bucketed(buckets=16), dim=4, max_clients=5), {}, False, None)
     with pytest.raises(ConfigError, match="and 1 are kept"):
         begin(kept.groups[0], params, {}, False, None)
 
 
 def test_a_run_of_groups_is_stored_and_sent_as_arrays(tmp_path: Any) -> None:
-    params = RoundParams(Bucketed(buckets=16, groups=2), 4, 5)
+    params = RoundParams(Bucketed(buckets=16, groups=2), dim=4, max_clients=5)
     run = begin(RunState(), params, {}, False, np.ones((2, 4), np.float32), {"optimiser": "adam"})
     # the range of a group without a result is still that of a first round
     values = np.array([[3, 4, 5, 6], [16] * 4], np.uint16)
@@ -331,7 +333,7 @@ def test_a_run_of_groups_is_stored_and_sent_as_arrays(tmp_path: Any) -> None:
 
 
 def test_a_client_chooses_the_model_with_the_smallest_loss() -> None:
-    params = RoundParams(Bucketed(buckets=8, groups=3), DIM, 5)
+    params = RoundParams(Bucketed(buckets=8, groups=3), dim=DIM, max_clients=5)
     before = start(3)
     seen = Round("4-a", 4, params, 0, groups=before.published_for(params).groups)
     assert len(seen.models) == 3

@@ -114,7 +114,7 @@ def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
 
 
 SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
-PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), 300, 3)
+PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), dim=300, max_clients=3)
 
 
 class Pipe:

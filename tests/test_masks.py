@@ -30,7 +30,8 @@ from securemedian import mpc
 from securemedian.mpc import arrays
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.kernels import jit, native
+from securemedian.mpc.protocols.kernels import jit
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -52,24 +53,28 @@ CLIENTS = 4
 # no whole word.
 ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
     (
-        RoundParams(Pairwise(ring_bits=9, fraction_bits=0), 100, CLIENTS),
+        RoundParams(Pairwise(ring_bits=9, fraction_bits=0), dim=100, max_clients=CLIENTS),
         reference.lower_median,
     ),
     (
         RoundParams(
-            Radix(encoding="fixed", word_bits=3, fraction_bits=0, ring_bits=40), 100, CLIENTS
+            Radix(encoding="fixed", word_bits=3, fraction_bits=0, ring_bits=40),
+            dim=100,
+            max_clients=CLIENTS,
         ),
         reference.lower_median,
     ),
     (
-        RoundParams(TrimmedMean(ring_bits=12, fraction_bits=0, trim=0.25), 100, CLIENTS),
+        RoundParams(
+            TrimmedMean(ring_bits=12, fraction_bits=0, trim=0.25), dim=100, max_clients=CLIENTS
+        ),
         lambda values: np.array(reference.trimmed_sum(values, 1)),
     ),
     (
-        RoundParams(Mean(ring_bits=12, fraction_bits=0), 100, CLIENTS),
+        RoundParams(Mean(ring_bits=12, fraction_bits=0), dim=100, max_clients=CLIENTS),
         lambda values: values.sum(axis=0),
     ),
-    (RoundParams(Bucketed(buckets=8), 100, CLIENTS), reference.lower_median),
+    (RoundParams(Bucketed(buckets=8), dim=100, max_clients=CLIENTS), reference.lower_median),
     *(
         (
             RoundParams(
@@ -80,8 +85,8 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
                     reclusterings=2,
                     median_by=median_by,
                 ),
-                100,
-                CLIENTS,
+                dim=100,
+                max_clients=CLIENTS,
             ),
             lambda values: 2 * CLIENTS * np.array(reference.lower_median(values)),
         )
@@ -343,7 +348,7 @@ MASKS: dict[str, Mask] = {
         "the sender reads the receiver's choices",
         (
             (
-                "PortableLeaves.receive",
+                "PortableLeaves.rows",
                 "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
                 "corrections[block - 1] = choices",
             ),
@@ -352,14 +357,7 @@ MASKS: dict[str, Mask] = {
     ),
     "the expansion of leaves": Mask(
         "all choices are 0 and known, and the keys with them",
-        (
-            (
-                "PortableLeaves.receive",
-                "stream.xor(zeros, view)",
-                "view[:] = bytes(len(view))",
-            ),
-            ("PortableLeaves.send", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
-        ),
+        (("PortableLeaves.rows", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),),
         (shares.extension_keys,),
         silent=True,
     ),
@@ -865,7 +863,7 @@ def passes(check: Check) -> bool:
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the kernels that a test can edit."""
-    monkeypatch.setattr(native, "FEATURES", frozenset())
+    monkeypatch.setattr(processor, "FEATURES", frozenset())
 
 
 @pytest.mark.slow

@@ -50,7 +50,9 @@ def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndar
 def test_the_sum_is_exact_and_keeps_its_sign(lanes: Lanes, clients: int, bits: int) -> None:
     """Random values, all the largest, all the smallest, and what saturates."""
     rng = np.random.default_rng(bits)
-    params = RoundParams(Mean(ring_bits=bits, fraction_bits=0), 250, max(2, clients))
+    params = RoundParams(
+        Mean(ring_bits=bits, fraction_bits=0), dim=250, max_clients=max(2, clients)
+    )
     top = 2 ** (bits - 2 - (params.max_clients - 1).bit_length())
     inside = rng.integers(-top, top, (clients, 100)).astype(float)
     inside[:, :2] = [top - 1 if top < 2**53 else 0, -top]
@@ -70,7 +72,7 @@ def test_the_sum_is_exact_and_keeps_its_sign(lanes: Lanes, clients: int, bits: i
 
 def test_weights_multiply_and_divide(lanes: Lanes) -> None:
     weights = {"a": 5, "b": 1, "c": 4}
-    params = RoundParams(Mean(weights=weights, weight_cap=0.5), 300, 3)
+    params = RoundParams(Mean(weights=weights, weight_cap=0.5), dim=300, max_clients=3)
     values = np.random.default_rng(1).normal(size=(3, 300))
     total = opened_sum(lanes, params, values)
     got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 10, Published())[0]
@@ -79,18 +81,22 @@ def test_weights_multiply_and_divide(lanes: Lanes) -> None:
 
 def test_the_ring_holds_the_sum_of_all() -> None:
     """Headroom is for the total weight: 8 clients of 24 fraction bits fit 31 bits, not 28."""
-    RoundParams(Mean(ring_bits=31), 10, 8)
+    RoundParams(Mean(ring_bits=31), dim=10, max_clients=8)
     with pytest.raises(ConfigError, match="fraction_bits must be a whole number from 0 to 23"):
-        RoundParams(Mean(ring_bits=28), 10, 8)
+        RoundParams(Mean(ring_bits=28), dim=10, max_clients=8)
     heavy = {"a": 1 << 30, "b": 1 << 30, "c": 1 << 30}
     with pytest.raises(ConfigError, match="total weight of 3221225472: use 34 or more"):
-        RoundParams(Mean(ring_bits=32, fraction_bits=0, weights=heavy, weight_cap=0.4), 10, 3)
+        RoundParams(
+            Mean(ring_bits=32, fraction_bits=0, weights=heavy, weight_cap=0.4),
+            dim=10,
+            max_clients=3,
+        )
 
 
 def test_the_sum_alone_is_opened() -> None:
     """Each server hears the sizes and the other's share of the sum, which is uniform."""
     pair = recorders()
-    params = RoundParams(Mean(), 4096, 4)
+    params = RoundParams(Mean(), dim=4096, max_clients=4)
     opened_sum(make_parties(pairs=[pair]), params, np.zeros((4, 4096)))
     for end in pair:
         heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]

@@ -1,5 +1,7 @@
 """The medians against numpy, in process: edge and random inputs, chunkings, all parameters."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -51,7 +53,9 @@ def bucketed_round(
     lanes: Lanes, index: np.ndarray, buckets: int, schedule: str, bits: int = 0
 ) -> tuple[Outcome, Outcome]:
     clients, dim = index.shape
-    params = RoundParams(Bucketed(ring_bits=bits, buckets=buckets, schedule=schedule), dim, clients)
+    params = RoundParams(
+        Bucketed(ring_bits=bits, buckets=buckets, schedule=schedule), dim=dim, max_clients=clients
+    )
     return run_rounds(
         lanes,
         params,
@@ -60,10 +64,12 @@ def bucketed_round(
 
 
 def pairwise_round(
-    lanes: Lanes, values: np.ndarray, bits: int, **options: str
+    lanes: Lanes, values: np.ndarray, bits: int, **options: Any
 ) -> tuple[Outcome, Outcome]:
     clients, dim = values.shape
-    params = RoundParams(Pairwise(ring_bits=bits, fraction_bits=0, **options), dim, clients)  # type: ignore[arg-type]
+    params = RoundParams(
+        Pairwise(ring_bits=bits, fraction_bits=0, **options), dim=dim, max_clients=clients
+    )
     return run_rounds(
         lanes, params, [share.split(ring.reduce(row[None], bits), bits) for row in values]
     )
@@ -176,7 +182,7 @@ def test_local_parameters_change_no_output(method: str) -> None:
         if method == "bucketed"
         else Pairwise(ring_bits=32, fraction_bits=0)
     )
-    params = RoundParams(kind, dim, clients)
+    params = RoundParams(kind, dim=dim, max_clients=clients)
     if method == "bucketed":
         values = rng.integers(0, 8, (clients, dim))
         shares = [shared_buckets(params, row) for row in values]
@@ -213,7 +219,7 @@ def test_every_extension_parameter(field_bits: int) -> None:
 
 def test_progress_reaches_the_whole(lanes: Lanes) -> None:
     seen: list[tuple[int, int]] = []
-    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 1000, 2)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), dim=1000, max_clients=2)
     shares = [shared_buckets(params, np.zeros(1000, np.uint16)) for _ in range(2)]
     run_both(
         lambda j: run_round(
@@ -228,7 +234,7 @@ def test_progress_reaches_the_whole(lanes: Lanes) -> None:
 
 
 def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> None:
-    params = RoundParams(Bucketed(buckets=8, schedule="scan"), 10, 2)
+    params = RoundParams(Bucketed(buckets=8, schedule="scan"), dim=10, max_clients=2)
     upload = shared_buckets(params, np.zeros(10, np.uint16))[0]
     for uploads in ([], [upload] * 3):
         with pytest.raises(InputError, match="uploads for a round"):
@@ -238,12 +244,12 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 @pytest.mark.parametrize(
     "params",
     [
-        RoundParams(Bucketed(buckets=8, schedule="scan"), 640, 8),
-        RoundParams(Bucketed(buckets=8), 640, 8),
-        RoundParams(Bucketed(buckets=8, groups=4), 640, 8),
-        RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=64), 640, 40),
-        RoundParams(Pairwise(ring_bits=32), 640, 8),
-        RoundParams(Pairwise(selection="opened"), 640, 8),
+        RoundParams(Bucketed(buckets=8, schedule="scan"), dim=640, max_clients=8),
+        RoundParams(Bucketed(buckets=8), dim=640, max_clients=8),
+        RoundParams(Bucketed(buckets=8, groups=4), dim=640, max_clients=8),
+        RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=64), dim=640, max_clients=40),
+        RoundParams(Pairwise(ring_bits=32), dim=640, max_clients=8),
+        RoundParams(Pairwise(selection="opened"), dim=640, max_clients=8),
     ],
 )
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:

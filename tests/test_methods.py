@@ -24,7 +24,7 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.reclustered import HIDDEN
-from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
@@ -114,7 +114,7 @@ def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clien
         ],
         axis=1,
     )
-    params = RoundParams(method, updates.shape[1], clients)
+    params = RoundParams(method, dim=updates.shape[1], max_clients=clients)
     got, want = published_round(params, updates, ProtocolParams(lanes=1, chunk=128))
     assert got.dtype == want.dtype == np.float32
     assert np.array_equal(got, want)
@@ -125,7 +125,7 @@ def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clien
 def test_rounds_on_uneven_buckets(method: Method, policy: RangePolicy) -> None:
     updates = np.random.default_rng(4).normal(size=(3, 200)) * 10.0 ** np.arange(-5, 5).repeat(20)
     got, want = published_round(
-        RoundParams(method, 200, 3), updates, ProtocolParams(lanes=1), policy
+        RoundParams(method, dim=200, max_clients=3), updates, ProtocolParams(lanes=1), policy
     )
     assert np.array_equal(got, want)
 
@@ -144,11 +144,15 @@ def test_a_weighted_round_too(method: Method) -> None:
     assert isinstance(method, Weighted)
     weighted = replace(method, weights=weights, weight_cap=0.5)
     updates = np.random.default_rng(3).normal(size=(5, 150))
-    got, want = published_round(RoundParams(weighted, 150, 5), updates, ProtocolParams(lanes=1))
+    got, want = published_round(
+        RoundParams(weighted, dim=150, max_clients=5), updates, ProtocolParams(lanes=1)
+    )
     assert np.array_equal(got, want)
     if isinstance(method, Zeno):
         method = replace(method, validator="client-2")
-    plain, _ = published_round(RoundParams(method, 150, 5), updates, ProtocolParams(lanes=1))
+    plain, _ = published_round(
+        RoundParams(method, dim=150, max_clients=5), updates, ProtocolParams(lanes=1)
+    )
     assert not np.array_equal(got, plain)
 
 
@@ -168,7 +172,7 @@ def test_no_option_is_called_like_a_field_of_the_round(method: str) -> None:
 
 @pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
 def test_a_round_is_a_flat_map_of_its_own_options(method: Method) -> None:
-    params = RoundParams(method, 10, 5)
+    params = RoundParams(method, dim=10, max_clients=5)
     flat = params.to_dict()
     assert set(flat) == {*ROUND_FIELDS, *options_of(type(method))}
     assert flat["method"] == method.name
@@ -178,9 +182,15 @@ def test_a_round_is_a_flat_map_of_its_own_options(method: Method) -> None:
 
 def test_a_whole_number_for_a_float_is_the_same_round() -> None:
     assert (
-        RoundParams(Radix(), 10, 5, deadline_s=60).digest
-        == RoundParams(Radix(), 10, 5, deadline_s=60.0).digest
+        RoundParams(Radix(), dim=10, max_clients=5, deadline_s=60).digest
+        == RoundParams(Radix(), dim=10, max_clients=5, deadline_s=60.0).digest
     )
+
+
+def test_a_round_without_a_method_has_the_default_one() -> None:
+    expected = RoundParams(METHODS[DEFAULT_METHOD](), dim=10, max_clients=5)
+    assert RoundParams(dim=10, max_clients=5) == expected
+    assert RoundParams.from_dict({"dim": 10, "max_clients": 5}) == expected
 
 
 def test_an_option_of_another_method_says_whose_it_is() -> None:
@@ -189,8 +199,6 @@ def test_an_option_of_another_method_says_whose_it_is() -> None:
         RoundParams.from_dict(given | {"selection": "oblivious"})
     with pytest.raises(ConfigError, match="unknown colour"):
         RoundParams.from_dict(given | {"colour": 1})
-    with pytest.raises(ConfigError, match="missing method"):
-        RoundParams.from_dict({"dim": 10, "max_clients": 5})
     with pytest.raises(ConfigError, match="method must be one of"):
         RoundParams.from_dict(given | {"method": ["bucketed"]})
     with pytest.raises(TypeError):
@@ -213,7 +221,7 @@ def test_warm_up_uses_every_kind_of_correlation_and_every_dtype(method: str) -> 
     # squares fit into 64 bits alone
     assert widths == ({8} if method == "zeno" else {1, 2, 4, 8})
     for made in warmed:
-        RoundParams(made, 2, WARM_UP_CLIENTS)
+        RoundParams(made, dim=2, max_clients=WARM_UP_CLIENTS)
 
 
 def test_quantiles_are_exact_ranks() -> None:
@@ -229,13 +237,15 @@ def test_quantiles_are_exact_ranks() -> None:
 
 def test_results_that_no_server_should_decode_are_refused() -> None:
     most = MAX_RESULT_VALUES
-    RoundParams(Radix(encoding="fixed", word_bits=2, fraction_bits=0), most, 3)
+    RoundParams(Radix(encoding="fixed", word_bits=2, fraction_bits=0), dim=most, max_clients=3)
     with pytest.raises(ConfigError, match="dim must be a whole number from 1 to 134217728"):
-        RoundParams(Radix(encoding="fixed", word_bits=2, fraction_bits=0), 1 << 30, 3)
+        RoundParams(
+            Radix(encoding="fixed", word_bits=2, fraction_bits=0), dim=1 << 30, max_clients=3
+        )
     with pytest.raises(ConfigError, match="3 results of 100,000,000 values .* ask for fewer ranks"):
-        RoundParams(Radix(ranks=[1, 2], quantiles=[0.5]), 100_000_000, 3)
+        RoundParams(Radix(ranks=[1, 2], quantiles=[0.5]), dim=100_000_000, max_clients=3)
     with pytest.raises(ConfigError, match="2 results of"):
-        RoundParams(Radix(midpoint=True), most, 3)
+        RoundParams(Radix(midpoint=True), dim=most, max_clients=3)
 
 
 # clients, whose 190 comparisons of 128 coordinates are 24,320
@@ -270,7 +280,7 @@ def test_batch_bounds_a_lane_however_many_clients_there_are(
     monkeypatch.setattr(compare, "greater", watched)
     monkeypatch.setattr(Pool, "reserve", noted)
     updates = np.random.default_rng(1).normal(size=(MANY, 130))
-    params = RoundParams(method, 130, MANY)
+    params = RoundParams(method, dim=130, max_clients=MANY)
     small = ProtocolParams(lanes=1, batch=BATCH)
     got, want = published_round(params, updates, small)
     assert np.array_equal(got, want)
@@ -282,17 +292,19 @@ def test_batch_bounds_a_lane_however_many_clients_there_are(
 
 def test_a_round_whose_chunks_fit_is_not_cut() -> None:
     """Sizes below the bound are not cut into groups, however a chunk was rounded up."""
-    params = RoundParams(Pairwise(), 1 << 20, 10)
+    params = RoundParams(Pairwise(), dim=1 << 20, max_clients=10)
     protocol = ProtocolParams()
     for dim in (1, 128, 11_776):
         chunk = params.chunk([], [1] * 10, 0, dim, protocol.batch)
         assert params.method.batch_limit(chunk) is None
-    crowded = RoundParams(Pairwise(), 1 << 20, 92).chunk([], [1] * 92, 0, 128, protocol.batch)
+    crowded = RoundParams(Pairwise(), dim=1 << 20, max_clients=92).chunk(
+        [], [1] * 92, 0, 128, protocol.batch
+    )
     assert params.method.batch_limit(crowded) == protocol.batch
 
 
 def test_a_cut_round_is_planned_to_the_byte() -> None:
-    params = RoundParams(Pairwise(ring_bits=16, fraction_bits=4), 130, MANY)
+    params = RoundParams(Pairwise(ring_bits=16, fraction_bits=4), dim=130, max_clients=MANY)
     protocol = ProtocolParams(lanes=2, batch=BATCH)
     from securemedian.mpc.protocols import share
 
@@ -314,7 +326,7 @@ def test_a_cut_round_is_planned_to_the_byte() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
-    params = RoundParams(METHODS[method](), 300, 3)
+    params = RoundParams(METHODS[method](), dim=300, max_clients=3)
     protocol = ProtocolParams(lanes=1)
     lanes = make_parties(1)
     ahead = run_both(lambda j: fill(lanes[j], params, protocol, 1 << 28))[0]

@@ -28,7 +28,7 @@ from securemedian.servers.storage.store import Store
 
 DIM = 6
 MODEL = np.array([1.0, -2.0, 3.0, 0.0, 1e6, -1e-6], np.float32)
-PAIRWISE = RoundParams(Pairwise(ring_bits=64, fraction_bits=16), DIM, 3)
+PAIRWISE = RoundParams(Pairwise(ring_bits=64, fraction_bits=16), dim=DIM, max_clients=3)
 
 
 def results(rounds: int) -> list[np.ndarray]:
@@ -92,7 +92,7 @@ def test_momentum_goes_beyond_the_result_but_not_through_zero() -> None:
 
 
 def test_the_scale_follows_the_result_and_the_buckets_the_model() -> None:
-    params = RoundParams(Bucketed(buckets=16), DIM, 3)
+    params = RoundParams(Bucketed(buckets=16), dim=DIM, max_clients=3)
     first = begin(RunState(), params, {}, False, MODEL, {"optimiser": "momentum"})
     other = begin(RunState(), params, {}, False, MODEL)
     index = np.array([[0, 3, 7, 8, 12, 15]])
@@ -124,7 +124,9 @@ def test_what_a_round_keeps_changes_or_refuses() -> None:
     assert faster.optimiser == Momentum() and faster.moments is after.moments
     assert begin(after, PAIRWISE, {}, False, None, {"optimiser": "adam"}).moments is None
     assert begin(after, PAIRWISE, {}, True, None).optimiser == NoOptimiser()
-    private = RoundParams(Pairwise(ring_bits=64, fraction_bits=16, result_to="clients"), DIM, 3)
+    private = RoundParams(
+        Pairwise(ring_bits=64, fraction_bits=16, result_to="clients"), dim=DIM, max_clients=3
+    )
     with pytest.raises(ConfigError, match="only the clients learn"):
         begin(after, private, {}, False, None)
     assert begin(after, private, {}, False, None, {"optimiser": "none"}).number == 2

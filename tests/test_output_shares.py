@@ -1051,7 +1051,7 @@ def opened_bits_alone() -> None:
 def opens_the_sum_alone() -> None:
     """Check that for a mean each server is sent one share per coordinate, of the sum."""
     method, dim = Mean(ring_bits=12, fraction_bits=0), COUNT
-    params = RoundParams(method, dim, CLIENTS)
+    params = RoundParams(method, dim=dim, max_clients=CLIENTS)
     values = np.stack([plain_pair("differing", 4, dim)[i % 2] for i in range(CLIENTS)])
     halves = [share.split(row[None].astype(np.uint16), 12) for row in values]
     parties, pair = recorded_parties()
@@ -1074,7 +1074,7 @@ def opens_the_sum_alone() -> None:
 def opens_one_aggregate() -> None:
     """Check that of all reclusterings together each server is sent one share per coordinate."""
     method, dim = Reclustered(ring_bits=16, fraction_bits=0, clusters=1, reclusterings=2), 256
-    params = RoundParams(method, dim, CLIENTS)
+    params = RoundParams(method, dim=dim, max_clients=CLIENTS)
     values = np.arange(CLIENTS * dim, dtype=np.uint16).reshape(CLIENTS, dim) % 50
     halves = [share.split(row[None], 16) for row in values]
     parties, pair = recorded_parties()
@@ -1096,7 +1096,7 @@ def opens_one_aggregate() -> None:
 def opens_a_step_and_a_sum() -> None:
     """Check that SHARE with Zeno++ opens the validator's update, its length and the result."""
     method, dim = Zeno(validator="v", clusters=1, reclusterings=2), 128
-    params = RoundParams(method, dim, CLIENTS)
+    params = RoundParams(method, dim=dim, max_clients=CLIENTS)
     values = np.arange(CLIENTS * dim, dtype=np.uint64).reshape(CLIENTS, dim) % np.uint64(9)
     halves = [share.split(row[None], 64) for row in values]
     parties, pair = recorded_parties()

@@ -33,7 +33,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 PAGE = (ROOT / "docs" / "own-model.md").read_text("utf-8")
-PARAMS = RoundParams(Radix(), 5, 2)
+PARAMS = RoundParams(Radix(), dim=5, max_clients=2)
 START = np.arange(5, dtype=np.float32)
 
 
@@ -258,7 +258,7 @@ def test_a_model_is_downloaded_only_where_it_is_needed(
 
     monkeypatch.setattr(Connection, "ask", ask)
     for method, needed in ((Radix(), 0), (Bucketed(), 1)):
-        params = RoundParams(method, 5, 2)
+        params = RoundParams(method, dim=5, max_clients=2)
         round_id = coordinator.open_round(params, START, reset=True)
         asked.clear()
         with Client.from_config(toml(pair, "client-1")) as client:
@@ -361,7 +361,7 @@ def test_results_are_those_of_the_round_asked_for(
 def test_fit_is_the_whole_loop(pair: Pair, coordinator: Coordinator, result_to: str) -> None:
     """Every round trains from the result of the one before, also where only clients know it."""
     method = Pairwise(ring_bits=32, fraction_bits=8, result_to=result_to)
-    params = RoundParams(method, 5, 2)
+    params = RoundParams(method, dim=5, max_clients=2)
     models, said = {1: own_model(), 2: own_model()}, list[str]()
     starts: dict[int, list[list[float]]] = {1: [], 2: []}
 

@@ -24,15 +24,17 @@ def test_against_sorting_one_coordinate_at_a_time(n: int) -> None:
     around = Published(model, width, CoordinateRange())
     # ties
     updates = np.round(rng.normal(size=(n, d)), 1)
-    (bucketed,) = plaintext.published(updates, RoundParams(Bucketed(buckets=5), d, n), around)
-    (pairwise,) = plaintext.published(
-        updates, RoundParams(Pairwise(ring_bits=32, fraction_bits=10), d, n), around
+    (bucketed,) = plaintext.published(
+        updates, RoundParams(Bucketed(buckets=5), dim=d, max_clients=n), around
     )
-    radix = RoundParams(Radix(quantiles=[0.01, 1.0]), d, n)
-    trimmed = RoundParams(TrimmedMean(fraction_bits=10, trim=0.3), d, n)
+    (pairwise,) = plaintext.published(
+        updates, RoundParams(Pairwise(ring_bits=32, fraction_bits=10), dim=d, max_clients=n), around
+    )
+    radix = RoundParams(Radix(quantiles=[0.01, 1.0]), dim=d, max_clients=n)
+    trimmed = RoundParams(TrimmedMean(fraction_bits=10, trim=0.3), dim=d, max_clients=n)
     ranked = plaintext.published(updates, radix, Published())
     (mean_of_kept,) = plaintext.published(updates, trimmed, Published())
-    weighted = RoundParams(Radix(), d, n)
+    weighted = RoundParams(Radix(), dim=d, max_clients=n)
     heavy = plaintext.published(updates, weighted, Published(), [1] * (n - 1) + [n + 1])[0]
     # more than half of the weight decides alone
     assert np.array_equal(heavy, updates[-1].astype(np.float32))

@@ -47,14 +47,18 @@ SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 DIM, CLIENTS = 700, 4
 PLENTY = 1 << 30
 ROUNDS = {
-    "scan": RoundParams(Bucketed(buckets=6, schedule="scan", uploads="unverified"), DIM, CLIENTS),
-    "bisect": RoundParams(
-        Bucketed(buckets=6, schedule="bisect", uploads="unverified"), DIM, CLIENTS
+    "scan": RoundParams(
+        Bucketed(buckets=6, schedule="scan", uploads="unverified"), dim=DIM, max_clients=CLIENTS
     ),
-    "pairwise": RoundParams(Pairwise(ring_bits=16, fraction_bits=4), DIM, CLIENTS),
-    "radix": RoundParams(Radix(encoding="fixed", word_bits=8, fraction_bits=2), DIM, CLIENTS),
+    "bisect": RoundParams(
+        Bucketed(buckets=6, schedule="bisect", uploads="unverified"), dim=DIM, max_clients=CLIENTS
+    ),
+    "pairwise": RoundParams(Pairwise(ring_bits=16, fraction_bits=4), dim=DIM, max_clients=CLIENTS),
+    "radix": RoundParams(
+        Radix(encoding="fixed", word_bits=8, fraction_bits=2), dim=DIM, max_clients=CLIENTS
+    ),
     "trimmed-mean": RoundParams(
-        TrimmedMean(ring_bits=24, fraction_bits=4, trim=0.25), DIM, CLIENTS
+        TrimmedMean(ring_bits=24, fraction_bits=4, trim=0.25), dim=DIM, max_clients=CLIENTS
     ),
 }
 OVER = [*((name, "softspoken") for name in ROUNDS), ("scan", "silent"), ("radix", "silent")]
@@ -316,7 +320,11 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
     for seen in uses.values():
         seen.clear()
     # keys of 64 bits are all different
-    wide = {"pairwise": RoundParams(Pairwise(ring_bits=64, fraction_bits=4), DIM, CLIENTS)}
+    wide = {
+        "pairwise": RoundParams(
+            Pairwise(ring_bits=64, fraction_bits=4), dim=DIM, max_clients=CLIENTS
+        )
+    }
     servers = Servers()
     for name, fails in [*rounds, ("pairwise", "")]:
         servers.round(wide.get(name, ROUNDS[name]), fails)

@@ -95,7 +95,7 @@ def in_numpy(method: Method, labels: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("clients", [5, 6])
 def test_a_round_publishes_the_median_labels_of_numpy(method: Method, clients: int) -> None:
     labels = soft_labels(clients, clients)
-    params = RoundParams(method, DIM, clients, exchange=EXCHANGE)
+    params = RoundParams(method, dim=DIM, max_clients=clients, exchange=EXCHANGE)
     halves = [
         shared(params, encode_update(one.reshape(-1), Round("1-a", 1, params, 0))) for one in labels
     ]
@@ -139,7 +139,7 @@ def test_the_digest_of_a_public_set_tells_every_bit() -> None:
 
 
 def test_a_round_says_what_it_exchanges() -> None:
-    params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
+    params = RoundParams(UNIT, dim=DIM, max_clients=3, exchange=EXCHANGE)
     flat = params.to_dict()
     assert {name: flat[name] for name in ("exchange", "public_set", "classes")} == {
         "exchange": "predictions",
@@ -150,7 +150,7 @@ def test_a_round_says_what_it_exchanges() -> None:
     assert PUBLIC.round(CLASSES).items() <= flat.items()
     assert params.digest != replace(params, exchange=Predictions("0" * 64, CLASSES)).digest
     # rounds of parameters are named as they always were
-    plain = RoundParams(UNIT, DIM, 3)
+    plain = RoundParams(UNIT, dim=DIM, max_clients=3)
     assert not {"exchange", "public_set", "classes"} & plain.to_dict().keys()
     assert RoundParams.from_dict(plain.to_dict() | {"exchange": "parameters"}) == plain
 
@@ -172,7 +172,7 @@ def test_parameters_that_no_round_can_have(given: dict[str, Any], message: str) 
 
 
 def test_the_model_stays_as_it_is_and_rounds_count() -> None:
-    params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
+    params = RoundParams(UNIT, dim=DIM, max_clients=3, exchange=EXCHANGE)
     kept = replace(RunState(), model=np.ones(7, np.float32), published=4)
     started = begin(kept, params, {}, False, None, {})
     assert started is kept
@@ -191,7 +191,7 @@ def test_the_model_stays_as_it_is_and_rounds_count() -> None:
 
 @pytest.mark.parametrize("method", [UNIT, Bucketed()], ids=lambda m: m.name)
 def test_what_is_no_prediction_is_refused(method: Method) -> None:
-    current = Round("1-a", 1, RoundParams(method, DIM, 3, exchange=EXCHANGE), 0)
+    current = Round("1-a", 1, RoundParams(method, dim=DIM, max_clients=3, exchange=EXCHANGE), 0)
     good = soft_labels(1)[0].reshape(-1)
     encode_update(good, current)
     for bad, message in (
@@ -289,7 +289,7 @@ def member(pair: Pair, number: int, public: PublicSet | None = PUBLIC) -> Client
 def test_clients_get_the_labels_of_numpy_and_a_receipt(
     pair: Pair, coordinator: Coordinator, method: Method, tmp_path: Path
 ) -> None:
-    params = RoundParams(method, DIM, 3, exchange=EXCHANGE)
+    params = RoundParams(method, dim=DIM, max_clients=3, exchange=EXCHANGE)
     with member(pair, 1) as one, member(pair, 2) as two, member(pair, 3) as three:
         for number in (1, 2):
             labels = soft_labels(3, number)
@@ -310,7 +310,7 @@ def test_clients_get_the_labels_of_numpy_and_a_receipt(
 def test_mistakes_are_told_before_anything_is_uploaded(
     pair: Pair, coordinator: Coordinator
 ) -> None:
-    params = RoundParams(UNIT, DIM, 3, exchange=EXCHANGE)
+    params = RoundParams(UNIT, dim=DIM, max_clients=3, exchange=EXCHANGE)
     round_id = coordinator.open_round(params)
     good = soft_labels(1)[0]
     other = PublicSet(INPUTS + 1)

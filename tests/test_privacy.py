@@ -68,36 +68,42 @@ MASKED = {
 PUBLIC = {"base.A", "base.B", "ggm.sums", "sizes", "verdicts", "open.bits", "open.ring"}
 PUBLIC |= {"toss.commit", "toss.open"}
 ROUNDS = {
-    "scan": RoundParams(Bucketed(buckets=8, schedule="scan"), DIM, CLIENTS),
-    "scan-wide": RoundParams(Bucketed(buckets=8, schedule="scan", ring_bits=16), DIM, CLIENTS),
-    "scan-unverified": RoundParams(
-        Bucketed(buckets=8, schedule="scan", uploads="unverified"), DIM, CLIENTS
+    "scan": RoundParams(Bucketed(buckets=8, schedule="scan"), dim=DIM, max_clients=CLIENTS),
+    "scan-wide": RoundParams(
+        Bucketed(buckets=8, schedule="scan", ring_bits=16), dim=DIM, max_clients=CLIENTS
     ),
-    "bisect": RoundParams(Bucketed(buckets=8, schedule="bisect"), DIM, CLIENTS),
-    "groups": RoundParams(Bucketed(buckets=4, groups=2), DIM, CLIENTS),
-    "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), DIM, CLIENTS),
+    "scan-unverified": RoundParams(
+        Bucketed(buckets=8, schedule="scan", uploads="unverified"), dim=DIM, max_clients=CLIENTS
+    ),
+    "bisect": RoundParams(Bucketed(buckets=8, schedule="bisect"), dim=DIM, max_clients=CLIENTS),
+    "groups": RoundParams(Bucketed(buckets=4, groups=2), dim=DIM, max_clients=CLIENTS),
+    "pairwise": RoundParams(Pairwise(ring_bits=32, fraction_bits=0), dim=DIM, max_clients=CLIENTS),
     "radix": RoundParams(
-        Radix(encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4), DIM, CLIENTS
+        Radix(encoding="fixed", word_bits=8, fraction_bits=0, ring_bits=4),
+        dim=DIM,
+        max_clients=CLIENTS,
     ),
     "predictions": RoundParams(
         Radix(encoding="unit", word_bits=8, ring_bits=4),
-        DIM,
-        CLIENTS,
+        dim=DIM,
+        max_clients=CLIENTS,
         exchange=Predictions("0" * 64, 4),
     ),
     "trimmed-mean": RoundParams(
-        TrimmedMean(ring_bits=32, fraction_bits=0, trim=0.25), DIM, CLIENTS
+        TrimmedMean(ring_bits=32, fraction_bits=0, trim=0.25), dim=DIM, max_clients=CLIENTS
     ),
     "reclustered": RoundParams(
-        Reclustered(ring_bits=32, fraction_bits=0, clusters=1, reclusterings=2), DIM, CLIENTS
+        Reclustered(ring_bits=32, fraction_bits=0, clusters=1, reclusterings=2),
+        dim=DIM,
+        max_clients=CLIENTS,
     ),
     "reclustered-radix": RoundParams(
         Reclustered(ring_bits=32, fraction_bits=0, clusters=1, reclusterings=2, median_by="radix"),
-        DIM,
-        CLIENTS,
+        dim=DIM,
+        max_clients=CLIENTS,
     ),
     "pairwise-opened": RoundParams(
-        Pairwise(ring_bits=16, fraction_bits=0, selection="opened"), DIM, CLIENTS
+        Pairwise(ring_bits=16, fraction_bits=0, selection="opened"), dim=DIM, max_clients=CLIENTS
     ),
 }
 INPUTS = ("zero", "extreme", "random")
@@ -355,7 +361,7 @@ def test_bits_opened_by_bucketed_are_functions_of_the_result(
 
     monkeypatch.setattr(bucketed, "open_bits", record)
     method = Bucketed(buckets=buckets, schedule=schedule)
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     values = inputs(params, "random")
     run_rounds(make_parties(), params, shares_of(params, values))
     result = reference.lower_median(values)
@@ -393,8 +399,8 @@ def test_what_pairwise_opens(
         monkeypatch.setattr(pairwise, name, partial(noting, name, getattr(pairwise, name)))
     params = RoundParams(
         Pairwise(ring_bits=32, fraction_bits=0, selection=selection, result_to=result_to),
-        DIM,
-        CLIENTS,
+        dim=DIM,
+        max_clients=CLIENTS,
     )
     values = inputs(params, "random")
     outcomes = run_rounds(make_parties(), params, shares_of(params, values))

@@ -80,7 +80,7 @@ def radix_round(
     """Run a round as clients and servers do it, on plain values (n, d)."""
     clients, dim = values.shape
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
-    params = RoundParams(Radix(weights=named, **options), dim, clients)
+    params = RoundParams(Radix(weights=named, **options), dim=dim, max_clients=clients)
     uploads = [
         share.split(method_of(params).words(row)[None], params.share_bits, xor=True)
         for row in values
@@ -148,7 +148,7 @@ def test_words_keep_the_order_and_come_back() -> None:
     rng = np.random.default_rng(1)
     values = np.concatenate([FLOATS, rng.normal(size=2000) * 10.0 ** rng.integers(-40, 39, 2000)])
     for encoding in ("float32", "bfloat16", "fixed", "unit"):
-        params = RoundParams(Radix(encoding=encoding), 10, 5)
+        params = RoundParams(Radix(encoding=encoding), dim=10, max_clients=5)
         words = method_of(params).words(values)
         back = method_of(params).values(PublicValues(words))
         order = np.argsort(values, kind="stable")
@@ -205,7 +205,7 @@ def test_nan_is_refused(encoding: str) -> None:
 def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> None:
     rng = np.random.default_rng(buckets)
     values = rng.normal(size=(7, 300))
-    params = RoundParams(Radix(encoding="buckets", buckets=buckets), 300, 7)
+    params = RoundParams(Radix(encoding="buckets", buckets=buckets), dim=300, max_clients=7)
     assert params.share_bits == math.ceil(math.log2(buckets)) and params.layout.rows == 1
     lying = UniformBuckets(2.0, buckets)
     published = Published(np.array(0.1, np.float32), np.array(2, np.float32), CoordinateRange())
@@ -222,7 +222,7 @@ def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> Non
 
 
 def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
-    params = RoundParams(Radix(encoding="buckets", buckets=5), 2, 5)
+    params = RoundParams(Radix(encoding="buckets", buckets=5), dim=2, max_clients=5)
     assert method_of(params).values(
         PublicValues(np.array([4, 7], np.uint8)),
         Published(np.zeros((), np.float32), np.ones((), np.float32), CoordinateRange()),
@@ -234,7 +234,7 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
     """A minority that uploads rubbish cannot move the result out of the honest values' range."""
     rng = np.random.default_rng(liars)
     honest = rng.normal(size=(liars + 1, 400)).astype(np.float32)
-    params = RoundParams(Radix(), 400, 2 * liars + 1)
+    params = RoundParams(Radix(), dim=400, max_clients=2 * liars + 1)
     uploads: list[tuple[share.Upload, share.Upload]] = [
         share.split(method_of(params).words(row)[None], 32, xor=True) for row in honest
     ]
@@ -251,7 +251,9 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
 
 def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> None:
     """One client of five that shares counts other than 0 and 1 decides alone, as documented."""
-    params = RoundParams(Bucketed(buckets=8, schedule="scan", uploads="unverified"), 200, 5)
+    params = RoundParams(
+        Bucketed(buckets=8, schedule="scan", uploads="unverified"), dim=200, max_clients=5
+    )
     index = np.full((4, 200), 4, np.uint16)
     uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in
@@ -330,14 +332,14 @@ def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
 def test_the_weight_cap() -> None:
     named = {"a": 2, "b": 1, "c": 1}
     with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
-        RoundParams(Radix(weights=named), 10, 3)
-    params = RoundParams(Radix(weights=named, weight_cap=0.6), 10, 3)
+        RoundParams(Radix(weights=named), dim=10, max_clients=3)
+    params = RoundParams(Radix(weights=named, weight_cap=0.6), dim=10, max_clients=3)
     assert params.weights_of(["b", "c", "a"]) == [1, 1, 2]
     with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
         # the third stayed away
         params.weights_of(["a", "b"])
     with pytest.raises(ConfigError, match="weight of 'a'"):
-        RoundParams(Radix(weights=named | {"a": 0}), 10, 3)
+        RoundParams(Radix(weights=named | {"a": 0}), dim=10, max_clients=3)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
@@ -345,7 +347,7 @@ def test_the_weight_cap() -> None:
 def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
     rng = np.random.default_rng(clients)
     method = TrimmedMean(ring_bits=32, fraction_bits=0, trim=trim)
-    params = RoundParams(method, 90, clients)
+    params = RoundParams(method, dim=90, max_clients=clients)
     top = 2 ** (30 - method.headroom(clients))
     values = np.concatenate(
         [
@@ -406,7 +408,7 @@ def test_options_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
 
 
 def test_a_rank_beyond_those_who_came_is_refused() -> None:
-    params = RoundParams(Radix(ranks=[7]), 10, 8)
+    params = RoundParams(Radix(ranks=[7]), dim=10, max_clients=8)
     with pytest.raises(ConfigError, match="rank 7 was asked for, and those who take part weigh 5"):
         method_of(params).ranks_of(5)
 

@@ -248,7 +248,7 @@ def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> N
     assert radix.share_bits_for(5) == 4 and words.max() < b
     assert np.array_equal(words, published.bucketize(updates, b))
     results = [
-        plaintext.published(updates, RoundParams(method, d, 5), published)
+        plaintext.published(updates, RoundParams(method, dim=d, max_clients=5), published)
         for method in (Bucketed(buckets=b), radix)
     ]
     assert np.array_equal(results[0], results[1])
@@ -294,7 +294,7 @@ def test_the_scale_follows_the_results(size: float) -> None:
     """Eight rounds whose updates shrink and grow, against plain Python, bit for bit."""
     rng = np.random.default_rng(7)
     d, n = 101, 5
-    params = RoundParams(Bucketed(), d, n)
+    params = RoundParams(Bucketed(), dim=d, max_clients=n)
     state = begin(RunState(), params, {}, False, rng.normal(size=d).astype(np.float32))
     scale: list[float] | None = None
     seen = set()
@@ -429,7 +429,7 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
 def test_unusable_ranges_are_refused_when_a_round_opens(
     given: dict[str, Any], buckets: int, message: str
 ) -> None:
-    params = RoundParams(Bucketed(buckets=buckets), 4, 3)
+    params = RoundParams(Bucketed(buckets=buckets), dim=4, max_clients=3)
     with pytest.raises(ConfigError, match=message):
         begin(RunState(), params, given, False, np.zeros(4, np.float32))
 
@@ -476,7 +476,7 @@ def test_the_innermost_bucket_may_not_vanish() -> None:
     with pytest.raises(ConfigError, match="lower ratio or buckets"):
         begin(
             RunState(),
-            RoundParams(Radix(encoding="buckets", buckets=1000), 4, 3),
+            RoundParams(Radix(encoding="buckets", buckets=1000), dim=4, max_clients=3),
             {},
             False,
             np.zeros(4, np.float32),

@@ -43,7 +43,7 @@ SIGNING = SigningKey.new(), SigningKey.new()
 PUBLIC = [key.public for key in SIGNING]
 DIM = 50
 START = np.linspace(-1, 1, DIM, dtype=np.float32)
-PARAMS = RoundParams(Mean(), DIM, 3)
+PARAMS = RoundParams(Mean(), dim=DIM, max_clients=3)
 RECORD = Record(
     "securemedian",
     "0.4.0",
@@ -83,8 +83,8 @@ def test_every_field_of_a_record_is_signed() -> None:
 
 
 def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhere_else() -> None:
-    visible = RoundParams(Radix(groups=3, membership="visible"), DIM, 3)
-    hidden = RoundParams(Bucketed(groups=3), DIM, 3)
+    visible = RoundParams(Radix(groups=3, membership="visible"), dim=DIM, max_clients=3)
+    hidden = RoundParams(Bucketed(groups=3), dim=DIM, max_clients=3)
 
     def check(params: RoundParams, groups: list[int]) -> None:
         record = replace(RECORD, params=params.digest, groups=groups)
@@ -193,7 +193,7 @@ def test_what_is_no_record_is_said(encoded: bytes) -> None:
     ids=lambda value: value.label if isinstance(value, Method) else "",
 )
 def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, rows: int) -> None:
-    params = RoundParams(method, 77, 4)
+    params = RoundParams(method, dim=77, max_clients=4)
     assert params.opened_bits == bits
     rng = np.random.default_rng(1)
     values = rng.integers(0, 1 << bits, (rows, 77), np.uint64, endpoint=False)
@@ -206,7 +206,7 @@ def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, 
 
 def test_what_a_client_that_took_part_downloads() -> None:
     # CNNMnist, and what docs/wire.md says of it
-    params = RoundParams(Bucketed(buckets=8), 1_663_370, 160)
+    params = RoundParams(Bucketed(buckets=8), dim=1_663_370, max_clients=160)
     record = replace(RECORD, included=["x" * 40] * 160)
     frame = wire.frame_size(
         "result",
@@ -224,7 +224,7 @@ def test_what_a_client_that_took_part_downloads() -> None:
 def test_who_starts_from_the_same_run_ends_with_the_same(
     optimiser: Momentum | Adam,
 ) -> None:
-    params = RoundParams(Bucketed(buckets=8), DIM, 3)
+    params = RoundParams(Bucketed(buckets=8), dim=DIM, max_clients=3)
     served = RunState(CoordinateRange(), START, np.float32(0.1) + 0 * START, optimiser=optimiser)
     kept = results.RecentRuns()
     rng = np.random.default_rng(2)
@@ -372,7 +372,7 @@ class Round:
 
     def run(self, method: Method, seed: int = 0, new: bool = True) -> str:
         """Open a round in which all submit, and return its id."""
-        self.params = RoundParams(method, DIM, 3)
+        self.params = RoundParams(method, dim=DIM, max_clients=3)
         self.id = self.coordinator.open_round(self.params, START if new else None)
         rng = np.random.default_rng(seed)
         self.updates = (START + 0.1 * rng.normal(size=(3, DIM))).astype(np.float32)

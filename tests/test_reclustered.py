@@ -185,7 +185,7 @@ def test_a_round_is_algorithm_1(
         (weights, dict(zip(names, weights, strict=True))),
     ):
         made = Reclustered(**vars(method) | {"weights": dictionary})
-        params = RoundParams(made, DIM, clients)
+        params = RoundParams(made, dim=DIM, max_clients=clients)
         assert params.weights_of(names) == given
         outcome = run(lanes, params, updates, model, given)
         got = made.decode(made.public(outcome.values), sum(given), Published(model))
@@ -215,7 +215,7 @@ def test_sums_at_the_ends_of_their_range_are_right(
             fraction_bits=4,
             weight_cap=0.9,
         )
-        params = RoundParams(method, DIM, clients)
+        params = RoundParams(method, dim=DIM, max_clients=clients)
         outcome = run(lanes, params, updates, None, weights)
         got = method.decode(method.public(outcome.values), sum(weights), Published())
         clear = method.in_the_clear(updates, weights, Published(coin=outcome.coin), clients)
@@ -231,7 +231,7 @@ def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str
         clusters=1, reclusterings=2, ring_bits=16, fraction_bits=4, median_by=median_by
     )
     least = ProtocolParams(lanes=2, chunk=SLICE_ALIGN, batch=SLICE_ALIGN)
-    params = RoundParams(method, DIM, 9)
+    params = RoundParams(method, dim=DIM, max_clients=9)
     outcome = run(lanes, params, updates, None, protocol=least)
     got = method.decode(method.public(outcome.values), 9, Published())
     clear = method.in_the_clear(updates, [1] * 9, Published(coin=outcome.coin), 9)
@@ -247,7 +247,7 @@ def test_lemma_1_an_average_of_the_clusters_is_fedavg(lanes: Lanes) -> None:
     named = dict(zip(names, weights, strict=True))
     fedavg = Mean(weights=named, fraction_bits=16)
     differences = (updates - model.astype(np.float64)).round(9)
-    sums = run(lanes, RoundParams(fedavg, DIM, 10), differences, None, weights)
+    sums = run(lanes, RoundParams(fedavg, dim=DIM, max_clients=10), differences, None, weights)
     (mean,) = fedavg.decode(fedavg.public(sums.values), sum(weights), Published())
     for size, reclusterings in ((3, 1), (4, 1), (5, 2), (10, 4)):
         method = Reclustered(
@@ -257,7 +257,9 @@ def test_lemma_1_an_average_of_the_clusters_is_fedavg(lanes: Lanes) -> None:
             weights=named,
             fraction_bits=16,
         )
-        outcome = run(lanes, RoundParams(method, DIM, 10), differences, None, weights)
+        outcome = run(
+            lanes, RoundParams(method, dim=DIM, max_clients=10), differences, None, weights
+        )
         (got,) = method.decode(method.public(outcome.values), sum(weights), Published())
         assert np.array_equal(got, mean)
 
@@ -268,7 +270,7 @@ def test_faulty_clients_below_the_bound_change_little(lanes: Lanes) -> None:
     updates = rng.normal(1.0, 0.01, size=(21, DIM))
     updates[-3:] = [[1e6], [-1e6], [np.inf]]
     method = Reclustered(clusters=3, reclusterings=2)
-    outcome = run(lanes, RoundParams(method, DIM, 21), updates, None)
+    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=21), updates, None)
     (got,) = method.decode(method.public(outcome.values), 21, Published())
     assert (abs(got - 1.0) < 0.05).all()
 
@@ -283,7 +285,7 @@ def test_only_the_sum_over_the_reclusterings_is_opened(median_by: str) -> None:
     method = Reclustered(
         clusters=2, reclusterings=3, ring_bits=32, fraction_bits=0, median_by=median_by
     )
-    params = RoundParams(method, 4096, 6)
+    params = RoundParams(method, dim=4096, max_clients=6)
     updates = np.repeat(np.arange(6.0)[:, None], 4096, axis=1)
     lanes = make_parties(pairs=[pair])
     uploads = [share.split(method.encode(row, 6, Published()), 32) for row in updates]
@@ -322,7 +324,7 @@ def test_an_opened_round_is_the_aggregator_on_the_means_of_clusters(
         # a cluster of 4 and one of 3 of its clients expose the fourth, if the coin has it so
         accept_leak=True,
     )
-    params = RoundParams(method, DIM, 22)
+    params = RoundParams(method, dim=DIM, max_clients=22)
     outcome = run(lanes, params, updates, model)
     assert outcome.values.shape == (14, DIM) and outcome.cost.ots == 0
     got = method.decode(method.public(outcome.values), 22, Published(model))
@@ -393,19 +395,24 @@ def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
 
     monkeypatch.setattr(reclustered, "exposed", unlucky)
     pair = recorders()
-    params = RoundParams(Reclustered(clustering="opened", clusters=3), DIM, 12)
+    params = RoundParams(Reclustered(clustering="opened", clusters=3), dim=DIM, max_clients=12)
     with pytest.raises(ConfigError, match="the updates of 1 of 12 clients would follow"):
         run(make_parties(lanes=2, pairs=[pair, recorders()]), params, np.zeros((12, DIM)), None)
     assert not [label for end in pair for label, _ in end.received if label.startswith("open")]
     accepting = Reclustered(clustering="opened", clusters=3, accept_leak=True)
-    run(make_parties(lanes=2), RoundParams(accepting, DIM, 12), np.zeros((12, DIM)), None)
+    run(
+        make_parties(lanes=2),
+        RoundParams(accepting, dim=DIM, max_clients=12),
+        np.zeros((12, DIM)),
+        None,
+    )
 
 
 # The coin
 
 
 def test_a_coin_is_tossed_anew_for_each_round_and_kept_for_its_attempts(lanes: Lanes) -> None:
-    params = RoundParams(Reclustered(clusters=2), DIM, 4)
+    params = RoundParams(Reclustered(clusters=2), dim=DIM, max_clients=4)
     updates = np.zeros((4, DIM))
     coins = {run(lanes, params, updates, None).coin for _ in range(3)}
     assert len(coins) == 3 and all(len(coin) == 16 for coin in coins)
@@ -417,7 +424,7 @@ def test_a_coin_is_tossed_anew_for_each_round_and_kept_for_its_attempts(lanes: L
 
 def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
     """Even at a server that was started anew meanwhile, until the coordinator starts over."""
-    s0 = Server(0, tmp_path, RoundParams(Reclustered(aggregator=MEAN), 10, 3))
+    s0 = Server(0, tmp_path, RoundParams(Reclustered(aggregator=MEAN), dim=10, max_clients=3))
     first = s0.open()
     s0.upload_all(first)
     s0.hear(*(Uploaded(first, key) for key in s0.keys), Held(first, held(s0.keys)))
@@ -486,7 +493,7 @@ def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
 
 
 def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
-    params = RoundParams(Reclustered(clusters=4), 5, 9)
+    params = RoundParams(Reclustered(clusters=4), dim=5, max_clients=9)
     params.check_included(["a", "b", "c", "d"])
     with pytest.raises(ConfigError, match="a cluster has 4 clients, and those who take part are 3"):
         params.check_included(["a", "b", "c"])
@@ -499,7 +506,7 @@ def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clus
     one = predict(pairwise, [1] * 20, protocol).costs[0]
     for median_by, most in ((PAIRWISE, 4.7), (FEWEST, 2.0)):
         method = Reclustered(clusters=3, reclusterings=4, median_by=median_by)
-        ours = predict(RoundParams(method, 2000, 60), [1] * 60, protocol).costs[0]
+        ours = predict(RoundParams(method, dim=2000, max_clients=60), [1] * 60, protocol).costs[0]
         assert ours.ots <= most * one.ots and ours.bytes_sent <= most * one.bytes_sent
 
 
@@ -528,7 +535,9 @@ def test_a_median_is_computed_in_the_way_that_takes_fewer_ots(ring_bits: int) ->
 
 
 def test_values_out_of_range_are_found_before_they_are_added(lanes: Lanes) -> None:
-    params = RoundParams(Reclustered(ring_bits=24, fraction_bits=4, clusters=2), DIM, 4)
+    params = RoundParams(
+        Reclustered(ring_bits=24, fraction_bits=4, clusters=2), dim=DIM, max_clients=4
+    )
     values = np.zeros((4, DIM), np.int64)
     values[2, 7] = 1 << 22
     uploads = [share.split(ring.reduce(row[None], 24), 24) for row in values]

@@ -236,7 +236,7 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
         Open(
             "1-0000000b",
             1,
-            RoundParams(Pairwise(), DIM, 2).to_dict(),
+            RoundParams(Pairwise(), dim=DIM, max_clients=2).to_dict(),
             bytes(16),
             True,
             False,
@@ -479,7 +479,7 @@ def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(
 
 
 def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
-    params = RoundParams(Pairwise(), DIM, 3)
+    params = RoundParams(Pairwise(), dim=DIM, max_clients=3)
     s0 = Server(0, tmp_path, params)
     round_id = s0.open()
     s0.upload_all(round_id)
@@ -518,7 +518,9 @@ def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> 
     longer = replace(clients[0], name="\u00e9" + clients[0].name[1:])
     with pytest.raises(ConfigError, match=r"163,841 bytes in UTF-8.*shorter names"):
         Server(1, tmp_path, clients=(longer, *clients[1:]))
-    params = RoundParams(Bucketed(weights=dict.fromkeys(keys, 1000)), DIM, MAX_CLIENTS)
+    params = RoundParams(
+        Bucketed(weights=dict.fromkeys(keys, 1000)), dim=DIM, max_clients=MAX_CLIENTS
+    )
     s1 = Server(1, tmp_path, params, clients=clients)
     round_id = "1-0000000a"
     s1.hear(Open(round_id, 1, params.to_dict(), bytes(16), True, False, START))

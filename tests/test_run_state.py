@@ -23,9 +23,9 @@ from securemedian.servers.storage.store import Store
 from tests.servers_alone import Server
 
 DIM = 5
-BUCKETED = RoundParams(Bucketed(buckets=8), DIM, 3)
+BUCKETED = RoundParams(Bucketed(buckets=8), dim=DIM, max_clients=3)
 COORDINATE = {"policy": "coordinate"}
-PAIRWISE = RoundParams(Pairwise(ring_bits=32, fraction_bits=8), DIM, 3)
+PAIRWISE = RoundParams(Pairwise(ring_bits=32, fraction_bits=8), dim=DIM, max_clients=3)
 MODEL = np.linspace(-1, 1, DIM, dtype=np.float32)
 INDEX = np.array([0, 1, 3, 6, 7], np.uint16)
 
@@ -107,7 +107,7 @@ def test_pairwise_makes_the_first_model() -> None:
 
 def test_the_first_of_several_results_is_the_model() -> None:
     method = Radix(ranks=[2, 1, 3])
-    params = RoundParams(method, DIM, 3)
+    params = RoundParams(method, dim=DIM, max_clients=3)
     words = PublicValues(np.stack([method.words(MODEL + shift) for shift in range(3)]))
     after, results = finish(RunState(), params, words, 3)
     assert np.array_equal(model_of(after), MODEL) and np.array_equal(
@@ -117,11 +117,11 @@ def test_the_first_of_several_results_is_the_model() -> None:
 
 def test_midpoint_and_trimmed_mean_divide_at_the_end() -> None:
     method = Radix(midpoint=True)
-    midpoint = RoundParams(method, DIM, 4)
+    midpoint = RoundParams(method, dim=DIM, max_clients=4)
     words = PublicValues(np.stack([method.words(MODEL + shift) for shift in (0, 1)]))
     after = finish(RunState(), midpoint, words, 4)[0]
     assert np.array_equal(model_of(after), MODEL + np.float32(0.5))
-    trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), DIM, 5)
+    trimmed = RoundParams(TrimmedMean(fraction_bits=8, trim=0.2), dim=DIM, max_clients=5)
     # of the three that are kept
     total = encode.to_fixed(3 * MODEL, 64, 8)
     after = finish(RunState(), trimmed, PublicValues(total[None]), 5)[0]
@@ -129,13 +129,13 @@ def test_midpoint_and_trimmed_mean_divide_at_the_end() -> None:
 
 
 def test_a_model_of_another_size() -> None:
-    other = RoundParams(Pairwise(), DIM + 1, 3)
+    other = RoundParams(Pairwise(), dim=DIM + 1, max_clients=3)
     kept = RunState(model=MODEL)
     with pytest.raises(InputError, match=r"\(6,\), not float32 \(5,\)"):
         begin(kept, other, {}, False, None)
     assert begin(kept, other, {}, True, None).model is None
     with pytest.raises(InputError):
-        begin(kept, RoundParams(Bucketed(buckets=8), DIM + 1, 3), {}, True, None)
+        begin(kept, RoundParams(Bucketed(buckets=8), dim=DIM + 1, max_clients=3), {}, True, None)
 
 
 @pytest.mark.parametrize(

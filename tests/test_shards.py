@@ -149,7 +149,7 @@ def test_the_parts_of_a_dealing_are_each_checked_by_one_shard() -> None:
 
 @pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
 def test_a_round_in_shards_is_the_round(servers: ShardedServers, method: Method) -> None:
-    params = RoundParams(method, DIM, CLIENTS)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     uploads = inputs(params)
     session = servers.session()
     outcomes = compute(session, params, uploads)
@@ -163,7 +163,7 @@ def test_a_round_in_shards_is_the_round(servers: ShardedServers, method: Method)
 
 
 def test_pools_are_filled_ahead_and_used(servers: ShardedServers) -> None:
-    params = RoundParams(Bucketed(buckets=4, uploads="unverified"), DIM, CLIENTS)
+    params = RoundParams(Bucketed(buckets=4, uploads="unverified"), dim=DIM, max_clients=CLIENTS)
     session, uploads = servers.session(), inputs(params)
     told: list[tuple[int, int]] = []
     assert not session[0].established
@@ -181,7 +181,7 @@ def test_pools_are_filled_ahead_and_used(servers: ShardedServers) -> None:
 
 
 def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
-    params = RoundParams(TrimmedMean(), DIM, CLIENTS)
+    params = RoundParams(TrimmedMean(), dim=DIM, max_clients=CLIENTS)
     uploads = inputs(params)
     # the last value of the second client is out of range, which the last shard alone sees
     packed = cast(WordsUpload, uploads[1][1]).packed
@@ -217,7 +217,7 @@ def test_verdicts_on_dealings_are_joined(
 
 
 def test_a_shard_is_sent_its_slice_alone(servers: ShardedServers) -> None:
-    params = RoundParams(Pairwise(), DIM, CLIENTS)
+    params = RoundParams(Pairwise(), dim=DIM, max_clients=CLIENTS)
     uploads = inputs(params)
     compute(servers.session(), params, uploads)
     seeds = [[isinstance(upload, SeedUpload) for upload in own] for own in uploads]
@@ -267,7 +267,7 @@ def test_words_travel_in_parcels_of_a_bounded_size(monkeypatch: pytest.MonkeyPat
 
 def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("securemedian.mpc.protocols.dealing.PART", 256)
-    params = RoundParams(Bucketed(buckets=4), 1024, CLIENTS)
+    params = RoundParams(Bucketed(buckets=4), dim=1024, max_clients=CLIENTS)
     uploads = inputs(params)
     whole = alone(params, uploads)[0].values
     cut = pipeline.shards(1024, 3)
@@ -312,7 +312,7 @@ def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
 def test_a_lost_shard_is_computed_elsewhere(
     servers: ShardedServers, party: int, comes_back: bool
 ) -> None:
-    params = RoundParams(Pairwise(), DIM, CLIENTS)
+    params = RoundParams(Pairwise(), dim=DIM, max_clients=CLIENTS)
     uploads, session = inputs(params), servers.session()
     run_both(lambda j: session[j].fill(params, 1 << 30, lambda: False, lambda *done: None))
     workers = servers.workers[party]
@@ -358,7 +358,7 @@ def test_a_result_that_one_server_lost_is_not_mixed_with_the_others_first_one(
     servers: ShardedServers, party: int
 ) -> None:
     """One server has its share of a shard's result, and the other's worker ends before it tells."""
-    params = RoundParams(Pairwise(result_to="clients"), DIM, CLIENTS)
+    params = RoundParams(Pairwise(result_to="clients"), dim=DIM, max_clients=CLIENTS)
     uploads, session = inputs(params), servers.session()
     losing, other = servers.workers[party], servers.workers[1 - party]
     submits, lost = [losing.submit, other.submit], threading.Event()
@@ -400,7 +400,7 @@ def late(future: "Future[Any]") -> "Future[Any]":
 
 
 def test_a_shard_that_is_always_lost_ends_the_attempt(servers: ShardedServers) -> None:
-    params = RoundParams(Pairwise(), 128, CLIENTS)
+    params = RoundParams(Pairwise(), dim=128, max_clients=CLIENTS)
     workers = servers.workers[1]
 
     def kill(worker: int, function: str, arguments: tuple[Any, ...]) -> None:
@@ -431,7 +431,7 @@ def test_a_server_without_workers_says_so(
     for worker in (0, 1):
         servers.workers[0].kill(worker)
     session = servers.session()
-    params = RoundParams(Pairwise(), 128, CLIENTS)
+    params = RoundParams(Pairwise(), dim=128, max_clients=CLIENTS)
     with pytest.raises(NoWorker, match="none of s0's workers has been there for 0.3 s"):
         run_both(
             lambda j: (
@@ -442,7 +442,7 @@ def test_a_server_without_workers_says_so(
 
 def test_closing_a_session_ends_the_daemons_wait(servers: ShardedServers) -> None:
     session = servers.session()
-    params = RoundParams(Pairwise(), 128, CLIENTS)
+    params = RoundParams(Pairwise(), dim=128, max_clients=CLIENTS)
     threading.Timer(0.3, session[0].close).start()
     with pytest.raises(ChannelClosed):
         # the other server never comes
@@ -450,7 +450,7 @@ def test_closing_a_session_ends_the_daemons_wait(servers: ShardedServers) -> Non
 
 
 def test_an_error_that_is_no_loss_is_raised(servers: ShardedServers) -> None:
-    params = RoundParams(Pairwise(), 128, CLIENTS)
+    params = RoundParams(Pairwise(), dim=128, max_clients=CLIENTS)
     session = servers.session()
     with pytest.raises(Exception, match="0 uploads for a round"):
         run_both(lambda j: session[j].run_round(params, [], [], [], bytes(32), lambda *done: None))
@@ -523,7 +523,7 @@ def test_messages_between_daemons_are_what_they_say() -> None:
 
 def test_messages_that_cannot_come_are_refused(servers: ShardedServers) -> None:
     """S1's daemon says that it has a result of an attempt that nobody has made."""
-    params = RoundParams(Pairwise(), 128, CLIENTS)
+    params = RoundParams(Pairwise(), dim=128, max_clients=CLIENTS)
     session = servers.session()
     crew = session[1]._rounds
 

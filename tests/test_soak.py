@@ -236,7 +236,10 @@ def test_growth_is_told_of_lives_that_are_long_enough() -> None:
 
 
 def test_the_reference_is_a_sort_of_the_clients_updates() -> None:
-    names, params = ["client-2", "client-5", "client-1"], RoundParams(Pairwise(), 50, 5)
+    names, params = (
+        ["client-2", "client-5", "client-1"],
+        RoundParams(Pairwise(), dim=50, max_clients=5),
+    )
     updates = [update(3, name, ROUND, 50) for name in names]
     middle = np.sort(updates, axis=0)[1]
     got = reference(3, params, Published(), ROUND, names)

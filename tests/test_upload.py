@@ -23,8 +23,8 @@ from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 
 # neither a multiple of a word nor of a block
 D = 700
-BUCKETED = RoundParams(Bucketed(buckets=6, uploads="unverified"), D, 5)
-PAIRWISE = RoundParams(Pairwise(ring_bits=37, fraction_bits=12), D, 5)
+BUCKETED = RoundParams(Bucketed(buckets=6, uploads="unverified"), dim=D, max_clients=5)
+PAIRWISE = RoundParams(Pairwise(ring_bits=37, fraction_bits=12), dim=D, max_clients=5)
 
 
 def a_round(params: RoundParams, index: int = 0, **arrays: Any) -> Round:
@@ -66,7 +66,7 @@ def test_bucketed_values_count_the_thresholds_reached() -> None:
     rng = np.random.default_rng(2)
     model, width = rng.normal(size=D).astype(np.float32), rng.uniform(0.1, 1, D).astype(np.float32)
     update = model + rng.normal(0, 0.3, D)
-    unverified = RoundParams(Bucketed(buckets=6, uploads="unverified"), D, 5)
+    unverified = RoundParams(Bucketed(buckets=6, uploads="unverified"), dim=D, max_clients=5)
     around = a_round(unverified, model=model, scale=width, policy=CoordinateRange())
     values = upload.encode_update(update, around)
     bucket = UniformBuckets(width, 6).bucketize(update, model)

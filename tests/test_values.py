@@ -125,7 +125,9 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
     rng = np.random.default_rng(bits)
     values = ring.reduce(rng.integers(0, 2**64, (3, columns), np.uint64), bits)
     seed, words = share.split(values, bits)
-    layout = RoundParams(Pairwise(ring_bits=bits, fraction_bits=0), columns, 2).layout
+    layout = RoundParams(
+        Pairwise(ring_bits=bits, fraction_bits=0), dim=columns, max_clients=2
+    ).layout
     assert (layout.columns, layout.bits) == (seed.layout.columns, seed.layout.bits)
     for start in range(0, columns, share.SLICE_ALIGN):
         stop = min(columns, start + 200)

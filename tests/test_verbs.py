@@ -58,7 +58,10 @@ def toml(pair: Pair, name: str) -> str:
 
 
 def test_a_run_in_python(pair: Pair) -> None:
-    params, policy = RoundParams(Bucketed(buckets=8, schedule="scan"), 50, 3), MeanRange(4.0, 0.5)
+    params, policy = (
+        RoundParams(Bucketed(buckets=8, schedule="scan"), dim=50, max_clients=3),
+        MeanRange(4.0, 0.5),
+    )
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
         for number in (1, 2):
@@ -81,7 +84,7 @@ def test_a_run_in_python(pair: Pair) -> None:
 
 def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
     """Three rounds with the defaults: `next` of what is published is what S0 publishes next."""
-    params = RoundParams(Bucketed(), 50, 3)
+    params = RoundParams(Bucketed(), dim=50, max_clients=3)
     rng = np.random.default_rng(5)
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
         clients = [Client.from_config(toml(pair, name)) for name in pair.names]
@@ -154,7 +157,9 @@ def test_a_round_by_verbs_alone(
     assert np.array_equal(
         result,
         plaintext.published(
-            UPDATES, RoundParams(Pairwise(ring_bits=32, fraction_bits=16), 50, 3), Published()
+            UPDATES,
+            RoundParams(Pairwise(ring_bits=32, fraction_bits=16), dim=50, max_clients=3),
+            Published(),
         )[0],
     )
     for name in pair.names:
@@ -213,7 +218,7 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
     digits = data.load(None)
     start = models.start(models.MODELS["digits"], 1)
     params = RoundParams(
-        Pairwise(ring_bits=32, fraction_bits=20, result_to="clients"), start.size, 3
+        Pairwise(ring_bits=32, fraction_bits=20, result_to="clients"), dim=start.size, max_clients=3
     )
     trainers = [Trainer.of_part(digits, index, 3, seed=1, images=40) for index in range(3)]
 

@@ -103,7 +103,7 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
         weight_cap=1,
         **EXACT,
     )
-    params = RoundParams(method, DIM, clients)
+    params = RoundParams(method, dim=DIM, max_clients=clients)
     outcome = run(lanes, params, updates)
     given = params.weights_of(names(clients))
     verdicts = passing(method, updates, given, outcome.coin)
@@ -132,7 +132,7 @@ def test_a_score_of_exactly_the_bound_passes(lanes: Lanes) -> None:
     method = Zeno(
         validator="client-0", clusters=1, rho=0.01, epsilon=0.01, fraction_bits=10, whole_bits=4
     )
-    outcome = run(lanes, RoundParams(method, DIM, 4), updates)
+    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=4), updates)
     got = method.decode(method.public(outcome.values), 3, Published())[0]
     assert got[0] == (1.0 + 1.0 - 2**-10) / 3
 
@@ -144,7 +144,7 @@ def test_faulty_clients_are_left_out_wherever_they_are_drawn(lanes: Lanes) -> No
     updates = direction + rng.normal(size=(19, DIM)) * 0.01
     updates[-6:] *= -10
     method = Zeno(validator="client-0", clusters=1, epsilon=0.01)
-    outcome = run(lanes, RoundParams(method, DIM, 19), updates)
+    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=19), updates)
     (got,) = method.decode(method.public(outcome.values), 18, Published())
     assert np.allclose(got, updates[1:13].sum(axis=0) / 18, atol=1e-3)
 
@@ -152,7 +152,7 @@ def test_faulty_clients_are_left_out_wherever_they_are_drawn(lanes: Lanes) -> No
 def test_opened_are_the_validators_update_and_the_result_alone() -> None:
     pair = recorders()
     method = Zeno(validator="client-0", clusters=2, reclusterings=2)
-    params = RoundParams(method, 2048, 7)
+    params = RoundParams(method, dim=2048, max_clients=7)
     updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
     run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
     for end in pair:
@@ -168,7 +168,9 @@ def test_opened_are_the_validators_update_and_the_result_alone() -> None:
 
 
 def test_a_plan_is_what_a_round_counts() -> None:
-    params = RoundParams(Zeno(validator="client-0", clusters=2, reclusterings=2), 700, 7)
+    params = RoundParams(
+        Zeno(validator="client-0", clusters=2, reclusterings=2), dim=700, max_clients=7
+    )
     protocol = ProtocolParams(lanes=2, chunk=256)
     lanes = make_parties(lanes=2)
     zeros = np.zeros((1, 700), np.uint64)
@@ -193,7 +195,7 @@ def test_a_plan_is_what_a_round_counts() -> None:
 
 
 def test_a_filled_pool_is_what_a_round_takes(lanes: Lanes) -> None:
-    params = RoundParams(Zeno(validator="client-0", clusters=2), DIM, 5)
+    params = RoundParams(Zeno(validator="client-0", clusters=2), dim=DIM, max_clients=5)
     fresh = make_parties(lanes=2)
     ahead = run_both(lambda j: fill(fresh[j], params, SMALL, 1 << 30))
     assert ahead[0].ots > 0
@@ -233,7 +235,7 @@ def test_nobody_is_judged_without_the_validator(lanes: Lanes) -> None:
 
 def test_a_validator_that_is_too_long_fails_the_round(lanes: Lanes) -> None:
     method = Zeno(validator="client-0", clusters=1, rho=1e-6, whole_bits=8, fraction_bits=16)
-    params, updates = RoundParams(method, DIM, 3), np.zeros((3, DIM))
+    params, updates = RoundParams(method, dim=DIM, max_clients=3), np.zeros((3, DIM))
     run(make_parties(lanes=2), params, updates)
     updates[0] = 200
     with pytest.raises(ConfigError, match="the validator's update is too long"):

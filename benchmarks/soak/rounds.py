@@ -106,7 +106,9 @@ class CohortRounds:
 
     def _round(self) -> None:
         method, coordinator = next(self._methods), self._coordinator
-        params = RoundParams(method, self._dim, len(self._clients), deadline_s=DEADLINE_S)
+        params = RoundParams(
+            method, dim=self._dim, max_clients=len(self._clients), deadline_s=DEADLINE_S
+        )
         round_id = ""
         try:
             round_id = self._open(params)

@@ -61,7 +61,7 @@ def errors(guesses: Vectors, updates: Vectors) -> Vectors:
 def attack(method: Reclustered, updates: Vectors) -> tuple[Vectors, bytes]:
     """Return the errors (n,) of a server that guesses the updates (n, d), and the coin."""
     clients, dim = updates.shape
-    params = RoundParams(method, dim, clients)
+    params = RoundParams(method, dim=dim, max_clients=clients)
     uploads = [
         share.split(method.encode(update, clients, Published()), params.share_bits)
         for update in updates

@@ -82,7 +82,9 @@ def _accuracies(design: "Design", groups: int, seed: int, method: str) -> list[f
     ]
     honest = design.clients - design.attackers
     starts = models.starts(model, seed, count).reshape(count, -1)
-    params = RoundParams(Bucketed(buckets=BUCKETS, groups=count), starts.shape[1], design.clients)
+    params = RoundParams(
+        Bucketed(buckets=BUCKETS, groups=count), dim=starts.shape[1], max_clients=design.clients
+    )
     if count > 1:
         starts = np.stack([trainers[group].update(starts[group], 0) for group in range(count)])
     run = RunState.of_groups([RunState(model=start) for start in starts])

@@ -1,7 +1,7 @@
 """The parameters of a round: who may take part, until when, how many values, and the method."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Self
 
@@ -35,7 +35,8 @@ class RoundParams:
     exchange something other than parameters, the name of that and its options.
     """
 
-    method: Method
+    method: Method = field(default_factory=METHODS[DEFAULT_METHOD])
+    _: KW_ONLY
     # values of an update
     dim: int
     # rings are sized for this many, and the round closes by itself when all of them have uploaded

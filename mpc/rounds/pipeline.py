@@ -584,7 +584,7 @@ def warm_up(params: ProtocolParams | None = None) -> None:
     protocol = replace(params or ProtocolParams(), lanes=1)
     channels = local_pair()
     rounds = [
-        RoundParams(variant, 2, WARM_UP_CLIENTS)
+        RoundParams(variant, dim=2, max_clients=WARM_UP_CLIENTS)
         for method in METHODS.values()
         for variant in method.warm_up()
     ]
