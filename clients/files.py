@@ -39,8 +39,11 @@ def read_models(path: Path) -> NDArray[Any]:
     Raises InputError if the file holds anything else.
     """
     models = read(path)
-    real = isinstance(models, np.ndarray) and np.issubdtype(models.dtype, np.floating)
-    if not real or not (models.ndim == 1 or (models.ndim == 2 and len(models) > 1)):
+    if (
+        not isinstance(models, np.ndarray)
+        or not np.issubdtype(models.dtype, np.floating)
+        or not (models.ndim == 1 or (models.ndim == 2 and len(models) > 1))
+    ):
         raise InputError(
             f"{path} is not one flat vector of real numbers: "
             "`securemedian init` and `securemedian round result` write such files"

@@ -68,19 +68,19 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             {"at_most": {"quantiles": 2}},
             {"method": "radix", "quantiles": [0.25, 0.5]},
             {"method": "radix", "quantiles": [0.25, 0.5, 0.75]},
-            "with quantiles up to 2; not 3",
+            "refuses quantiles 3: its [policy] allows at most 2",
         ),
         (
             {"at_most": {"results": 1}},
             {"method": "radix", "ranks": [3]},
             {"method": "radix", "midpoint": True},
-            "with results up to 1; not 2",
+            "refuses results 2: its [policy] allows at most 1",
         ),
         (
             {"at_most": {"results": 3}},
             {"method": "radix", "ranks": [1, 2], "quantiles": [0.5]},
             {"method": "radix", "ranks": [1, 2], "quantiles": [0.5, 0.75]},
-            "with results up to 3; not 4",
+            "refuses results 4: its [policy] allows at most 3",
         ),
         (
             {"at_least": {"max_clients": 10}},
@@ -92,31 +92,31 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             {"at_most": {"weight_cap": 0.4}},
             {"method": "bucketed"},
             {"method": "bucketed", "weight_cap": 1.0},
-            "with weight_cap up to 0.4; not 1.0",
+            "refuses weight_cap 1.0: its [policy] allows at most 0.4",
         ),
         (
             {"at_most": {"weights": 0}},
             {"method": "bucketed"},
             {"method": "bucketed", "weights": {"a": 1, "b": 1, "c": 1}},
-            "with weights up to 0; not 3",
+            "refuses weights 3: its [policy] allows at most 0",
         ),
         (
             {"at_most": {"dim": 1000}},
             {"method": "mean"},
             {"method": "mean", "dim": 1001},
-            "with dim up to 1000; not 1001",
+            "refuses dim 1001: its [policy] allows at most 1000",
         ),
         (
             {"at_most": {"buckets": 16}},
             {"method": "bucketed", "buckets": 16},
             {"method": "bucketed", "buckets": 17},
-            "with buckets up to 16; not 17",
+            "refuses buckets 17: its [policy] allows at most 16",
         ),
         (
             {"allowed": {"uploads": ["dealt"]}},
             {"method": "bucketed", "uploads": "dealt"},
             {"method": "bucketed", "uploads": "unverified"},
-            "with uploads dealt; not unverified",
+            "refuses uploads unverified: its [policy] allows only dealt",
         ),
         (
             {"allowed": {"exchange": ["parameters"]}},
@@ -128,43 +128,43 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             {"allowed": {"exchange": ["predictions"]}},
             {"method": "bucketed"} | PREDICTIONS,
             {"method": "bucketed"},
-            "with exchange predictions; not parameters",
+            "refuses exchange parameters: its [policy] allows only predictions",
         ),
         (
             {"at_most": {"classes": 10}},
             {"method": "bucketed"} | PREDICTIONS,
             {"method": "bucketed"} | PREDICTIONS | {"classes": 20},
-            "with classes up to 10; not 20",
+            "refuses classes 20: its [policy] allows at most 10",
         ),
         (
             {"at_most": {"groups": 2}},
             {"method": "bucketed", "groups": 2},
             {"method": "bucketed", "groups": 3},
-            "with groups up to 2; not 3",
+            "refuses groups 3: its [policy] allows at most 2",
         ),
         (
             {"allowed": {"membership": ["hidden"]}},
             {"method": "bucketed", "groups": 2},
             {"method": "bucketed", "groups": 2, "membership": "visible"},
-            "with membership hidden; not visible",
+            "refuses membership visible: its [policy] allows only hidden",
         ),
         (
             {"at_most": {"clusters": 2}},
             {"method": "reclustered", "clusters": 2},
             {"method": "reclustered", "clusters": 3},
-            "with clusters up to 2; not 3",
+            "refuses clusters 3: its [policy] allows at most 2",
         ),
         (
             {"at_most": {"reclusterings": 2}},
             {"method": "zeno", "reclusterings": 2},
             {"method": "zeno", "reclusterings": 3},
-            "with reclusterings up to 2; not 3",
+            "refuses reclusterings 3: its [policy] allows at most 2",
         ),
         (
             {"allowed": {"clustering": ["hidden"]}},
             {"method": "reclustered"},
             {"method": "reclustered", "clustering": "opened", "reclusterings": 1},
-            "with clustering hidden; not opened",
+            "refuses clustering opened: its [policy] allows only hidden",
         ),
     ],
 )
@@ -187,7 +187,7 @@ def test_all_reasons_are_told_at_once() -> None:
     made = policy(methods=["radix"], at_most={"dim": 10}, at_least={"max_clients": 11})
     with pytest.raises(PolicyRefused) as caught:
         made.check(RoundParams.from_dict({"method": "mean", **ROUND}), 0, "s0")
-    for place in ("[policy] methods", "[policy] at_most", "[policy] at_least"):
+    for place in ("refuses method mean", "refuses dim 1000", "refuses max_clients 10"):
         assert place in str(caught.value)
 
 
@@ -258,7 +258,10 @@ def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
     s0.open()
     s0.hear(Failed(s0.sent[-1].round, "round-failed", "the test goes on"))
     s0.ask_to_open()
-    assert "rounds_per_hour up to 1; not 2" in s0.replies[-1].fields["message"]
+    assert (
+        "refuses rounds_per_hour 2: its [policy] allows at most 1"
+        in s0.replies[-1].fields["message"]
+    )
 
 
 @pytest.fixture(scope="module")
