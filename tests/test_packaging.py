@@ -173,7 +173,7 @@ def locked() -> dict[str, str]:
 
 def test_all_that_a_server_runs_with_is_locked_as_it_was_tested() -> None:
     pins = (line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines())
-    tested = {
+    tested: dict[str, str] = {
         canonicalize_name(name): version
         for name, _, version in (pin.partition("==") for pin in pins if not pin.startswith("#"))
     }
