@@ -17,7 +17,7 @@ from securemedian.benchmarks import lanes, points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
-from securemedian.mpc.protocols.kernels import native
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.mean import Mean
@@ -70,7 +70,7 @@ def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
     (point,) = run(tmp_path, "ot", "--count", str(1 << 18))
     assert point["ots"] == 1 << 18 and point["rounds"] == 1 and point["bytes_s0_to_s1"] == 0
     assert 31 / 8 <= point["bytes_each"] < 31 / 8 + 0.01 and point["per_second"] > 0
-    assert point["native"] is native.taken(True)
+    assert point["native"] is processor.taken(True)
 
 
 @pytest.mark.release
