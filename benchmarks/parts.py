@@ -29,7 +29,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.protocols import compare, dealing, equal, millionaire, ring, share
+from securemedian.mpc.protocols import compare, dealing, millionaire, ring, share
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
 from securemedian.mpc.protocols.kernels.native import aes, hashing, processor, slicing, trees
@@ -223,7 +223,7 @@ STEPS: tuple[Place, ...] = (
     ("uploads", dealing, "counts", None),
     ("uploads", clustered, "sums_over", None),
     ("comparisons", compare, "msb_of_planes", None),
-    ("equality", equal, "is_zero", None),
+    ("equality", compare, "is_zero", None),
     ("bits to numbers", order, "to_ring", None),
     ("multiplexers", pairwise, "multiplex", None),
     ("multiplexers", trimmed_mean, "multiplex", None),
