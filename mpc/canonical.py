@@ -4,7 +4,9 @@ The maps are read from TOML, msgpack or JSON.
 """
 
 import hashlib
+from collections.abc import Hashable
 from dataclasses import MISSING, fields
+from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -20,12 +22,18 @@ def digest(*values: Any) -> bytes:
     return hashlib.sha256(msgpack.packb(values)).digest()
 
 
+@cache
+def hints_of(cls: Hashable) -> dict[str, Any]:
+    """Return the types of a class's fields, which take a millisecond to find out."""
+    return get_type_hints(cls)
+
+
 def flat(instance: Any) -> dict[str, Any]:
     """Return a dataclass as the map that `build` takes, in one canonical form.
 
     A whole number given for a float becomes a float, so that both have the same digest.
     """
-    hints = get_type_hints(type(instance))
+    hints = hints_of(type(instance))
     values = {f.name: getattr(instance, f.name) for f in fields(instance)}
     return {name: float(value) if hints[name] is float else value for name, value in values.items()}
 
@@ -53,7 +61,7 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     )
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     for name, value in values.items():
         hint = hints[name]
         allowed = [
