@@ -4,9 +4,7 @@ The maps are read from TOML, msgpack or JSON.
 """
 
 import hashlib
-from collections.abc import Hashable
 from dataclasses import MISSING, fields
-from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,6 +13,7 @@ import msgpack
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 
 T = TypeVar("T")
+_hints: dict[type, dict[str, Any]] = {}
 
 
 def digest(*values: Any) -> bytes:
@@ -22,10 +21,11 @@ def digest(*values: Any) -> bytes:
     return hashlib.sha256(msgpack.packb(values)).digest()
 
 
-@cache
-def hints_of(cls: Hashable) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
     """Return the types of a class's fields, which take a millisecond to find out."""
-    return get_type_hints(cls)
+    if cls not in _hints:
+        _hints[cls] = get_type_hints(cls)
+    return _hints[cls]
 
 
 def flat(instance: Any) -> dict[str, Any]:
