@@ -121,6 +121,6 @@ def test_a_real_client_can_neither_misbehave_nor_record(
 def test_train_reads_its_configuration(
     option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It named the option of the cohort as it was called before, and ended with an AttributeError."""
+    """It read an option that had another name, and ended with an AttributeError."""
     assert cli.main(["train", "none.toml", *option]) == 2
     assert "cannot read none.toml" in capsys.readouterr().err
