@@ -199,11 +199,13 @@ class Front:
         self.endpoint = endpoint_of(self.port)
         self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
 
-    def caller(self, who: KeyPair | None = None, endpoint: str = "") -> zmq.Socket:
+    def caller(
+        self, who: KeyPair | None = None, endpoint: str = "", rcvhwm: int = 1000
+    ) -> zmq.Socket:
         """Return a DEALER with zmq's defaults for signs of life."""
         who = who or self.member
         made = self.callers.socket(zmq.DEALER)
-        made.linger = 0
+        made.linger, made.rcvhwm = 0, rcvhwm
         made.curve_publickey, made.curve_secretkey = who.public, who.secret
         made.curve_serverkey = self.keys.public
         made.connect(endpoint or self.endpoint)
@@ -435,6 +437,30 @@ def test_a_clients_port_opens_what_answers_without_a_copy_need() -> None:
         front.close()
 
 
+def test_who_asks_and_does_not_read_holds_few_answers(front: Front) -> None:
+    greedy, honest = front.caller(rcvhwm=1), front.caller()
+    answer = [bytes(1 << 20)]
+    asked = 100
+
+    def answered(caller: zmq.Socket) -> bool:
+        """Let the port answer one request of a caller, and return whether it could."""
+        caller.send(b"?")
+        assert front.port.socket.poll(WAIT_S * 1000)
+        request = front.port.recv()
+        assert request
+        try:
+            front.port.send(request[0], answer)
+        except ChannelTimeout as error:
+            assert "asks and does not read" in str(error)
+            return False
+        return True
+
+    # far fewer than zmq keeps by default, and the others have theirs
+    assert sum(answered(greedy) for _ in range(asked)) < asked / 2
+    for _ in range(20):
+        assert answered(honest) and honest.poll(WAIT_S * 1000) and honest.recv_multipart() == answer
+
+
 class Stub:
     """A daemon's parts: the control socket fails, and the rounds note what they are told."""
 
@@ -447,7 +473,7 @@ class Stub:
     def control(self, parts: list) -> None:
         raise AssertionError(parts)
 
-    def recv_multipart(self) -> list:
+    def recv_multipart(self, _: int) -> list:
         raise zmq.ZMQError(errno.EMFILE)
 
     def event(self, *_: object) -> None:

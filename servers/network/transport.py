@@ -13,9 +13,11 @@ is the same at both:
 The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
 """
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import zmq
@@ -61,6 +63,8 @@ SLICE_MS = 50
 # how many unread requests of a caller are held here; more wait at the caller, so that memory stays
 # bounded
 QUEUED_REQUESTS = 4
+# How many answers wait for a caller that does not read. Who asks one thing at a time has one.
+QUEUED_ANSWERS = 4
 # A request is a header and its arrays, and no request has more than one array.
 MAX_REQUEST_PARTS = 8
 # how many refused keys are remembered, so that each is logged once
@@ -200,7 +204,9 @@ class ClientPort:
         self.socket.heartbeat_ivl = CLIENT_HEARTBEAT_MS
         self.socket.heartbeat_timeout = CLIENT_HEARTBEAT_LIMIT_MS
         self.socket.maxmsgsize = max_message_bytes
-        self.socket.rcvhwm = QUEUED_REQUESTS
+        self.socket.rcvhwm, self.socket.sndhwm = QUEUED_REQUESTS, QUEUED_ANSWERS
+        # otherwise an answer beyond that would be dropped, and nobody told
+        self.socket.router_mandatory = True
         self.socket.linger = LINGER_MS
         _bind(self.socket, endpoint)
 
@@ -238,14 +244,26 @@ class ClientPort:
             allocator.give_back()
         self._log.event("request-refused", key, key=key, code=FrameError.code, reason=reason)
         fields = {"id": 0, "code": FrameError.code, "message": reason}
-        self.send(address, wire.pack("error", fields))
+        with suppress(ChannelTimeout):
+            self.send(address, wire.pack("error", fields))
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
-        """Send an answer. A caller that is gone, or does not read, loses it."""
+        """Send an answer, which a caller that is gone loses.
+
+        Raises ChannelTimeout, and drops it, if the caller has not read the ones before.
+        """
         # The parts are not copied, so that a model which many callers download is in memory once.
         # pyzmq's collector of such frames must not be started by two threads at once (it then
         # blocks for good after a thousand frames), so only the daemon's loop sends in this way.
-        self.socket.send_multipart([address, *parts], copy=False)
+        try:
+            self.socket.send_multipart([address, *parts], zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            raise ChannelTimeout(
+                f"{QUEUED_ANSWERS} answers wait for this caller, who asks and does not read"
+            ) from None
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
 
     def close(self) -> None:
         self.socket.close()
