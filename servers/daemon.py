@@ -36,7 +36,6 @@ from securemedian.servers.network.transport import (
     ZmqLink,
     allow,
     authenticate,
-    peer_message_limit,
 )
 from securemedian.servers.reload import Reload
 from securemedian.servers.rounds.requests import Desk
@@ -83,7 +82,6 @@ class Daemon:
             keys,
             config.peer.endpoint,
             config.peer.public_key,
-            peer_message_limit(config.protocol),
         )
         self._control = self._peer.stream("control", keep=False)
         self._wake_out, self._wake_in = os.pipe()
