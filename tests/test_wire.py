@@ -75,7 +75,7 @@ def test_missing_parts_and_surplus_parts_are_refused() -> None:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_long_arrays_travel_in_pieces(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(wire, "PIECE_BYTES", 100)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "empty": np.zeros((0, 3), np.uint8),
         "long": np.arange(300 + more, dtype=np.uint8),
         "short": np.arange(5, dtype=np.float32),
