@@ -53,13 +53,8 @@ from securemedian.mpc.rounds.cutting import cut, cut_check, shards
 from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.plan import (
-    lone_party,
-    predict,
-    predict_shards,
-    rehearse_check,
-    rehearse_round,
-)
+from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.rehearsal import lone_party, rehearse_check, rehearse_round
 
 COLUMNS = (
     "M OTs",

@@ -27,7 +27,7 @@ from securemedian.mpc.protocols import dealing, wire
 from securemedian.mpc.protocols.channel import Channel, frame_size
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import plan
+from securemedian.mpc.rounds import rehearsal
 from securemedian.mpc.rounds.cutting import cut
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.daemon import Daemon
@@ -546,7 +546,7 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
     """Return the bytes of the longest message of a chunk, with one party's real cryptography."""
     sizes = []
 
-    class Noting(plan.LoneChannel):
+    class Noting(rehearsal.LoneChannel):
         def send(self, label: str, array: NDArray[Any]) -> None:
             sizes.append(frame_size(label, array.dtype, array.shape))
 
@@ -556,9 +556,9 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
 
     clients = params.max_clients
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
-    with patch.object(plan, "LoneChannel", Noting):
-        party = plan.lone_party(protocol)
-    plan.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
+    with patch.object(rehearsal, "LoneChannel", Noting):
+        party = rehearsal.lone_party(protocol)
+    rehearsal.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
     return max(sizes)
 
 
